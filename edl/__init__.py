@@ -1,0 +1,9 @@
+"""edl: training jobs that stay alive and change size while they run.
+
+Importing this package is cheap: it loads no framework and no network library. The command line is
+``python -m edl.launch``.
+"""
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

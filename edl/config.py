@@ -1,0 +1,210 @@
+"""Settings, checked once, then trusted.
+
+``JobSpec`` is what all launchers of a job must agree on; the first one writes it to the store and the others
+compare. ``NodeSettings`` is what one launcher may choose for itself. Both refuse impossible values when they are
+made, with a message that names the value. This is also the one place, besides click, that reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl.errors import SettingError
+from edl.types import JobId
+
+MAX_NODES = 100_000
+"""Upper limit of ``--nnodes``: far above what one Master serves, low enough to catch a typing slip."""
+
+
+class FaultTolerance(enum.Enum):
+    """What happens when a node is lost. A failed worker on a living node is always restarted in place."""
+
+    RECOVER = "recover"
+    """Keep the size: wait for a replacement of the same rank, fail after ``recover_timeout_s``."""
+    SHRINK = "shrink"
+    """Go on with fewer; never grow beyond the size that is left."""
+    ELASTIC = "elastic"
+    """Go on with fewer, and grow again when nodes come."""
+
+
+class Standby(enum.Enum):
+    """How the next worker processes are kept warm."""
+
+    FORK = "fork"
+    """A process that has imported the framework and forks a worker on demand."""
+    SPAWN = "spawn"
+    """Fresh processes that have imported the framework and wait for their orders."""
+    NONE = "none"
+    """Start a cold process each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRange:
+    """How many nodes a world may have.
+
+    ``unit``: a world's node count is a multiple of it. Sizes outside ``lowest .. highest`` never form.
+    """
+
+    minimum: int
+    maximum: int
+    unit: int = 1
+
+    def __post_init__(self) -> None:
+        shown = f"{self.minimum}:{self.maximum}"
+        if self.minimum < 1:
+            raise SettingError("--nnodes", shown, "the minimum must be at least 1", "Use N or MIN:MAX, such as 1:4")
+        if self.maximum < self.minimum:
+            raise SettingError(
+                "--nnodes",
+                shown,
+                f"the maximum {self.maximum} is below the minimum {self.minimum}",
+                f"Write the smaller number first: --nnodes={self.maximum}:{self.minimum}",
+            )
+        if self.maximum > MAX_NODES:
+            raise SettingError("--nnodes", shown, f"at most {MAX_NODES} nodes are supported")
+        if self.unit < 1:
+            raise SettingError("--node-unit", self.unit, "must be at least 1")
+        if self.lowest > self.highest:
+            raise SettingError(
+                "--node-unit",
+                self.unit,
+                f"no node count within --nnodes={shown} is a multiple of {self.unit}",
+                f"Raise the maximum to {self.lowest} or lower --node-unit",
+            )
+
+    @property
+    def lowest(self) -> int:
+        """Smallest world size in nodes that respects both bounds and the unit."""
+        return -(-self.minimum // self.unit) * self.unit
+
+    @property
+    def highest(self) -> int:
+        """Largest world size in nodes that respects both bounds and the unit."""
+        return self.maximum // self.unit * self.unit
+
+    def fit(self, available: int) -> int:
+        """Largest allowed node count with ``available`` nodes; 0 when there are too few for any."""
+        size = min(available, self.highest) // self.unit * self.unit
+        return size if size >= self.lowest else 0
+
+    def __str__(self) -> str:
+        text = str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}:{self.maximum}"
+        return text if self.unit == 1 else f"{text} in units of {self.unit}"
+
+
+def parse_nnodes(text: str, unit: int = 1) -> NodeRange:
+    """``"4"`` or ``"1:4"`` as a range. Raises ``SettingError`` with the text it could not read."""
+    first, separator, second = text.partition(":")
+    try:
+        minimum = int(first)
+        maximum = int(second) if separator else minimum
+    except ValueError:
+        raise SettingError("--nnodes", text, "not a number of nodes", "Use N or MIN:MAX, such as 2 or 1:4") from None
+    return NodeRange(minimum, maximum, unit)
+
+
+def _positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
+    if value < 0 or (value == 0 and not zero_allowed):
+        raise SettingError(name, f"{value:g}", "must be 0 or more" if zero_allowed else "must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """All waiting times of a job, in seconds."""
+
+    recover_s: float = 600.0
+    """How long a job waits for enough nodes before it fails."""
+    join_grace_s: float = 1.0
+    """How long the very first round waits for more nodes than the minimum; also how long one newcomer waits for
+    another that is still warming up, so that two joins cost one change."""
+    lease_ttl_s: float = 3.0
+    """A node that is silent this long is dead. etcd grants no less than about 2 s (1 s when embedded)."""
+    shutdown_s: float = 30.0
+    """Between SIGTERM and SIGKILL, wherever a worker is stopped."""
+
+    def __post_init__(self) -> None:
+        _positive("--recover-timeout", self.recover_s)
+        _positive("--join-grace", self.join_grace_s, zero_allowed=True)
+        _positive("--shutdown-timeout", self.shutdown_s, zero_allowed=True)
+        if not 1.0 <= self.lease_ttl_s <= 3600.0:
+            raise SettingError("--lease-ttl", f"{self.lease_ttl_s:g}", "must be from 1 to 3600 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What every launcher of a job must agree on."""
+
+    job: JobId
+    nodes: NodeRange
+    max_restarts: int = 3
+    """Worker failures the whole job survives. Nodes that come and go do not count."""
+    fault_tolerance: FaultTolerance = FaultTolerance.ELASTIC
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        check_job_id(self.job)
+        if self.max_restarts < 0:
+            raise SettingError("--max-restarts", self.max_restarts, "must be 0 or more")
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values, for the store."""
+        return {
+            "job": self.job,
+            "nodes": dataclasses.asdict(self.nodes),
+            "max_restarts": self.max_restarts,
+            "fault_tolerance": self.fault_tolerance.value,
+            "timeouts": dataclasses.asdict(self.timeouts),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> JobSpec:
+        """The inverse of ``to_json``; validates again."""
+        nodes, timeouts = data["nodes"], data["timeouts"]
+        if not isinstance(nodes, Mapping) or not isinstance(timeouts, Mapping):
+            raise SettingError("job specification", data, "the store holds something that edl did not write")
+        return cls(
+            job=JobId(str(data["job"])),
+            nodes=NodeRange(**nodes),
+            max_restarts=int(str(data["max_restarts"])),
+            fault_tolerance=FaultTolerance(data["fault_tolerance"]),
+            timeouts=Timeouts(**timeouts),
+        )
+
+    def differences(self, other: JobSpec) -> list[str]:
+        """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
+        mine, theirs = self._flags(), other._flags()
+        return [f"{flag}={mine[flag]} (the running job has {theirs[flag]})" for flag in mine if mine[flag] != theirs[flag]]
+
+    def _flags(self) -> dict[str, str]:
+        bounds = f"{self.nodes.minimum}:{self.nodes.maximum}"
+        return {
+            "--nnodes": bounds,
+            "--node-unit": str(self.nodes.unit),
+            "--max-restarts": str(self.max_restarts),
+            "--fault-tolerance": self.fault_tolerance.value,
+            "--recover-timeout": f"{self.timeouts.recover_s:g}",
+            "--join-grace": f"{self.timeouts.join_grace_s:g}",
+            "--lease-ttl": f"{self.timeouts.lease_ttl_s:g}",
+            "--shutdown-timeout": f"{self.timeouts.shutdown_s:g}",
+        }
+
+
+def check_job_id(job: str) -> None:
+    """A job id is one path segment of printable ASCII, at most 128 characters. Raises ``SettingError``."""
+    if not job:
+        raise SettingError("--rdzv-id", "''", "must not be empty", "Give the job a name, the same on every node")
+    bad = sorted({character for character in job if not (character.isascii() and (character.isalnum() or character in "._-"))})
+    if bad:
+        listed = " ".join(repr(character) for character in bad)
+        raise SettingError("--rdzv-id", repr(job), f"{listed} not allowed", "Use letters, digits, '.', '_' and '-'")
+    if len(job) > 128:
+        raise SettingError("--rdzv-id", repr(job), f"{len(job)} characters, at most 128 allowed")
+
+
+def environment() -> dict[str, str]:
+    """A copy of this process's environment. Everything outside click that needs it asks here."""
+    return dict(os.environ)

@@ -1,0 +1,105 @@
+"""Every error edl raises, as one tree, split by who has to act.
+
+    EdlError
+    ├── UsageError          the person who typed the command: fix the value named in the message
+    │   ├── SettingError    one setting is out of range or contradicts another
+    │   └── ScriptError     the training script is missing or does not compile
+    ├── JobConflict         the job: its id, rank or node id is in use by somebody with other settings
+    ├── StoreError          the store
+    │   ├── StoreUnavailable    no answer; it may or may not have happened; a retry helps
+    │   ├── StoreRefused        the store answered "no" (credentials, TLS); a retry does not help
+    │   ├── LeaseLost           the lease is gone for good; a new one is needed
+    │   └── FencedOut           another Master holds the election key; this one must step down
+    ├── PortInUse           an address this process must serve is taken
+    ├── WorkerStartError    a worker process could not be created
+    └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
+
+Each carries the exit status a launcher ends with when nobody handles it. ``definite`` says whether the
+failed action is known not to have happened; ``retry_helps`` whether trying again unchanged can succeed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from edl.exit_codes import ExitCode
+
+
+class EdlError(Exception):
+    """Base of the tree; never raised itself."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    definite: ClassVar[bool] = True
+    retry_helps: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        if type(self) is EdlError:
+            raise TypeError("EdlError is a base class; raise one of its kinds")
+        super().__init__(message)
+
+
+class UsageError(EdlError):
+    """The command line or the environment asks for something impossible."""
+
+    exit_code = ExitCode.USAGE
+
+
+class SettingError(UsageError):
+    """One setting is wrong: names it, its value, what is allowed, and what to do."""
+
+    def __init__(self, setting: str, value: object, allowed: str, advice: str = "") -> None:
+        self.setting = setting
+        self.value = value
+        text = f"{setting}={value}: {allowed}"
+        super().__init__(f"{text}. {advice}" if advice else text)
+
+
+class ScriptError(UsageError):
+    """The training script is missing, unreadable or not valid Python."""
+
+
+class JobConflict(EdlError):
+    """This launcher does not fit the running job of the same id."""
+
+    exit_code = ExitCode.JOB_CONFLICT
+
+
+class StoreError(EdlError):
+    """The store did not do what was asked."""
+
+    exit_code = ExitCode.STORE_UNREACHABLE
+
+
+class StoreUnavailable(StoreError):
+    """No endpoint answered in time. The write may have happened."""
+
+    definite = False
+    retry_helps = True
+
+
+class StoreRefused(StoreError):
+    """The store answered and refused: wrong user, password or certificate."""
+
+
+class LeaseLost(StoreError):
+    """The lease has expired or was revoked; every key on it is gone."""
+
+
+class FencedOut(StoreError):
+    """A guarded write was refused because another Master has been elected since."""
+
+
+class PortInUse(EdlError):
+    """An address this process has to listen on is taken by another program."""
+
+    exit_code = ExitCode.PORT_IN_USE
+
+
+class WorkerStartError(EdlError):
+    """A worker process could not be created."""
+
+    exit_code = ExitCode.CANNOT_START_WORKER
+
+
+class ProtocolError(EdlError):
+    """A peer broke the wire protocol."""

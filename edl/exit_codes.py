@@ -1,0 +1,32 @@
+"""What a launcher's exit status means. Documented in docs/exit-codes.md; a test keeps the two in step."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """Exit status of ``python -m edl.launch`` and of the ``edl`` commands."""
+
+    OK = 0
+    """Every worker of the last world ended with status 0."""
+    WORKER_FAILED = 1
+    """A worker failed and the restart budget was spent."""
+    USAGE = 2
+    """The command line, the environment or the script is wrong; nothing was started."""
+    NOT_ENOUGH_NODES = 3
+    """Fewer nodes than the job needs for longer than ``--recover-timeout``."""
+    STORE_UNREACHABLE = 4
+    """The etcd endpoint could not be reached, or refused the credentials."""
+    JOB_CONFLICT = 5
+    """Another launcher runs this job id with other settings, or holds the node rank or node id asked for."""
+    PORT_IN_USE = 6
+    """An address that this launcher must serve is taken by another program."""
+    CANNOT_START_WORKER = 7
+    """A worker process could not be created (program missing, not executable, no resources)."""
+    INTERNAL = 70
+    """A defect in edl; the message asks for a report."""
+    INTERRUPTED = 130
+    """Ended by SIGINT, in good order."""
+    TERMINATED = 143
+    """Ended by SIGTERM, in good order."""
