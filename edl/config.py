@@ -177,7 +177,9 @@ class JobSpec:
     def differences(self, other: JobSpec) -> list[str]:
         """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
         mine, theirs = self._flags(), other._flags()
-        return [f"{flag}={mine[flag]} (the running job has {theirs[flag]})" for flag in mine if mine[flag] != theirs[flag]]
+        return [
+            f"{flag}={mine[flag]} (the running job has {theirs[flag]})" for flag in mine if mine[flag] != theirs[flag]
+        ]
 
     def _flags(self) -> dict[str, str]:
         bounds = f"{self.nodes.minimum}:{self.nodes.maximum}"
@@ -197,7 +199,9 @@ def check_job_id(job: str) -> None:
     """A job id is one path segment of printable ASCII, at most 128 characters. Raises ``SettingError``."""
     if not job:
         raise SettingError("--rdzv-id", "''", "must not be empty", "Give the job a name, the same on every node")
-    bad = sorted({character for character in job if not (character.isascii() and (character.isalnum() or character in "._-"))})
+    bad = sorted(
+        {character for character in job if not (character.isascii() and (character.isalnum() or character in "._-"))}
+    )
     if bad:
         listed = " ".join(repr(character) for character in bad)
         raise SettingError("--rdzv-id", repr(job), f"{listed} not allowed", "Use letters, digits, '.', '_' and '-'")

@@ -1,0 +1,196 @@
+"""What happens to an agent, and what it has done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.agent.state import AgentState, Outcome
+from edl.types import Round
+from edl.wire.messages import AgentMessage, MasterMessage, NodeInfo, World
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """The nursery can start workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The stream to a Master is open; nothing has been said on it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The stream to the Master broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The Master said something."""
+
+    message: MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """The store renewed the lease just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGone:
+    """The store says that the lease has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The node has a new lease and with it a new incarnation."""
+
+    info: NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A worker process is gone. The texts come from what it wrote."""
+
+    round: Round
+    local_rank: int
+    exit_code: int
+    exception: str = ""
+    traceback: str = ""
+    tail: str = ""
+    peer_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFroze:
+    """A worker was stopped by a signal."""
+
+    round: Round
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerThawed:
+    """A stopped worker goes on."""
+
+    round: Round
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class NurseryGone:
+    """The nursery died, and its workers with it; those come as ``WorkerEnded`` of their own."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The launcher cannot go on (nursery cannot warm up, name conflict, store refused)."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The launcher got SIGINT, SIGTERM or another signal to leave by. The second one means: now."""
+
+    signal: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time asked for by ``WakeAt`` has come."""
+
+
+Event = (
+    Warmed
+    | Connected
+    | Disconnected
+    | Heard
+    | LeaseRenewed
+    | LeaseGone
+    | Registered
+    | WorkerEnded
+    | WorkerFroze
+    | WorkerThawed
+    | NurseryGone
+    | Fatal
+    | Interrupted
+    | Tick
+)
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send to the Master."""
+
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Reserve fresh ports unless some are held already, and tell the Master that this node is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this node's workers of a world; each end comes back as ``WorkerEnded``."""
+
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorkers:
+    """Send a signal to these workers' process groups; an empty tuple means all that live."""
+
+    number: int
+    local_ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Bring up the nursery; comes back as ``Warmed`` or ``Fatal``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Get a new lease and register under it; comes back as ``Registered`` or ``Fatal``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a ``Tick`` at this time."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Tell the person who reads the launcher's output."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the launcher."""
+
+    outcome: Outcome
+
+
+Effect = Say | Announce | Start | SignalWorkers | Warm | Register | WakeAt | Log | Exit
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Result of one step; the shell runs the effects in order."""
+
+    state: AgentState
+    effects: tuple[Effect, ...]
+    reason: str

@@ -1,0 +1,138 @@
+"""What happens to a Master, and what it has done about it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from edl.master.state import MasterState
+from edl.types import Incarnation, NodeId
+from edl.wire.messages import Attach, Leaving, MasterMessage, NodeInfo, Ready, WorkerFailed, WorkersDone
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    """A node's leased key appeared in the store."""
+
+    info: NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExpired:
+    """A node's key is gone: its lease ended. The proof of death."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """The node's host answered that nobody listens on the agent's port: the agent is dead, its lease not yet."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAttached:
+    """An agent opened its stream."""
+
+    attach: Attach
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDetached:
+    """An agent's stream broke. Not yet a death."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSaid:
+    """An attached agent sent a message."""
+
+    node: NodeId
+    incarnation: Incarnation
+    message: Ready | WorkerFailed | WorkersDone | Leaving
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time asked for by ``WakeAt`` has come."""
+
+
+Event = NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Tick
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to one incarnation of a node."""
+
+    node: NodeId
+    incarnation: Incarnation
+    message: MasterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether somebody listens at the agent's address; a refusal comes back as ``NodeRefused``."""
+
+    info: NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """End the lease of a dead incarnation, so that its key does not linger."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a ``Tick`` at this time. The earliest one asked for counts; a later step may ask again."""
+
+    at_s: float
+
+
+class Kind(enum.Enum):
+    """Kinds of journal entries, for people and for filters."""
+
+    NODE_JOINED = "node-joined"
+    NODE_LOST = "node-lost"
+    NODE_LEAVING = "node-leaving"
+    WORKER_FAILED = "worker-failed"
+    WORLD_STOPPED = "world-stopped"
+    WORLD_FORMED = "world-formed"
+    WAITING = "waiting"
+    JOB_ENDED = "job-ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of the job's history. Stored in the same transaction as the record."""
+
+    kind: Kind
+    text: str
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """The job has ended and everybody who could be told was told; the Master may go."""
+
+
+Effect = Tell | Probe | Revoke | WakeAt | Note | Conclude
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Result of one step. The shell writes ``state.record`` when it changed, and only then runs the effects."""
+
+    state: MasterState
+    effects: tuple[Effect, ...]
+    reason: str

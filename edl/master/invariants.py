@@ -1,0 +1,69 @@
+"""What must be true of a Master after every step. Run by the simulator and by every unit test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edl.config import NodeRange
+from edl.master.events import Decision, Tell
+from edl.master.state import MasterState, NodeStatus, Phase
+from edl.wire.messages import StartRound, World
+
+
+def world_violations(world: World, bounds: NodeRange) -> Iterator[str]:
+    """Rules of A5 that one world breaks."""
+    nodes = [member.node for member in world.members]
+    if not bounds.minimum <= len(nodes) <= bounds.maximum:
+        yield f"round {world.round} has {len(nodes)} nodes outside {bounds}"
+    if len(nodes) % bounds.unit:
+        yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {bounds.unit}"
+    if len(set(nodes)) != len(nodes):
+        yield f"round {world.round} lists a node twice: {nodes}"
+    expected = 0
+    for member in world.members:
+        if member.first_rank != expected:
+            yield f"round {world.round}: ranks of {member.node} begin at {member.first_rank}, not {expected}"
+        if len(member.ports) < 1 + member.slots:
+            yield f"round {world.round}: {member.node} has {len(member.ports)} ports for {member.slots} workers"
+        expected += member.slots
+
+
+def state_violations(state: MasterState) -> Iterator[str]:
+    """Contradictions inside one state."""
+    record = state.record
+    if record.world is not None:
+        yield from world_violations(record.world, state.spec.nodes)
+        if record.world.round != record.round:
+            yield f"record says round {record.round}, its world {record.world.round}"
+    elif record.round:
+        yield f"round {record.round} without a world"
+    if not 0 <= record.restarts <= state.spec.max_restarts + 1:
+        yield f"{record.restarts} restarts used of {state.spec.max_restarts}"
+    if record.phase is Phase.RUNNING and record.restarts > state.spec.max_restarts:
+        yield "a world runs on an overdrawn restart budget"
+    if (record.phase is Phase.ENDED) != (record.outcome is not None):
+        yield f"phase {record.phase.value} with outcome {record.outcome}"
+    for node, entry in state.nodes.items():
+        if entry.info.incarnation in state.dead:
+            yield f"{node} is listed although incarnation {entry.info.incarnation} is dead"
+        if entry.status is NodeStatus.RUNNING and record.phase is Phase.FORMING:
+            yield f"{node} counts as running while a world is being formed"
+
+
+def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
+    """Contradictions between two states, and between a state and what is about to be sent."""
+    after = decision.state
+    yield from state_violations(after)
+    if after.record.round < before.record.round:
+        yield f"round went back from {before.record.round} to {after.record.round}"
+    if before.record.round == after.record.round and before.record.world != after.record.world:
+        yield f"the world of round {after.record.round} changed after it was formed"
+    if before.record.phase is Phase.ENDED and after.record != before.record:
+        yield "the record changed after the job had ended"
+    for effect in decision.effects:
+        if isinstance(effect, Tell) and isinstance(effect.message, StartRound):
+            if effect.message.world != after.record.world or after.record.phase is not Phase.RUNNING:
+                yield f"start order for a world that is not the recorded one: round {effect.message.world.round}"
+            member = effect.message.world.member(effect.node)
+            if member is None or member.incarnation != effect.incarnation:
+                yield f"start order to {effect.node}, which has no place in round {effect.message.world.round}"

@@ -1,0 +1,308 @@
+"""The Master: one event in, a new state and effects out. No clock, no IO.
+
+The contract with the shell: after each step write ``state.record`` if it changed (guarded by the fencing token), and
+only then run the effects in order. A write that is refused because of the token means that another Master rules: run
+nothing and step down. Every message may be lost with its stream; an agent that attaches says what it knows and is
+brought up to date, so nothing is ever waited for that was only sent once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edl.config import JobSpec
+from edl.master.events import (
+    Decision,
+    Event,
+    Kind,
+    NodeAttached,
+    NodeDetached,
+    NodeExpired,
+    NodeRefused,
+    NodeRegistered,
+    NodeSaid,
+    Tick,
+)
+from edl.master.forming import (
+    WARMING_PATIENCE_S,
+    consider_growth,
+    end_if_all_done,
+    order_stop,
+    say_goodbye,
+    stop_world,
+    try_to_form,
+)
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.master.turn import Turn
+from edl.wire.messages import (
+    Attach,
+    Expelled,
+    Failure,
+    Leaving,
+    NodeInfo,
+    Ready,
+    StartRound,
+    WorkerFailed,
+    WorkersDone,
+)
+
+MAX_FAILURES_KEPT = 32
+"""Failures remembered for one incident: enough to see the pattern, small enough for one store value."""
+
+
+def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], now_s: float) -> Decision:
+    """The first step of a new Master: what the last one left, and the nodes whose leases live.
+
+    Nodes are taken for what the record says until they attach or are proven dead.
+    """
+    turn = Turn(MasterState(spec, record or Record(), forming_since_s=now_s), now_s)
+    if turn.record.phase is Phase.ENDED:
+        turn.reason = turn.record.reason
+        say_goodbye(turn)
+        return turn.decision()
+    for info in nodes:
+        entry = _first_sight(turn, info, registered=True)
+        if turn.member(entry) is not None:
+            running = turn.record.phase is Phase.RUNNING
+            entry = turn.update(
+                entry,
+                status=NodeStatus.RUNNING if running else NodeStatus.STOPPING,
+                due_s=float("inf") if running else now_s + turn.patience_s,
+            )
+        turn.probe(entry)
+    turn.reason = turn.record.reason
+    _count_out_the_gone(turn)
+    _settle(turn)
+    return turn.decision()
+
+
+def _count_out_the_gone(turn: Turn) -> None:
+    """Members whose leases ended while nobody ruled."""
+    members = turn.record.world.members if turn.record.world else ()
+    alive = {entry.info.incarnation for entry in turn.nodes.values()}
+    gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.record.done]
+    if not gone:
+        return
+    how = f"{', '.join(gone)} lost while the job had no Master"
+    if turn.record.phase is Phase.RUNNING:
+        stop_world(turn, how)
+    else:
+        _give_back_charge(turn, how)
+
+
+def step(state: MasterState, event: Event, now_s: float) -> Decision:
+    """Take one event. Events about incarnations that are no longer current change nothing."""
+    turn = Turn(state, now_s)
+    handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
+    handler(turn, event)
+    _settle(turn)
+    return turn.decision()
+
+
+def _settle(turn: Turn) -> None:
+    """What follows from the state alone, whatever event led to it."""
+    if turn.record.phase is Phase.FORMING:
+        try_to_form(turn)
+    elif turn.record.phase is Phase.RUNNING:
+        consider_growth(turn)
+    else:
+        say_goodbye(turn)
+
+
+# --- nodes come and go -----------------------------------------------------------------------------------------------
+
+
+def _first_sight(turn: Turn, info: NodeInfo, *, registered: bool) -> NodeEntry:
+    entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.patience_s)
+    turn.arrivals += 1
+    turn.nodes[info.node] = entry
+    return entry
+
+
+def _registered(turn: Turn, event: NodeRegistered) -> None:
+    info = event.info
+    entry = turn.nodes.get(info.node)
+    if entry is not None and entry.info.incarnation != info.incarnation:
+        _lost(turn, entry, "replaced by a new launcher of the same name")
+        entry = None
+    if entry is None:
+        _first_sight(turn, info, registered=True)
+        return
+    turn.update(entry, registered=True)
+
+
+def _attached(turn: Turn, event: NodeAttached) -> None:
+    attach = event.attach
+    info = attach.info
+    entry = turn.nodes.get(info.node)
+    if info.incarnation in turn.dead:
+        stranger = NodeEntry(info, 0, NodeStatus.LEAVING, attached=True)
+        turn.tell(stranger, Expelled("its lease ended; the job went on without it"))
+        return
+    if entry is not None and entry.info.incarnation != info.incarnation:
+        _lost(turn, entry, "replaced by a new launcher of the same name")
+        entry = None
+    if entry is None:
+        entry = _first_sight(turn, info, registered=False)
+    entry = turn.update(entry, attached=True, seen_round=attach.seen_round)
+    if turn.record.outcome is not None:
+        turn.tell(entry, turn.record.outcome)
+    else:
+        _catch_up(turn, entry, attach)
+
+
+def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
+    """Bring what the agent does in line with the record."""
+    world = turn.record.world
+    member = turn.member(entry)
+    meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
+    if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
+        order_stop(turn, entry, attach.running_round)
+    elif attach.running_round:
+        turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"))
+        if attach.done:
+            _done(turn, entry)
+    elif meant_to_run and world is not None and attach.seen_round < world.round:
+        entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"))
+        turn.tell(entry, StartRound(world, turn.record.reason))
+    elif entry.status is not NodeStatus.LEAVING:
+        turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + WARMING_PATIENCE_S)
+
+
+def _detached(turn: Turn, event: NodeDetached) -> None:
+    entry = turn.current(event.node, event.incarnation)
+    if entry is None or not entry.attached:
+        return
+    entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.patience_s))
+    if entry.status is NodeStatus.LEAVING or not entry.registered:
+        del turn.nodes[event.node]
+        return
+    turn.probe(entry)
+
+
+def _refused(turn: Turn, event: NodeRefused) -> None:
+    entry = turn.current(event.node, event.incarnation)
+    if entry is None or entry.attached:
+        return
+    turn.revoke(event.incarnation)
+    _lost(turn, entry, "its launcher is gone (connection refused)")
+
+
+def _expired(turn: Turn, event: NodeExpired) -> None:
+    entry = turn.current(event.node, event.incarnation)
+    if entry is None:
+        return
+    leaving = entry.status is NodeStatus.LEAVING
+    _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
+
+
+def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
+    """A node is proven gone: count it out, and change the world if it had a part in it."""
+    node = entry.info.node
+    turn.tell(entry, Expelled(f"{node}: {how}"))
+    turn.dead |= {entry.info.incarnation}
+    del turn.nodes[node]
+    if entry.status is NodeStatus.LEAVING:
+        return
+    turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
+    if turn.member(entry) is None or node in turn.record.done:
+        return
+    if turn.record.phase is Phase.RUNNING:
+        stop_world(turn, f"node {node} lost: {how}")
+    else:
+        _give_back_charge(turn, f"node {node} lost: {how}")
+
+
+def _give_back_charge(turn: Turn, reason: str) -> None:
+    """A worker failure that came with the loss of a node was its consequence, not a restart of the budget."""
+    if turn.record.charged:
+        turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
+
+
+# --- what agents say -------------------------------------------------------------------------------------------------
+
+
+def _said(turn: Turn, event: NodeSaid) -> None:
+    entry = turn.current(event.node, event.incarnation)
+    if entry is None or turn.record.phase is Phase.ENDED:
+        return
+    match event.message:
+        case Ready() as ready:
+            _ready(turn, entry, ready)
+        case WorkerFailed(failure):
+            _worker_failed(turn, entry, failure)
+        case WorkersDone(round=number):
+            if turn.record.phase is Phase.RUNNING and number == turn.record.round:
+                _done(turn, entry)
+        case Leaving(reason):
+            _leaving(turn, entry, reason)
+
+
+def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
+    running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
+    if running_here and ready.seen_round < turn.record.round:
+        return  # said before the start order that is on its way
+    if entry.status is NodeStatus.LEAVING:
+        return
+    newcomer = turn.member(entry) is None and entry.status is not NodeStatus.READY
+    turn.update(entry, status=NodeStatus.READY, ports=ready.ports, seen_round=ready.seen_round, due_s=float("inf"))
+    if running_here:
+        stop_world(turn, f"node {entry.info.node} has stopped its workers")
+        return
+    if newcomer:
+        turn.note(Kind.NODE_JOINED, f"node {entry.info.node} is ready with {entry.info.slots} slots", entry.info.node)
+
+
+def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
+    record = turn.record
+    if failure.round != record.round or turn.member(entry) is None:
+        return
+    if record.phase is Phase.FORMING:
+        # It came while the world was being stopped: part of the same incident, charged once.
+        turn.write(failures=(*record.failures, failure)[:MAX_FAILURES_KEPT])
+        turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
+        return
+    used = record.restarts + 1
+    turn.write(restarts=used, charged=True, failures=(failure,))
+    turn.note(Kind.WORKER_FAILED, _describe(failure), failure.node)
+    budget = turn.spec.max_restarts
+    count = f"; restart {used} of {budget}" if used <= budget else ""
+    stop_world(turn, _describe(failure) + count)
+
+
+def _describe(failure: Failure) -> str:
+    cause = f": {failure.exception}" if failure.exception else ""
+    return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
+
+
+def _done(turn: Turn, entry: NodeEntry) -> None:
+    node = entry.info.node
+    if turn.member(entry) is None or node in turn.record.done:
+        return
+    turn.update(entry, status=NodeStatus.DONE)
+    turn.write(done=(*turn.record.done, node))
+    end_if_all_done(turn)
+
+
+def _leaving(turn: Turn, entry: NodeEntry, reason: str) -> None:
+    node = entry.info.node
+    turn.update(entry, status=NodeStatus.LEAVING)
+    turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
+    if turn.record.phase is Phase.RUNNING and turn.member(entry) is not None and node not in turn.record.done:
+        stop_world(turn, f"node {node} leaves: {reason}")
+
+
+def _tick(turn: Turn, event: Tick) -> None:
+    """Only time has passed; ``_settle`` looks at every deadline."""
+
+
+_HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
+    NodeRegistered: _registered,
+    NodeAttached: _attached,
+    NodeDetached: _detached,
+    NodeRefused: _refused,
+    NodeExpired: _expired,
+    NodeSaid: _said,
+    Tick: _tick,
+}

@@ -1,0 +1,96 @@
+"""What a Master knows. ``Record`` survives it in the store; the rest is learnt again by the next Master."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl.config import JobSpec
+from edl.types import Incarnation, NodeId, Round
+from edl.wire.messages import Failure, Finish, NodeInfo, World
+
+
+class Phase(enum.Enum):
+    """Where the job stands."""
+
+    FORMING = "forming"
+    """No world is meant to run; nodes stop their workers and say they are ready."""
+    RUNNING = "running"
+    """The recorded world is meant to run."""
+    ENDED = "ended"
+    """The outcome is decided."""
+
+
+class NodeStatus(enum.Enum):
+    """What one node does, as far as the Master was told."""
+
+    WARMING = "warming"
+    """Alive, but not ready to run workers yet."""
+    READY = "ready"
+    """Runs no worker and has ports reserved; a spare while a world runs without it."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Has been told to stop its workers, or will be when it attaches."""
+    DONE = "done"
+    """All its workers of the current round ended with status 0."""
+    LEAVING = "leaving"
+    """Goes away on purpose; counted out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the next Master must know. Written to the store, fenced, before anybody is told about it."""
+
+    phase: Phase = Phase.FORMING
+    round: Round = Round(0)
+    """Number of the last world that was formed; never goes back."""
+    world: World | None = None
+    """The last world formed: running, or the one being replaced."""
+    reason: str = "waiting for the first nodes"
+    """Why the phase is what it is."""
+    restarts: int = 0
+    """Worker failures charged to the budget; one more than the budget means that the job is about to fail."""
+    charged: bool = False
+    """The change under way was charged; given back when a node of the world turns out to have died."""
+    done: tuple[NodeId, ...] = ()
+    """Nodes of the running world whose workers have all ended with status 0."""
+    failures: tuple[Failure, ...] = ()
+    """Failures of the last incident, in order of arrival."""
+    outcome: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """One node in the Master's eyes."""
+
+    info: NodeInfo
+    joined: int
+    """Order of first sight by this Master."""
+    status: NodeStatus
+    registered: bool = False
+    """Its key is in the store, so its lease lives. Without that a node takes no part."""
+    attached: bool = False
+    """Its stream to this Master is open."""
+    seen_round: Round = Round(0)
+    ports: tuple[int, ...] = ()
+    due_s: float = float("inf")
+    """Until when others wait for this node before a world forms without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterState:
+    """Everything a Master decides from."""
+
+    spec: JobSpec
+    record: Record
+    nodes: Mapping[NodeId, NodeEntry] = field(default_factory=dict)
+    dead: frozenset[Incarnation] = frozenset()
+    """Incarnations this Master has seen die; they are told so if they come back."""
+    arrivals: int = 0
+    forming_since_s: float = 0.0
+    grace_until_s: float | None = None
+    """End of the wait for further nodes, once enough stand ready."""
+    ended_at_s: float | None = None
+    reason: str = ""
+    """Why the last step did what it did; shown by ``edl status``."""

@@ -1,0 +1,112 @@
+"""One turn of the Master: the state under change and the effects collected so far.
+
+Mutable on purpose and never seen outside one ``step``: each rule reads what the rules before it did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Record
+from edl.types import Incarnation, NodeId
+from edl.wire.messages import MasterMessage, Member
+
+
+class Turn:
+    """Working copy of a ``MasterState`` at one moment."""
+
+    def __init__(self, state: MasterState, now_s: float) -> None:
+        self.spec = state.spec
+        self.now_s = now_s
+        self.record: Record = state.record
+        self.nodes: dict[NodeId, NodeEntry] = dict(state.nodes)
+        self.dead = state.dead
+        self.arrivals = state.arrivals
+        self.forming_since_s = state.forming_since_s
+        self.grace_until_s = state.grace_until_s
+        self.ended_at_s = state.ended_at_s
+        self.reason = state.reason
+        self.effects: list[Effect] = []
+
+    def decision(self) -> Decision:
+        """The outcome of this turn."""
+        state = MasterState(
+            spec=self.spec,
+            record=self.record,
+            nodes=self.nodes,
+            dead=self.dead,
+            arrivals=self.arrivals,
+            forming_since_s=self.forming_since_s,
+            grace_until_s=self.grace_until_s,
+            ended_at_s=self.ended_at_s,
+            reason=self.reason,
+        )
+        return Decision(state, tuple(self.effects), self.reason)
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def patience_s(self) -> float:
+        """How long a node may stay away before others go on without it, when nothing proves it dead."""
+        return 2 * self.spec.timeouts.lease_ttl_s
+
+    def member(self, entry: NodeEntry) -> Member | None:
+        """The node's place in the recorded world, if this very incarnation has one."""
+        world = self.record.world
+        if world is None:
+            return None
+        member = world.member(entry.info.node)
+        return member if member is not None and member.incarnation == entry.info.incarnation else None
+
+    def current(self, node: NodeId, incarnation: Incarnation) -> NodeEntry | None:
+        """The entry of a node if it is still that incarnation."""
+        entry = self.nodes.get(node)
+        return entry if entry is not None and entry.info.incarnation == incarnation else None
+
+    def ready(self) -> list[NodeEntry]:
+        """Nodes that could be told to start workers right now."""
+        return [
+            entry
+            for entry in self.nodes.values()
+            if entry.status is NodeStatus.READY and entry.attached and entry.registered
+        ]
+
+    # --- changing --------------------------------------------------------------------------------------------------
+
+    def update(self, entry: NodeEntry, **changes: Any) -> NodeEntry:
+        """Replace fields of an entry."""
+        changed = dataclasses.replace(entry, **changes)
+        self.nodes[entry.info.node] = changed
+        return changed
+
+    def write(self, **changes: Any) -> None:
+        """Replace fields of the record; the shell stores it before any effect runs."""
+        self.record = dataclasses.replace(self.record, **changes)
+
+    def tell(self, entry: NodeEntry, message: MasterMessage) -> None:
+        """Send to a node, if it is there to hear; otherwise attaching brings it up to date."""
+        if entry.attached:
+            self.effects.append(Tell(entry.info.node, entry.info.incarnation, message))
+
+    def probe(self, entry: NodeEntry) -> None:
+        """Ask whether the agent still listens."""
+        self.effects.append(Probe(entry.info))
+
+    def revoke(self, incarnation: Incarnation) -> None:
+        """End a lease."""
+        self.effects.append(Revoke(incarnation))
+
+    def wake_at(self, at_s: float) -> None:
+        """Ask for a tick."""
+        self.effects.append(WakeAt(at_s))
+
+    def note(self, kind: Kind, text: str, node: str = "") -> None:
+        """Write a line of history; it is also the reason of this turn."""
+        self.reason = text
+        self.effects.append(Note(kind, text, node))
+
+    def conclude(self) -> None:
+        """Let the Master go."""
+        self.effects.append(Conclude())

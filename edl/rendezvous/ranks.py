@@ -1,0 +1,68 @@
+"""Which nodes form the next world, and in which order.
+
+Rules, in this order of weight: a node that asked for a position with ``--node-rank`` gets it when the world is that
+large; survivors keep their order; a newcomer takes the first vacated place; further newcomers go to the end in the
+order in which they joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that stands ready. ``joined`` orders newcomers; ``node_rank`` is -1 when no position was asked for."""
+
+    node: NodeId
+    joined: int
+    node_rank: int = -1
+
+
+def order(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int) -> tuple[NodeId, ...]:
+    """The next world's nodes, position 0 first.
+
+    ``previous``: the last world in order. ``size``: at most ``len(candidates)``. When there are more candidates than
+    places, survivors come before newcomers and the last survivors go first.
+    """
+    if not 0 < size <= len(candidates):
+        raise ValueError(f"size={size} with {len(candidates)} candidates")
+    chosen = _choose(previous, candidates, size)
+    return _honour_node_ranks(_fill_places(previous, chosen), {c.node: c.node_rank for c in candidates})
+
+
+def _choose(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int) -> list[NodeId]:
+    """Members in order of claim: survivors by position, then newcomers by node rank asked for, then by arrival."""
+    ready = {candidate.node for candidate in candidates}
+    survivors = [node for node in previous if node in ready]
+    known = set(survivors)
+    newcomers = sorted(
+        (candidate for candidate in candidates if candidate.node not in known),
+        key=lambda candidate: (candidate.node_rank < 0, candidate.node_rank, candidate.joined, candidate.node),
+    )
+    return (survivors + [candidate.node for candidate in newcomers])[:size]
+
+
+def _fill_places(previous: Sequence[NodeId], chosen: Sequence[NodeId]) -> list[NodeId]:
+    before, members = set(previous), set(chosen)
+    newcomers = iter([node for node in chosen if node not in before])
+    placed: list[NodeId] = []
+    for node in previous:
+        occupant = node if node in members else next(newcomers, None)
+        if occupant is not None:
+            placed.append(occupant)
+    return placed + list(newcomers)
+
+
+def _honour_node_ranks(ordered: Sequence[NodeId], asked: dict[NodeId, int]) -> tuple[NodeId, ...]:
+    fixed: dict[int, NodeId] = {}
+    for node in ordered:
+        place = asked[node]
+        if 0 <= place < len(ordered):
+            fixed.setdefault(place, node)
+    settled = set(fixed.values())
+    others = iter([node for node in ordered if node not in settled])
+    return tuple(fixed[place] if place in fixed else next(others) for place in range(len(ordered)))
