@@ -7,7 +7,6 @@ made, with a message that names the value. This is also the one place, besides c
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 from collections.abc import Mapping
@@ -150,30 +149,6 @@ class JobSpec:
         if self.max_restarts < 0:
             raise SettingError("--max-restarts", self.max_restarts, "must be 0 or more")
 
-    def to_json(self) -> dict[str, object]:
-        """Plain values, for the store."""
-        return {
-            "job": self.job,
-            "nodes": dataclasses.asdict(self.nodes),
-            "max_restarts": self.max_restarts,
-            "fault_tolerance": self.fault_tolerance.value,
-            "timeouts": dataclasses.asdict(self.timeouts),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> JobSpec:
-        """The inverse of ``to_json``; validates again."""
-        nodes, timeouts = data["nodes"], data["timeouts"]
-        if not isinstance(nodes, Mapping) or not isinstance(timeouts, Mapping):
-            raise SettingError("job specification", data, "the store holds something that edl did not write")
-        return cls(
-            job=JobId(str(data["job"])),
-            nodes=NodeRange(**nodes),
-            max_restarts=int(str(data["max_restarts"])),
-            fault_tolerance=FaultTolerance(data["fault_tolerance"]),
-            timeouts=Timeouts(**timeouts),
-        )
-
     def differences(self, other: JobSpec) -> list[str]:
         """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
         mine, theirs = self._flags(), other._flags()
@@ -212,3 +187,38 @@ def check_job_id(job: str) -> None:
 def environment() -> dict[str, str]:
     """A copy of this process's environment. Everything outside click that needs it asks here."""
     return dict(os.environ)
+
+
+class StreamTarget(enum.Enum):
+    """Where a worker's stream goes."""
+
+    CONSOLE = "console"
+    FILE = "file"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """Where the workers of one launcher write. The maps are by local rank; a missing rank has the default."""
+
+    folder: str
+    """Folder of this launcher; each round gets its own below it."""
+    redirects: Mapping[int, int] = field(default_factory=dict)
+    tee: Mapping[int, int] = field(default_factory=dict)
+    redirect_all: int = 0
+    """Bits for ranks that ``redirects`` does not name: 1 stdout, 2 stderr (as torchrun counts them)."""
+    tee_all: int = 0
+
+    def stdout(self, local_rank: int) -> StreamTarget:
+        """Target of a worker's stdout."""
+        return self._target(local_rank, 1)
+
+    def stderr(self, local_rank: int) -> StreamTarget:
+        """Target of a worker's stderr."""
+        return self._target(local_rank, 2)
+
+    def _target(self, local_rank: int, bit: int) -> StreamTarget:
+        if self.tee.get(local_rank, self.tee_all) & bit:
+            return StreamTarget.BOTH
+        redirected = self.redirects.get(local_rank, self.redirect_all) & bit
+        return StreamTarget.FILE if redirected else StreamTarget.CONSOLE

@@ -55,7 +55,9 @@ from edl.wire.messages import (
     World,
 )
 
-SIGTERM, SIGKILL, SIGINT = int(signal.SIGTERM), int(signal.SIGKILL), int(signal.SIGINT)
+SIGTERM, SIGKILL, SIGINT, SIGABRT = (
+    int(number) for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGABRT)
+)
 
 
 class _Turn:

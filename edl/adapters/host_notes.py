@@ -1,0 +1,57 @@
+"""Small files by which ``edl status`` finds the jobs of this host without being told an endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.types import JobId, NodeId
+
+
+def runtime_folder() -> Path:
+    """This user's folder for things that live as long as a job: store data, notes. Only the user may enter it."""
+    folder = Path(tempfile.gettempdir()) / f"edl-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class HostNote:
+    """Where one launcher's job keeps its store."""
+
+    job: JobId
+    node: NodeId
+    endpoints: tuple[str, ...]
+
+    def _path(self) -> Path:
+        return runtime_folder() / f"{self.job}@{os.getpid()}.json"
+
+    def write(self) -> None:
+        """Leave the note; a host without room for it only loses the convenience."""
+        with contextlib.suppress(OSError):
+            note = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "pid": os.getpid()}
+            self._path().write_text(json.dumps(note))
+
+    def remove(self) -> None:
+        """Take the note away."""
+        with contextlib.suppress(OSError):
+            self._path().unlink()
+
+
+def notes() -> list[HostNote]:
+    """Notes of the launchers that live on this host; those of dead ones are removed."""
+    found = []
+    for path in sorted(runtime_folder().glob("*@*.json")):
+        try:
+            note = json.loads(path.read_text())
+            if not Path(f"/proc/{note['pid']}").exists():
+                path.unlink()
+                continue
+            found.append(HostNote(JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"])))
+        except (OSError, ValueError, KeyError):
+            continue  # half written or just removed: its launcher is starting or ending
+    return found

@@ -1,0 +1,222 @@
+"""Agents, Masters and the command line on gRPC.
+
+Every launcher serves from its start, so that its port answers as long as the launcher lives: a refused connection
+proves a death. Calls that need a Master are answered "unavailable" by the others. Every call carries the job token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from edl.errors import PortInUse, ProtocolError
+from edl.wire import codec
+from edl.wire.messages import AgentMessage, MasterMessage
+from edl.wire.status import EventsRequest, JobStatus, JournalEntry, Question
+
+SERVICE = "edl.v1.Master"
+_ACCEPTED = ("edl-master", "1")
+"""Sent by a Master as soon as it takes a stream, so that an agent knows that it is attached, not just connected."""
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    # A host that vanishes without a word is noticed on an idle stream, too; its lease is what decides.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class MasterService(Protocol):
+    """What a ruling Master offers to the server."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether it has taken over and can answer."""
+        ...
+
+    def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
+        """Serve one agent's stream until either side ends it."""
+        ...
+
+    def status(self) -> JobStatus:
+        """The job at this moment."""
+        ...
+
+    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+        """History, and with ``follow`` what comes."""
+        ...
+
+
+class MasterServer:
+    """Listens for this launcher, whether or not it rules."""
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._service: MasterService | None = None
+        self._token = token
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str, port: int = 0) -> int:
+        """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
+        self._server = grpc.aio.server(options=_OPTIONS)
+        handlers: dict[str, Any] = {
+            "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status, _decode_question, codec.encode),
+            "Events": grpc.unary_stream_rpc_method_handler(self._events, _decode_request, codec.encode),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            bound = self._server.add_insecure_port(address(host, port))
+        except RuntimeError as error:
+            raise PortInUse(
+                f"cannot listen on {address(host, port)}: {error}. Name an address of this host with --local-addr"
+            ) from error
+        await self._server.start()
+        return int(bound)
+
+    def serve(self, service: MasterService | None) -> None:
+        """From now on answer with this Master, or with none."""
+        self._service = service
+
+    async def stop(self) -> None:
+        """Stop listening; open streams end."""
+        if self._server is not None:
+            await self._server.stop(0.2)
+
+    async def _ruling(self, context: Any) -> MasterService:
+        sent = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if not hmac.compare_digest(str(sent), f"Bearer {self._token()}"):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
+        service = self._service
+        if service is None or not service.serving:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this launcher is not the Master")
+        assert service is not None  # noqa: S101 - abort raises
+        return service
+
+    async def _join(self, requests: AsyncIterator[AgentMessage], context: Any) -> AsyncIterator[MasterMessage]:
+        service = await self._ruling(context)
+        await context.send_initial_metadata((_ACCEPTED,))
+        async for message in service.join(requests):
+            yield message
+
+    async def _status(self, request: Question, context: Any) -> JobStatus:
+        return (await self._ruling(context)).status()
+
+    async def _events(self, request: EventsRequest, context: Any) -> AsyncIterator[JournalEntry]:
+        service = await self._ruling(context)
+        async for entry in service.events(request):
+            yield entry
+
+
+class Connection:
+    """An agent's stream to the Master."""
+
+    def __init__(self, host: str, port: int, token: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address(host, port), options=_OPTIONS)
+        self._metadata = _metadata(token)
+        self._outgoing: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
+
+    def send(self, message: AgentMessage) -> None:
+        """Queue a message. It is lost when the stream breaks; attaching again says everything that matters."""
+        self._outgoing.put_nowait(message)
+
+    async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
+        """Open the stream, call ``opened`` once a Master has taken it, then ``heard`` for each message; returns why the stream ended."""
+        method = self._channel.stream_stream(f"/{SERVICE}/Join", codec.encode_agent, codec.decode_master)
+        try:
+            call: Any = method(self._requests(), metadata=self._metadata)
+            if _ACCEPTED in tuple(await call.initial_metadata() or ()):
+                opened()
+            async for message in call:
+                await heard(message)
+            return "the Master closed the stream"
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name.lower()}: {error.details()}"
+        except ProtocolError as error:
+            return str(error)
+        finally:
+            self._outgoing.put_nowait(None)
+            await self._channel.close()
+
+    async def _requests(self) -> AsyncIterator[AgentMessage]:
+        while (message := await self._outgoing.get()) is not None:
+            yield message
+
+
+class MasterClient:
+    """Asks a Master on behalf of the command line."""
+
+    def __init__(self, host: str, port: int, token: str, timeout_s: float = 5.0) -> None:
+        self._channel = grpc.aio.insecure_channel(address(host, port), options=_OPTIONS)
+        self._metadata = _metadata(token)
+        self._timeout_s = timeout_s
+
+    async def status(self) -> JobStatus:
+        """The job at this moment. Raises ``grpc.aio.AioRpcError``."""
+        method = self._channel.unary_unary(f"/{SERVICE}/Status", codec.encode, _decode_status)
+        reply: Any = method(Question(), metadata=self._metadata, timeout=self._timeout_s)
+        status: JobStatus = await reply
+        return status
+
+    async def events(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
+        """History after a line number. Raises ``grpc.aio.AioRpcError``."""
+        method = self._channel.unary_stream(f"/{SERVICE}/Events", codec.encode, _decode_entry)
+        call: Any = method(EventsRequest(after, follow), metadata=self._metadata)
+        async for entry in call:
+            yield entry
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        await self._channel.close()
+
+
+async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether the host answers that nobody listens on the port. Silence and success both count as no."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return False
+
+
+def address(host: str, port: int) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _metadata(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+def _decode_question(data: bytes) -> Question:
+    return codec.decode(Question, data)
+
+
+def _decode_request(data: bytes) -> EventsRequest:
+    return codec.decode(EventsRequest, data)
+
+
+def _decode_status(data: bytes) -> JobStatus:
+    return codec.decode(JobStatus, data)
+
+
+def _decode_entry(data: bytes) -> JournalEntry:
+    return codec.decode(JournalEntry, data)

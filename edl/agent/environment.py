@@ -1,0 +1,96 @@
+"""The environment of a worker, for every framework at once.
+
+torch's names and meanings are those of torchrun (torch.distributed.run of torch 2.13), Paddle's those of
+paddle.distributed.launch 3.3; a script reads whichever it knows. Ours begin with ``EDL_``. docs/environment.md lists
+them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edl.config import JobSpec
+from edl.types import NodeId
+from edl.wire.messages import Member, World
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPaths:
+    """Where one worker of one round may write."""
+
+    error_file: str
+    log_dir: str
+
+
+def worker_environment(
+    base: Mapping[str, str], spec: JobSpec, world: World, node: NodeId, local_rank: int, paths: LocalPaths
+) -> dict[str, str]:
+    """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
+    position = world.position(node)
+    member = world.members[position]
+    environment = dict(base)
+    environment.update(_torch(spec, world, member, position, local_rank))
+    environment.update(_paddle(base, world, member, local_rank))
+    environment["TORCHELASTIC_ERROR_FILE"] = paths.error_file
+    environment["PADDLE_LOG_DIR"] = paths.log_dir
+    environment["EDL_JOB_ID"] = spec.job
+    environment["EDL_ROUND"] = str(world.round)
+    environment["EDL_NODE_ID"] = node
+    environment["EDL_NODES"] = str(len(world.members))
+    if member.slots > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    return environment
+
+
+def _torch(spec: JobSpec, world: World, member: Member, position: int, local_rank: int) -> dict[str, str]:
+    rank = str(member.first_rank + local_rank)
+    return {
+        "LOCAL_RANK": str(local_rank),
+        "RANK": rank,
+        "GROUP_RANK": str(position),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(member.slots),
+        "WORLD_SIZE": str(world.size),
+        "GROUP_WORLD_SIZE": str(len(world.members)),
+        "ROLE_WORLD_SIZE": str(world.size),
+        "MASTER_ADDR": world.master_host,
+        "MASTER_PORT": str(world.master_port),
+        # torch counts from 0, and counts rounds: a change of membership is a restart for its scripts as well.
+        "TORCHELASTIC_RESTART_COUNT": str(world.round - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.job,
+        # Each round's rank 0 serves its own store, so that no launcher is needed once the workers run.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: int) -> dict[str, str]:
+    endpoints = [f"{peer.host}:{port}" for peer in world.members for port in peer.ports[1 : 1 + peer.slots]]
+    rank = member.first_rank + local_rank
+    environment = {
+        "PADDLE_MASTER": f"{world.master_host}:{world.master_port}",
+        "PADDLE_GLOBAL_SIZE": str(world.size),
+        "PADDLE_LOCAL_SIZE": str(member.slots),
+        "PADDLE_GLOBAL_RANK": str(rank),
+        "PADDLE_LOCAL_RANK": str(local_rank),
+        "PADDLE_NNODES": str(len(world.members)),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(world.size),
+        "PADDLE_RANK_IN_NODE": str(local_rank),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_AUTO_CLUSTER": "0",
+        "TRAINING_ROLE": "TRAINER",
+    }
+    if "EDL_ACCELERATORS" in base:
+        devices = base["EDL_ACCELERATORS"].split(",")
+        environment["FLAGS_selected_gpus"] = (
+            devices[local_rank % len(devices)] if member.slots > 1 else ",".join(devices)
+        )
+    elif "PADDLE_DISTRI_BACKEND" not in base:
+        # Without it Paddle on CPU forms no group at all and says nothing about it.
+        environment["PADDLE_DISTRI_BACKEND"] = "gloo"
+    return environment

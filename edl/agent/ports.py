@@ -1,0 +1,39 @@
+"""Ports for the next round, held by the kernel until the workers take them over.
+
+The sockets are bound but never listen. Both sides set SO_REUSEADDR (the frameworks' stores do), so a worker may bind
+and listen on the same port while nobody else is given it: no race for free ports between launchers of one host.
+"""
+
+from __future__ import annotations
+
+import socket
+
+
+class PortReservation:
+    """Ports of this host that nobody else is given."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._used = False
+
+    def ports(self, count: int) -> tuple[int, ...]:
+        """The ports reserved for the next round; the same ones until ``use`` is called. Raises ``OSError``."""
+        if self._used or len(self._sockets) != count:
+            self.release()
+            for _ in range(count):
+                held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                self._sockets.append(held)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind(("", 0))
+        return tuple(held.getsockname()[1] for held in self._sockets)
+
+    def use(self) -> None:
+        """A round has started with these; the next one gets others."""
+        self._used = True
+
+    def release(self) -> None:
+        """Let go of them."""
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+        self._used = False

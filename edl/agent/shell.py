@@ -1,0 +1,212 @@
+"""The agent's shell: one queue, one consumer; each event is stepped and its effects are run in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl.agent import events as ev
+from edl.agent.machine import begin, step
+from edl.agent.ports import PortReservation
+from edl.agent.state import AgentState, Outcome
+from edl.agent.workers import WorkerGroup
+from edl.errors import EdlError, StoreUnavailable
+from edl.ports import Clock, NurseryLost, ProcessEvent, Processes, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.types import Token
+from edl.wire.messages import AgentMessage, MasterMessage, NodeInfo, Ready
+
+RECONNECT_PAUSE_S = 0.05
+REGISTER_PAUSE_S = 0.5
+
+
+class Stream(Protocol):
+    """An agent's connection to a Master."""
+
+    def send(self, message: AgentMessage) -> None: ...
+
+    async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an agent needs from its launcher."""
+
+    clock: Clock
+    processes: Processes
+    workers: WorkerGroup
+    connect: Callable[[str, int], Stream]
+    refuses: Callable[[str, int], Awaitable[bool]]
+    register: Callable[[], Awaitable[NodeInfo]]
+    """Get a new lease and register under it."""
+    ruler_refused: Callable[[Token], None]
+    log: Callable[[str], None]
+
+
+class AgentShell:
+    """One node's agent. ``run`` returns how the launcher is to end."""
+
+    def __init__(self, around: Surroundings, state: AgentState) -> None:
+        self._around = around
+        self._state = state
+        self._events: asyncio.Queue[ev.Event | ProcessEvent] = asyncio.Queue()
+        self._ports = PortReservation()
+        self._stream: Stream | None = None
+        self._link: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._outcome: Outcome | None = None
+
+    @property
+    def state(self) -> AgentState:
+        """What the agent knows now."""
+        return self._state
+
+    def post(self, event: ev.Event) -> None:
+        """Something happened."""
+        self._events.put_nowait(event)
+
+    async def run(self) -> Outcome:
+        """Live until the machine says how to exit."""
+        self._spawn(self._watch_processes())
+        try:
+            await self._carry_out(begin(self._state))
+            while self._outcome is None:
+                event = self._translate(await self._events.get())
+                if event is not None:
+                    await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+            return self._outcome
+        finally:
+            self._let_go()
+
+    async def _carry_out(self, decision: ev.Decision) -> None:
+        self._state = decision.state
+        wakes = []
+        for effect in decision.effects:
+            match effect:
+                case ev.Say(message):
+                    if self._stream is not None:
+                        self._stream.send(message)
+                case ev.Announce():
+                    self._announce()
+                case ev.Start(world):
+                    self._ports.use()
+                    for ended in await self._around.workers.start(world):
+                        self.post(ended)
+                case ev.SignalWorkers(number, local_ranks):
+                    await self._around.workers.signal(number, local_ranks)
+                case ev.Warm():
+                    self._spawn(self._warm())
+                case ev.Register():
+                    self._spawn(self._register())
+                case ev.WakeAt(at_s):
+                    wakes.append(at_s)
+                case ev.Log(text):
+                    self._around.log(text)
+                case ev.Exit(outcome):
+                    self._outcome = outcome
+        self._set_timer(min(wakes, default=None))
+
+    def _announce(self) -> None:
+        try:
+            ports = self._ports.ports(1 + self._state.info.slots)
+        except OSError as error:
+            self.post(ev.Fatal(Outcome(1, f"no free ports on this host for the next round: {error}")))
+            return
+        if self._stream is not None:
+            self._stream.send(Ready(self._state.seen_round, ports))
+
+    # --- what feeds it ---------------------------------------------------------------------------------------------
+
+    def follow(self, host: str, port: int, token: Token) -> None:
+        """Attach to this Master instead of the last one."""
+        if self._link is not None:
+            self._link.cancel()
+        self._link = asyncio.ensure_future(self._keep_attached(host, port, token, self._link))
+
+    async def _keep_attached(self, host: str, port: int, token: Token, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await before
+        while True:
+            stream = self._around.connect(host, port)
+            attached = False
+
+            def opened(stream: Stream = stream) -> None:
+                nonlocal attached
+                attached = True
+                self._stream = stream
+                self.post(ev.Connected())
+
+            try:
+                await stream.run(opened, self._hear)
+            finally:
+                if attached:
+                    self._stream = None
+                    self.post(ev.Disconnected())
+            if await self._around.refuses(host, port):
+                self._around.ruler_refused(token)
+            await asyncio.sleep(RECONNECT_PAUSE_S)
+
+    async def _hear(self, message: MasterMessage) -> None:
+        self.post(ev.Heard(message))
+
+    async def _watch_processes(self) -> None:
+        async for event in self._around.processes.events():
+            self._events.put_nowait(event)
+
+    def _translate(self, event: ev.Event | ProcessEvent) -> ev.Event | None:
+        match event:
+            case WorkerExited(pid, code):
+                return self._around.workers.ended(pid, code)
+            case WorkerSuspended(pid):
+                place = self._around.workers.place(pid)
+                return None if place is None else ev.WorkerFroze(*place)
+            case WorkerResumed(pid):
+                place = self._around.workers.place(pid)
+                return None if place is None else ev.WorkerThawed(*place)
+            case NurseryLost(reason):
+                return ev.NurseryGone(reason)
+            case _:
+                return event
+
+    async def _warm(self) -> None:
+        try:
+            self._around.log(await self._around.processes.warm())
+            self.post(ev.Warmed())
+        except EdlError as error:
+            self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                self.post(ev.Registered(await self._around.register()))
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(REGISTER_PAUSE_S)
+            except EdlError as error:
+                self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+                return
+
+    # --- helpers ---------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            delay_s = max(0.0, at_s - self._around.clock.now_s())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._events.put_nowait, ev.Tick())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _let_go(self) -> None:
+        self._set_timer(None)
+        self._ports.release()
+        for task in (*self._tasks, *([self._link] if self._link else [])):
+            task.cancel()

@@ -1,0 +1,114 @@
+"""``edl``: look at a running job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from edl import __version__
+from edl.errors import EdlError, UsageError
+from edl.exit_codes import ExitCode
+from edl.wire.plain import to_plain
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _job_options(function: F) -> F:
+    for option in (
+        click.option("--rdzv-endpoint", default="", metavar="HOST:PORT[,…]", help="Default: of the job on this host."),
+        click.option("--rdzv-id", default="", help="Name of the job. Default: the only one there is."),
+        click.option("--rdzv-conf", default="", metavar="K=V[,…]", help="ca, cert, key, user, password of the store."),
+        click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line an event."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group(context_settings={"auto_envvar_prefix": "EDL"})
+@click.version_option(__version__, prog_name="edl")
+def edl() -> None:
+    """Look at elastic jobs. Start one with edl-run (python -m edl.launch)."""
+
+
+@edl.command()
+@_job_options
+def status(as_json: bool, **where: str) -> None:
+    """Nodes, ranks, round, phase, restart budget, last events, errors."""
+    asyncio.run(_status(where, as_json))
+
+
+@edl.command()
+@_job_options
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
+@click.option("--after", default=0, help="Only events numbered above this.")
+def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
+    """The job's history, oldest first."""
+    asyncio.run(_events(where, as_json, follow, after))
+
+
+async def _status(where: dict[str, str], as_json: bool) -> None:
+    from rich.console import Console
+
+    from edl.cli.find import master_of
+    from edl.cli.show import show_status
+
+    async with master_of(_where(where)) as client:
+        answer = await client.status()
+    if as_json:
+        click.echo(json.dumps(to_plain(answer), indent=2))
+    else:
+        show_status(Console(), answer)
+
+
+async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int) -> None:
+    from edl.cli.find import master_of
+    from edl.cli.show import entry_line
+
+    async with master_of(_where(where)) as client:
+        async for entry in client.events(after, follow):
+            click.echo(json.dumps(to_plain(entry)) if as_json else entry_line(entry))
+
+
+def _where(options: dict[str, str]) -> Any:
+    from edl.adapters.etcd_rpc import EtcdTls
+    from edl.cli.find import Where
+
+    conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
+    unknown = sorted(set(conf) - {"ca", "cert", "key", "user", "password"})
+    if unknown:
+        raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
+    tls = (
+        EtcdTls(conf.get("ca", ""), conf.get("cert", ""), conf.get("key", ""))
+        if "ca" in conf or "cert" in conf
+        else None
+    )
+    endpoints = tuple(part.strip() for part in options["rdzv_endpoint"].split(",") if part.strip())
+    return Where(options["rdzv_id"], endpoints, tls, conf.get("user"), conf.get("password"))
+
+
+def main() -> None:
+    """Entry point. Expected errors end in one message and their exit status."""
+    import grpc
+
+    try:
+        edl.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(ExitCode.USAGE))
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except EdlError as error:
+        click.echo(f"edl: error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+    except grpc.aio.AioRpcError as error:
+        click.echo(f"edl: error: the Master does not answer ({error.code().name}: {error.details()})", err=True)
+        sys.exit(int(ExitCode.STORE_UNREACHABLE))
+
+
+if __name__ == "__main__":
+    main()

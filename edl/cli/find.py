@@ -1,0 +1,76 @@
+"""From what a person typed to the Master of a job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_rpc import EtcdTls
+from edl.adapters.host_notes import notes
+from edl.adapters.transport import MasterClient
+from edl.errors import SettingError, UsageError
+from edl.master.election import Ruler
+from edl.ports import Store
+from edl.types import JobId
+from edl.wire import plain
+from edl.wire.keys import JobKeys
+from edl.wire.messages import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which job, and where its store is; empty fields are found out from the launchers of this host."""
+
+    job: str = ""
+    endpoints: tuple[str, ...] = ()
+    tls: EtcdTls | None = None
+    user: str | None = None
+    password: str | None = None
+
+
+class NoMaster(UsageError):
+    """The job exists but nobody rules it at this moment, or it has ended."""
+
+
+@contextlib.asynccontextmanager
+async def master_of(where: Where) -> AsyncIterator[MasterClient]:
+    """A client to the job's Master. Raises ``UsageError`` with what to do when there is none."""
+    known = notes()
+    endpoints = where.endpoints or next((n.endpoints for n in known if where.job in ("", n.job)), ())
+    if not endpoints:
+        raise SettingError(
+            "--rdzv-endpoint", "''", "no launcher runs on this host", "Name the job's store: --rdzv-endpoint=HOST:PORT"
+        )
+    store = EtcdStore(endpoints, tls=where.tls, user=where.user, password=where.password)
+    try:
+        job = JobId(where.job or await _only_job(store))
+        client = await _client(store, JobKeys(job))
+    finally:
+        await store.close()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _only_job(store: Store) -> str:
+    names = sorted({entry.key.split("/")[2] for entry in (await store.read("/edl/")).entries})
+    if len(names) == 1:
+        return names[0]
+    listed = ", ".join(names) if names else "none"
+    raise SettingError("--rdzv-id", "''", f"jobs in this store: {listed}", "Name one with --rdzv-id")
+
+
+async def _client(store: Store, keys: JobKeys) -> MasterClient:
+    values = {entry.key: entry.value for entry in (await store.read(keys.prefix)).entries}
+    if keys.master in values and keys.token in values:
+        ruler = plain.loads(Ruler, values[keys.master])
+        return MasterClient(ruler.host, ruler.port, values[keys.token].decode())
+    for entry in (await store.read(keys.farewell)).entries:
+        outcome = plain.loads(Finish, entry.value)
+        raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}")
+    if values:
+        raise NoMaster(f"job {keys.job} has no Master at this moment; its launchers elect one. Try again in a second")
+    raise NoMaster(f"no job {keys.job} in this store. Check --rdzv-id and --rdzv-endpoint")

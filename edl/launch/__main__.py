@@ -1,0 +1,52 @@
+"""``python -m edl.launch`` and ``edl-run``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import click
+
+from edl import __version__
+from edl.errors import EdlError
+from edl.exit_codes import ExitCode
+from edl.launch.cli import launcher_options, settings_from, with_both_spellings
+
+
+@click.command(
+    name="edl-run",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False, "auto_envvar_prefix": "EDL"},
+)
+@launcher_options
+@click.version_option(__version__, prog_name="edl")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
+    """Run SCRIPT as an elastic job; start the same command on every node.
+
+    \b
+    One machine, two workers:   edl-run --nproc-per-node=2 train.py
+    Two to four machines:       edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
+    """
+    from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
+
+    sys.exit(asyncio.run(launch(settings_from(options, script, arguments))))
+
+
+def main() -> None:
+    """Entry point. Every expected error ends in one message and its exit status, never in a traceback."""
+    try:
+        run.main(args=with_both_spellings(sys.argv[1:]), standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(ExitCode.USAGE))
+    except click.Abort:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except EdlError as error:
+        click.echo(f"edl: error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+
+
+if __name__ == "__main__":
+    main()

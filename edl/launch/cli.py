@@ -1,0 +1,290 @@
+"""The launcher's command line: options in, ``LaunchSettings`` out.
+
+Every option can also be given as ``EDL_<NAME>`` in the environment; the command line wins.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from edl.adapters.etcd_plan import split_endpoint
+from edl.config import FaultTolerance, JobSpec, LogPlan, Standby, Timeouts, parse_nnodes
+from edl.errors import ScriptError, SettingError
+from edl.launch.accelerators import count_gpus
+from edl.launch.settings import Backend, LaunchSettings, StoreSettings
+from edl.ports import CommandKind, WorkerCommand
+from edl.types import JobId
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BACKENDS = {
+    "etcd": Backend.ETCD,
+    "etcd-v2": Backend.ETCD,
+    "etcd-embedded": Backend.EMBEDDED,
+    # torchrun's names: they ask for a store that needs no server of its own.
+    "c10d": Backend.EMBEDDED,
+    "static": Backend.EMBEDDED,
+}
+CONF_KEYS = {
+    "data_dir": str,
+    "request_timeout": float,
+    "connect_timeout": float,
+    "ca": str,
+    "cert": str,
+    "key": str,
+    "user": str,
+    "password": str,
+}
+"""What ``--rdzv-conf`` understands."""
+
+DEFAULT_PORT = 29400
+"""Port of an endpoint given without one, as in torchrun."""
+
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--nnodes", default="1:1", metavar="N|MIN:MAX", help="Nodes the job may have. Default: 1."),
+    click.option("--nproc-per-node", default="1", metavar="N|auto|gpu|cpu", help="Workers on this node. Default: 1."),
+    click.option("--node-rank", type=int, default=-1, help="Position of this node, 0 first. Default: as it comes."),
+    click.option("--node-unit", type=int, default=1, help="A world's node count is a multiple of this. Default: 1."),
+    click.option("--node-id", default="", help="Name of this node. Default: host name and a random suffix."),
+    click.option("--rdzv-id", default="", help="Name of the job, the same on every node."),
+    click.option("--rdzv-backend", default="", metavar="etcd|etcd-embedded", help="Kind of store. Default: embedded."),
+    click.option("--rdzv-endpoint", default="", metavar="HOST:PORT[,…]", help="Members of the store."),
+    click.option("--rdzv-conf", default="", metavar="K=V[,…]", help=f"Store settings: {', '.join(CONF_KEYS)}."),
+    click.option("--standalone", is_flag=True, help="One node with a store of its own."),
+    click.option("--max-restarts", type=int, default=3, help="Worker failures the whole job survives. Default: 3."),
+    click.option(
+        "--fault-tolerance",
+        type=click.Choice([level.value for level in FaultTolerance]),
+        default=FaultTolerance.ELASTIC.value,
+        help="When a node is lost: recover (wait for another), shrink, or elastic (shrink and grow). Default: elastic.",
+    ),
+    click.option("--recover-timeout", type=float, default=600.0, help="Seconds to wait for enough nodes."),
+    click.option(
+        "--join-grace", type=float, default=1.0, help="Seconds the first world waits for more than MIN nodes."
+    ),
+    click.option("--lease-ttl", type=float, default=3.0, help="Seconds of silence after which a node is dead."),
+    click.option("--shutdown-timeout", type=float, default=30.0, help="Seconds between SIGTERM and SIGKILL."),
+    click.option(
+        "--standby",
+        type=click.Choice([kind.value for kind in Standby]),
+        default=Standby.FORK.value,
+        help="How workers are kept warm. Default: fork.",
+    ),
+    click.option("--preload", default="", metavar="MODULE[,…]", help="More modules to import ahead of the workers."),
+    click.option("--local-addr", default="", help="Address of this node. Default: the one that leads to the store."),
+    click.option("--log-dir", default="", help="Folder for logs and error files. Default: a temporary one."),
+    click.option(
+        "-t", "--tee", default="0", metavar="0-3|RANK:0-3,…", help="1 stdout, 2 stderr, 3 both: to console and file."
+    ),
+    click.option("-r", "--redirects", default="0", metavar="0-3|RANK:0-3,…", help="The same, to file only."),
+    click.option("-m", "--module", is_flag=True, help="The script is a module name, as in python -m."),
+    click.option("--no-python", is_flag=True, help="The script is any program."),
+]
+
+
+def launcher_options(function: F) -> F:
+    """Give a click command all options of the launcher."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str, ...]) -> LaunchSettings:
+    """Check everything that can be checked before anything is started. Raises ``UsageError``."""
+    private = options["standalone"] or not options["rdzv_endpoint"]
+    if options["standalone"] and options["rdzv_endpoint"]:
+        raise SettingError(
+            "--standalone", "with --rdzv-endpoint", "a standalone job has a store of its own", "Drop one"
+        )
+    nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+    store = _store(options)
+    if private and store.backend is Backend.EMBEDDED and nodes.minimum > 1:
+        raise SettingError(
+            "--rdzv-endpoint",
+            "''",
+            f"--nnodes={nodes} needs a store that every node reaches",
+            "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
+        )
+    job = JobId(options["rdzv_id"] or (f"job-{secrets.token_hex(4)}" if private else "default"))
+    spec = JobSpec(
+        job,
+        nodes,
+        options["max_restarts"],
+        FaultTolerance(options["fault_tolerance"]),
+        Timeouts(options["recover_timeout"], options["join_grace"], options["lease_ttl"], options["shutdown_timeout"]),
+    )
+    if options["node_rank"] >= nodes.maximum:
+        raise SettingError("--node-rank", options["node_rank"], f"must be below the maximum of --nnodes={nodes}")
+    node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
+    _check_node_id(node)
+    folder = Path(options["log_dir"] or tempfile.mkdtemp(prefix=f"edl-{job}-")) / f"{job}_{node}"
+    return LaunchSettings(
+        spec=spec,
+        store=store,
+        command=worker_command(options["module"], options["no_python"], script, arguments),
+        slots=_slots(options["nproc_per_node"]),
+        node=node,
+        node_rank=options["node_rank"],
+        local_addr=options["local_addr"],
+        standby=Standby(options["standby"]),
+        preload=tuple(name for name in options["preload"].split(",") if name),
+        logs=_log_plan(str(folder), options["redirects"], options["tee"]),
+        error_file=str(folder / "error.json"),
+    )
+
+
+def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
+    """What the workers run. Raises ``UsageError`` when it is plain now that they could not."""
+    if module and no_python:
+        raise SettingError("--module", "with --no-python", "a program that is not Python has no modules", "Drop one")
+    if module:
+        return WorkerCommand(CommandKind.MODULE, script, arguments)
+    if no_python:
+        if shutil.which(script) is None:
+            raise ScriptError(f"{script}: no such program on the PATH, or not executable. Check the name and its mode")
+        return WorkerCommand(CommandKind.PROGRAM, script, arguments)
+    _check_script(script)
+    return WorkerCommand(CommandKind.SCRIPT, script, arguments)
+
+
+def _check_script(script: str) -> None:
+    path = Path(script)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise ScriptError(
+            f"{script}: {error.strerror} (looked from {os.getcwd()}). Give the path of the training script; "
+            "for a module use -m, for a program --no-python"
+        ) from error
+    try:
+        ast.parse(source, filename=script)
+    except SyntaxError as error:
+        raise ScriptError(f"{script}, line {error.lineno}: {error.msg}. Nothing was started") from error
+    except ValueError as error:
+        raise ScriptError(f"{script}: not Python source ({error}). For a program use --no-python") from error
+
+
+def _store(options: Mapping[str, Any]) -> StoreSettings:
+    name = options["rdzv_backend"] or ("etcd" if _looks_external(options) else "etcd-embedded")
+    if name not in BACKENDS:
+        raise SettingError("--rdzv-backend", name, f"not one of {', '.join(BACKENDS)}")
+    endpoints = tuple(_endpoint(text) for text in options["rdzv_endpoint"].split(",") if text.strip())
+    if BACKENDS[name] is Backend.ETCD and not endpoints:
+        raise SettingError(
+            "--rdzv-endpoint", "''", "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
+        )
+    conf = _conf(options["rdzv_conf"])
+    files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
+    for key, path in files.items():
+        if path and not Path(path).is_file():
+            raise SettingError(f"--rdzv-conf {key}", path, "no such file")
+    return StoreSettings(
+        backend=BACKENDS[name],
+        endpoints=endpoints,
+        data_dir=conf.get("data_dir", ""),
+        request_timeout_s=conf.get("request_timeout", 2.0),
+        connect_timeout_s=conf.get("connect_timeout", 10.0),
+        user=conf.get("user", ""),
+        password=conf.get("password", ""),
+        **files,
+    )
+
+
+def _looks_external(options: Mapping[str, Any]) -> bool:
+    return str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
+
+
+def _endpoint(text: str) -> str:
+    bare = re.sub(r"^etcds?://", "", text.strip())
+    host_only = ":" not in bare or bare.endswith("]")
+    host, port = split_endpoint(f"{bare}:{DEFAULT_PORT}" if host_only else bare)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _conf(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = item.partition("=")
+        if key not in CONF_KEYS:
+            raise SettingError("--rdzv-conf", item, f"unknown key {key!r}", f"Known: {', '.join(CONF_KEYS)}")
+        if not separator:
+            raise SettingError("--rdzv-conf", item, "needs a value", f"Write {key}=VALUE")
+        try:
+            values[key] = CONF_KEYS[key](value)
+        except ValueError:
+            raise SettingError("--rdzv-conf", item, f"{value!r} is not a number") from None
+    return values
+
+
+def _slots(text: str) -> int:
+    if text in ("auto", "gpu"):
+        gpus = count_gpus()
+        if gpus == 0 and text == "gpu":
+            raise SettingError("--nproc-per-node", text, "no GPU found on this node", "Give a number, or cpu")
+        return gpus or os.cpu_count() or 1
+    if text == "cpu":
+        return os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingError("--nproc-per-node", text, "must be a number of at least 1, or auto, gpu or cpu")
+    return int(text)
+
+
+def _check_node_id(node: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):
+        raise SettingError("--node-id", repr(node), "use 1 to 128 letters, digits, '.', '_' and '-'")
+
+
+def _log_plan(folder: str, redirects: str, tee: str) -> LogPlan:
+    redirect_all, redirect_map = _stream_map("--redirects", redirects)
+    tee_all, tee_map = _stream_map("--tee", tee)
+    return LogPlan(folder, redirect_map, tee_map, redirect_all, tee_all)
+
+
+def _stream_map(option: str, text: str) -> tuple[int, dict[int, int]]:
+    """``3`` or ``0:3,12:1`` as a default and a map by local rank."""
+    if re.fullmatch(r"[0-3]", text):
+        return int(text), {}
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise SettingError(option, text, "must be 0, 1, 2 or 3, or LOCAL_RANK:VALUE pairs such as 0:3,1:1")
+    return 0, {int(rank): int(value) for rank, value in (pair.split(":") for pair in text.split(","))}
+
+
+def with_both_spellings(arguments: list[str]) -> list[str]:
+    """torchrun takes ``--nproc_per_node`` for ``--nproc-per-node``; so do we, up to the script's name."""
+    takes_value = {name: not option.is_flag for option in _click_options() for name in option.opts}
+    result: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-") or argument == "--":
+            result.append(argument)
+            break
+        name, equals, value = argument.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        result.append(name + equals + value)
+        if takes_value.get(name, False) and not equals:
+            result.extend(list(_next(rest)))
+    return result + list(rest)
+
+
+def _next(rest: Any) -> tuple[str, ...]:
+    value = next(rest, None)
+    return () if value is None else (value,)
+
+
+def _click_options() -> list[click.Option]:
+    @click.command()
+    @launcher_options
+    def probe(**_: Any) -> None: ...
+
+    return [parameter for parameter in probe.params if isinstance(parameter, click.Option)]

@@ -1,0 +1,209 @@
+"""The main path, and the one place that picks adapters. Start reading here.
+
+A launcher
+1. reaches the job's store, starting an embedded etcd member if it is meant to (``_open_store``);
+2. begins to warm its nursery, the process that will fork the workers (``NurseryProcesses``);
+3. agrees with the others on the job's settings and takes a name on a lease (``Registration``);
+4. stands for election (``Candidate``); whoever wins runs the Master (``MasterShell`` around the pure ``edl.master.machine``);
+5. runs its agent (``AgentShell`` around the pure ``edl.agent.machine``), which attaches to the Master, says that it is
+   ready, and starts and stops workers on the Master's word;
+6. ends as the agent says, giving everything back (``farewell``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edl.adapters.clock import SystemClock
+from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_cluster import start_local_member, start_private_member
+from edl.adapters.etcd_plan import split_endpoint
+from edl.adapters.etcd_rpc import EtcdTls
+from edl.adapters.etcd_server import EtcdMember
+from edl.adapters.host_notes import HostNote, runtime_folder
+from edl.adapters.processes import NurseryProcesses
+from edl.adapters.transport import Connection, MasterServer, refuses
+from edl.agent.registration import JobEnded, Registration
+from edl.agent.shell import AgentShell
+from edl.agent.shell import Surroundings as AgentSurroundings
+from edl.agent.state import AgentState
+from edl.agent.workers import WorkerGroup
+from edl.config import environment
+from edl.errors import SettingError, StoreUnavailable
+from edl.launch.launcher import Launcher, Parts, ended_before
+from edl.launch.settings import Backend, LaunchSettings
+from edl.master.candidate import Callbacks, Candidate
+from edl.master.election import Ruler
+from edl.master.shell import Surroundings as MasterSurroundings
+from edl.ports import Store
+from edl.types import Incarnation, NodeId
+from edl.wire.keys import JobKeys
+from edl.wire.messages import NodeInfo
+
+STORE_RETRY_S = 0.1
+
+
+async def launch(settings: LaunchSettings) -> int:
+    """Take part in the job that ``settings`` describe; returns the exit status."""
+    log = _console(settings.node)
+    # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
+    processes = NurseryProcesses(
+        settings.command, settings.standby, settings.slots, environment(), settings.preload, log
+    )
+    async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(processes.close)
+        processes.start()
+        store, member = await _open_store(settings, log)
+        if member is not None:
+            cleanup.push_async_callback(member.stop)
+        cleanup.push_async_callback(store.close)
+        launcher = await _assemble(settings, store, member, processes, log)
+        return launcher if isinstance(launcher, int) else await launcher.run()
+
+
+async def _open_store(settings: LaunchSettings, log: Callable[[str], None]) -> tuple[Store, EtcdMember | None]:
+    """Connect to etcd, starting this launcher's member of an embedded cluster first."""
+    wanted = settings.store
+    endpoints, member = wanted.endpoints, None
+    if wanted.backend is Backend.EMBEDDED:
+        folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / settings.spec.job
+        folder.mkdir(parents=True, exist_ok=True)
+        if endpoints:
+            member = await start_local_member(endpoints, folder, token=settings.spec.job)
+        else:
+            member = await start_private_member(folder, token=settings.spec.job)
+            endpoints = (member.endpoint,)
+        if member is not None:
+            log(f"serving the store at {member.endpoint} (embedded etcd)")
+    tls = EtcdTls(wanted.ca, wanted.cert, wanted.key) if wanted.ca or wanted.cert else None
+    store = EtcdStore(
+        endpoints,
+        request_timeout_s=wanted.request_timeout_s,
+        tls=tls,
+        user=wanted.user or None,
+        password=wanted.password or None,
+    )
+    try:
+        await _reach(store, settings, endpoints, member, log)
+    except BaseException:
+        await store.close()
+        if member is not None:
+            await member.stop()
+        raise
+    return store, member
+
+
+async def _reach(
+    store: Store,
+    settings: LaunchSettings,
+    endpoints: tuple[str, ...],
+    member: EtcdMember | None,
+    log: Callable[[str], None],
+) -> None:
+    """Wait for the store's first answer. A cluster that the launchers bring up themselves needs the others, too."""
+    clock = SystemClock()
+    patience_s = settings.store.connect_timeout_s
+    if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
+        patience_s = max(patience_s, settings.spec.timeouts.recover_s)
+    deadline_s, said = clock.now_s() + patience_s, False
+    while True:
+        try:
+            await store.read(JobKeys(settings.spec.job).master)
+            return
+        except StoreUnavailable as error:
+            if clock.now_s() >= deadline_s:
+                raise StoreUnavailable(
+                    f"no answer from the store at {', '.join(endpoints)} for {patience_s:g} s ({error}). "
+                    "Is etcd running there, and is --rdzv-endpoint right?"
+                ) from error
+            if not said and clock.now_s() > deadline_s - patience_s + 3:
+                said = True
+                log(f"waiting for the store at {', '.join(endpoints)}")
+        await asyncio.sleep(STORE_RETRY_S)
+        if member is not None and not member.running:
+            raise member.failure()
+
+
+async def _assemble(
+    settings: LaunchSettings,
+    store: Store,
+    member: EtcdMember | None,
+    processes: NurseryProcesses,
+    log: Callable[[str], None],
+) -> Launcher | int:
+    """Register and put the parts together; an exit status when the job has just ended."""
+    spec, clock, keys = settings.spec, SystemClock(), JobKeys(settings.spec.job)
+    registration = Registration(store, keys, spec, refuses)
+    try:
+        await registration.agree()
+    except JobEnded as error:
+        return ended_before(error, log)
+    server = MasterServer(lambda: registration.token)
+    endpoints = settings.store.endpoints or ((member.endpoint,) if member is not None else ())
+    host = settings.local_addr or _address_towards(endpoints[0])
+    port = await server.start(host)
+    unnamed = NodeInfo(NodeId(settings.node), Incarnation(0), host, port, settings.slots, settings.node_rank)
+    info = await registration.join(unnamed)
+
+    candidate = Candidate(
+        MasterSurroundings(store, clock, keys, spec, info.node, refuses, log, time.time),
+        Ruler(info.node, host, port),
+        Callbacks(follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token), rule=server.serve),
+    )
+    agent = AgentShell(
+        AgentSurroundings(
+            clock=clock,
+            processes=processes,
+            workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, log),
+            connect=lambda master_host, master_port: Connection(master_host, master_port, registration.token),
+            refuses=refuses,
+            register=lambda: launcher.register_again(),
+            ruler_refused=candidate.ruler_refused,
+            log=log,
+        ),
+        AgentState(info, spec.timeouts, contact_s=clock.now_s()),
+    )
+    launcher = Launcher(
+        Parts(
+            job=spec.job,
+            store=store,
+            member=member,
+            server=server,
+            processes=processes,
+            registration=registration,
+            candidate=candidate,
+            agent=agent,
+            info=info,
+            note=HostNote(spec.job, info.node, endpoints),
+            log=log,
+            error_file=Path(settings.error_file),
+        )
+    )
+    return launcher
+
+
+def _address_towards(endpoint: str) -> str:
+    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it."""
+    host, port = split_endpoint(endpoint)
+    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # no packet is sent; the kernel only picks the route
+            return str(probe.getsockname()[0])
+    raise SettingError("--local-addr", "''", f"no route from here to {endpoint}", "Name this node's address")
+
+
+def _console(node: str) -> Callable[[str], None]:
+    """Plain lines on stderr, with the time and the node, so that the output of several nodes can be read together."""
+
+    def log(text: str) -> None:
+        stamp = time.strftime("%H:%M:%S")
+        with contextlib.suppress(OSError, ValueError):
+            print(f"[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)
+
+    return log

@@ -1,0 +1,162 @@
+"""One launcher, from its first word to its exit status: store, place in the job, election, agent, farewell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edl.adapters.host_notes import HostNote
+from edl.adapters.transport import MasterServer
+from edl.agent.events import Interrupted, LeaseGone, LeaseRenewed
+from edl.agent.registration import JobEnded, Registration
+from edl.agent.report import json_report, text_report
+from edl.agent.shell import AgentShell
+from edl.agent.state import Outcome
+from edl.errors import StoreError
+from edl.exit_codes import ExitCode
+from edl.master.candidate import Candidate
+from edl.master.shell import MasterShell
+from edl.ports import Processes, Store
+from edl.types import Incarnation, JobId
+from edl.wire.keys import JobKeys
+from edl.wire.messages import NodeInfo
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FAREWELL_S = 6.0
+"""How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
+
+
+class Member(Protocol):
+    """An embedded store member."""
+
+    async def stop(self, grace_s: float = 5.0) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Parts:
+    """What compose.py has put together."""
+
+    job: JobId
+    store: Store
+    member: Member | None
+    server: MasterServer
+    processes: Processes
+    registration: Registration
+    candidate: Candidate
+    agent: AgentShell
+    info: NodeInfo
+    note: HostNote
+    """Tells ``edl status`` on this host where the job is."""
+    log: Callable[[str], None]
+    error_file: Path
+
+
+class Launcher:
+    """Runs the parts until the agent says how to end."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._signalled = False
+
+    async def run(self) -> int:
+        """Take part in the job; returns the exit status."""
+        parts = self._parts
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._interrupt, number)
+        parts.note.write()
+        election = asyncio.ensure_future(parts.candidate.run())
+        lease = asyncio.ensure_future(self._keep_lease())
+        try:
+            parts.candidate.registered(parts.registration.lease)
+            agent = asyncio.ensure_future(parts.agent.run())
+            await asyncio.wait({agent, election, lease}, return_when=asyncio.FIRST_COMPLETED)
+            for helper in (election, lease):
+                if helper.done():
+                    helper.result()
+            outcome = await agent
+            self._report(outcome)
+            await self._let_master_finish(parts.candidate.shell)
+        finally:
+            parts.note.remove()
+            for task in (lease, election):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        await self._say_farewell(ended=outcome.exit_code not in (ExitCode.INTERRUPTED, ExitCode.TERMINATED))
+        return outcome.exit_code
+
+    async def register_again(self) -> NodeInfo:
+        """A new lease after the last one was lost."""
+        parts = self._parts
+        parts.info = await parts.registration.join(parts.info)
+        parts.candidate.registered(parts.registration.lease)
+        self._renewing.set()
+        return parts.info
+
+    async def _keep_lease(self) -> None:
+        parts = self._parts
+        self._renewing = asyncio.Event()
+        while True:
+            await parts.registration.keep(lambda: parts.agent.post(LeaseRenewed()))
+            parts.registration.lease = Incarnation(0)
+            parts.candidate.unregistered()
+            self._renewing.clear()
+            parts.agent.post(LeaseGone())
+            await self._renewing.wait()
+
+    def _interrupt(self, number: int) -> None:
+        self._parts.agent.post(Interrupted(number, again=self._signalled))
+        self._signalled = True
+
+    def _report(self, outcome: Outcome) -> None:
+        parts = self._parts
+        if not outcome.failures:
+            parts.log(outcome.reason)
+            return
+        parts.log(text_report(parts.job, outcome.reason, outcome.failures))
+        report = json_report(parts.job, outcome.exit_code, outcome.reason, outcome.failures)
+        try:
+            parts.error_file.parent.mkdir(parents=True, exist_ok=True)
+            parts.error_file.write_text(json.dumps(report, indent=2))
+        except OSError as error:
+            parts.log(f"cannot write the error report {parts.error_file}: {error.strerror}")
+
+    async def _let_master_finish(self, shell: MasterShell | None) -> None:
+        """If the job has ended under this Master, stay until the others have heard."""
+        if shell is not None and shell.ended:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(shell.concluded.wait(), FAREWELL_S)
+
+    async def _say_farewell(self, *, ended: bool) -> None:
+        """Give the place back; others may still need the store member here, so it goes last."""
+        parts = self._parts
+        with contextlib.suppress(StoreError):
+            await parts.registration.leave()
+        await parts.server.stop()
+        if parts.member is not None and ended:
+            await _others_gone(parts.store, JobKeys(parts.job))
+            await parts.member.stop()
+            parts.member.discard()
+
+
+async def _others_gone(store: Store, keys: JobKeys) -> None:
+    """Wait until no other node of the ended job needs the store, or until it has taken too long."""
+    deadline = asyncio.get_running_loop().time() + FAREWELL_S
+    with contextlib.suppress(StoreError):
+        while asyncio.get_running_loop().time() < deadline and (await store.read(keys.nodes)).entries:
+            await asyncio.sleep(0.05)
+
+
+def ended_before(error: JobEnded, log: Callable[[str], None]) -> int:
+    """A launcher that came just after the end of its job: say so, and end as the job did."""
+    log(f"{error}. To run it again, wait a few seconds or choose another --rdzv-id")
+    return error.outcome.exit_code if error.outcome.exit_code else int(ExitCode.OK)

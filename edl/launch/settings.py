@@ -1,0 +1,56 @@
+"""What one launcher was told on its command line, checked."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from edl.config import JobSpec, LogPlan, Standby
+from edl.ports import WorkerCommand
+
+
+class Backend(enum.Enum):
+    """Where the job's shared memory lives."""
+
+    ETCD = "etcd"
+    """A cluster that runs anyway."""
+    EMBEDDED = "etcd-embedded"
+    """Members that the launchers start themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """How to reach etcd."""
+
+    backend: Backend
+    endpoints: tuple[str, ...] = ()
+    """``host:port`` of each member; empty for a private embedded one."""
+    data_dir: str = ""
+    """Folder of an embedded member's data; empty for one under the temporary directory, by job and host."""
+    request_timeout_s: float = 2.0
+    connect_timeout_s: float = 10.0
+    """How long a launcher tries to reach the store before it gives up."""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """Everything compose.py needs."""
+
+    spec: JobSpec
+    store: StoreSettings
+    command: WorkerCommand
+    slots: int
+    node: str
+    node_rank: int
+    local_addr: str
+    """Address other nodes reach this one at; empty: the one that leads to the store."""
+    standby: Standby
+    preload: tuple[str, ...]
+    logs: LogPlan
+    error_file: str
+    """Where a failed job's report goes as JSON."""

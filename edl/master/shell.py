@@ -1,0 +1,263 @@
+"""The ruling Master's shell: pop an event, step, write, and only then send.
+
+One queue, one consumer. While the store is away the consumer waits with the write and nothing is sent; training does
+not notice. A write refused because of the token ends this Master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from edl.config import JobSpec
+from edl.errors import FencedOut, StoreError, StoreUnavailable
+from edl.master import events as ev
+from edl.master.journal import Journal
+from edl.wire.keys import JobKeys
+from edl.master.machine import step, take_over
+from edl.master.state import MasterState, Phase, Record
+from edl.master.view import job_status
+from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
+from edl.types import Incarnation, NodeId, Token
+from edl.wire import plain
+from edl.wire.messages import AgentMessage, Attach, MasterMessage, NodeInfo
+from edl.wire.status import EventsRequest, JobStatus, JournalEntry
+
+T = TypeVar("T")
+
+RETRY_S = 0.1
+PROBE_PAUSE_S = 0.05
+FAREWELL_TTL_S = 10.0
+
+
+class Refuses(Protocol):
+    """Whether a host answers that nobody listens on a port."""
+
+    def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a Master needs from its launcher."""
+
+    store: Store
+    clock: Clock
+    keys: JobKeys
+    spec: JobSpec
+    node: NodeId
+    refuses: Refuses
+    log: Callable[[str], None]
+    wall_clock_s: Callable[[], float]
+
+
+class MasterShell:
+    """One rule, from election to stepping down. ``run`` ends when the job has concluded or the rule is lost."""
+
+    def __init__(self, around: Surroundings, token: Token) -> None:
+        self._around = around
+        self._token = token
+        self._guard = Guard(around.keys.master, token)
+        self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._state: MasterState | None = None
+        self._stored: Record | None = None
+        self.journal = Journal()
+        self.concluded = asyncio.Event()
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Rule. Raises ``FencedOut`` when another Master has been elected."""
+        try:
+            await self._take_over()
+            while not self.concluded.is_set():
+                event = await self._events.get()
+                assert self._state is not None  # noqa: S101 - set by _take_over
+                await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+        finally:
+            self._let_go()
+
+    async def _take_over(self) -> None:
+        keys = self._around.keys
+        snapshot = await self._retrying(lambda: self._around.store.read(keys.prefix))
+        values = {entry.key: entry.value for entry in snapshot.entries}
+        record = plain.loads(Record, values[keys.record]) if keys.record in values else None
+        nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
+        self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
+        self._stored = record
+        self._spawn(self._watch_nodes(snapshot.revision, nodes))
+        now_s = self._around.clock.now_s()
+        await self._carry_out(take_over(self._around.spec, record, nodes, now_s))
+
+    async def _carry_out(self, decision: ev.Decision) -> None:
+        """Write what changed, then run the effects in order."""
+        notes = [effect for effect in decision.effects if isinstance(effect, ev.Note)]
+        record = decision.state.record
+        added = [self.journal.make(note, record.round, self._around.wall_clock_s()) for note in notes]
+        if record != self._stored or added:
+            await self._write(record, added)
+        self._state = decision.state
+        self._stored = record
+        self.journal.publish(added)
+        wakes = []
+        for effect in decision.effects:
+            match effect:
+                case ev.Tell(node, incarnation, message):
+                    stream = self._streams.get((node, incarnation))
+                    if stream is not None:
+                        stream.put_nowait(message)
+                case ev.Probe(info):
+                    self._spawn(self._probe(info))
+                case ev.Revoke(incarnation):
+                    self._spawn(self._revoke(incarnation))
+                case ev.Note(text=text):
+                    self._around.log(text)
+                case ev.WakeAt(at_s):
+                    wakes.append(at_s)
+                case ev.Conclude():
+                    await self._conclude()
+        self._set_timer(min(wakes, default=None))
+
+    async def _write(self, record: Record, added: list[JournalEntry]) -> None:
+        keys = self._around.keys
+        operations: list[Operation] = [Put(keys.record, plain.dumps(record))]
+        operations += [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
+        operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
+        done = await self._retrying(lambda: self._around.store.write(operations, [self._guard.condition()]))
+        if done is None:
+            raise FencedOut("another Master has been elected")
+
+    async def _conclude(self) -> None:
+        """The job is over: leave its outcome for latecomers and clear its keys."""
+        keys = self._around.keys
+        with contextlib.suppress(StoreError):
+            lease = await self._around.store.grant_lease(FAREWELL_TTL_S)
+            assert self._stored is not None  # noqa: S101 - an ended job has a record
+            operations: list[Operation] = [
+                Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
+                *(Delete(key) for key in (keys.spec, keys.record, keys.token)),
+                Delete(keys.journal, prefix=True),
+            ]
+            await self._around.store.write(operations, [self._guard.condition()])
+        self.concluded.set()
+
+    # --- what feeds it ---------------------------------------------------------------------------------------------
+
+    async def _watch_nodes(self, revision: int, present: list[NodeInfo]) -> None:
+        prefix = self._around.keys.nodes
+        known = {info.node: info.incarnation for info in present}
+        async for change in self._around.store.watch(prefix, revision):
+            node = NodeId(change.entry.key[len(prefix) :])
+            if change.kind is ChangeKind.PUT:
+                info = plain.loads(NodeInfo, change.entry.value)
+                known[node] = info.incarnation
+                self._events.put_nowait(ev.NodeRegistered(info))
+            elif node in known:
+                self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
+
+    async def _probe(self, info: NodeInfo) -> None:
+        """Ask again and again while the node stays away: a dying process may accept for a moment longer."""
+        deadline_s = self._around.clock.now_s() + 2 * self._around.spec.timeouts.lease_ttl_s
+        while self._around.clock.now_s() < deadline_s and (info.node, info.incarnation) not in self._streams:
+            if await self._around.refuses(info.host, info.port):
+                self._events.put_nowait(ev.NodeRefused(info.node, info.incarnation))
+                return
+            await asyncio.sleep(PROBE_PAUSE_S)
+
+    async def _revoke(self, incarnation: Incarnation) -> None:
+        with contextlib.suppress(StoreError):  # the lease ends by itself a little later
+            await self._around.store.revoke_lease(incarnation)
+
+    def _set_timer(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            delay_s = max(0.0, at_s - self._around.clock.now_s())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._events.put_nowait, ev.Tick())
+
+    # --- what the server calls -------------------------------------------------------------------------------------
+
+    async def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
+        """Serve one agent's stream until either side ends it."""
+        outgoing: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
+        reader = asyncio.ensure_future(self._listen(said, outgoing))
+        try:
+            while (message := await outgoing.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+
+    async def _listen(self, said: AsyncIterator[AgentMessage], outgoing: asyncio.Queue[MasterMessage | None]) -> None:
+        info: NodeInfo | None = None
+        try:
+            async for message in said:
+                if isinstance(message, Attach):
+                    if info is not None:
+                        self._detach(info, outgoing)
+                    info = message.info
+                    self._streams[info.node, info.incarnation] = outgoing
+                    self._events.put_nowait(ev.NodeAttached(message))
+                elif info is not None:
+                    self._events.put_nowait(ev.NodeSaid(info.node, info.incarnation, message))
+        finally:
+            if info is not None:
+                self._detach(info, outgoing)
+            outgoing.put_nowait(None)
+
+    def _detach(self, info: NodeInfo, outgoing: asyncio.Queue[MasterMessage | None]) -> None:
+        key = (info.node, info.incarnation)
+        if self._streams.get(key) is outgoing:
+            del self._streams[key]
+            self._events.put_nowait(ev.NodeDetached(*key))
+
+    def status(self) -> JobStatus:
+        """The job at this moment."""
+        assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
+        return job_status(self._state, self._around.node, self.journal.last(10))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the outcome of the job is decided."""
+        return self._state is not None and self._state.record.phase is Phase.ENDED
+
+    @property
+    def serving(self) -> bool:
+        """Whether the take-over is done and questions can be answered."""
+        return self._state is not None
+
+    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+        """History, and with ``follow`` what comes."""
+        return self.journal.read(request.after, request.follow)
+
+    # --- helpers ---------------------------------------------------------------------------------------------------
+
+    async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store until it answers."""
+        for tries in itertools.count():
+            try:
+                return await attempt()
+            except StoreUnavailable as error:
+                if tries == 0:
+                    self._around.log(f"the store is away, decisions wait, training goes on ({error})")
+                await asyncio.sleep(RETRY_S)
+        raise AssertionError("unreachable")
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _let_go(self) -> None:
+        self._set_timer(None)
+        for task in self._tasks:
+            task.cancel()
+        for stream in self._streams.values():
+            stream.put_nowait(None)
+        self.journal.close()

@@ -1,0 +1,126 @@
+"""Dataclasses to protobuf messages of the same name and back.
+
+One generic walk over the fields instead of a pair of functions for each message: the two definitions agree by name,
+and a unit test compares every field of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from edl.errors import ProtocolError
+from edl.wire import edl_pb2, messages, status
+from edl.wire.messages import AgentMessage, MasterMessage
+from edl.wire.plain import hints
+
+T = TypeVar("T")
+
+_AGENT_BODIES: dict[type, str] = {
+    messages.Attach: "attach",
+    messages.Ready: "ready",
+    messages.WorkerFailed: "worker_failed",
+    messages.WorkersDone: "workers_done",
+    messages.Leaving: "leaving",
+}
+_MASTER_BODIES: dict[type, str] = {
+    messages.StopRound: "stop_round",
+    messages.StartRound: "start_round",
+    messages.Finish: "finish",
+    messages.Expelled: "expelled",
+}
+_AGENT_KINDS = {name: kind for kind, name in _AGENT_BODIES.items()}
+_MASTER_KINDS = {name: kind for kind, name in _MASTER_BODIES.items()}
+
+
+def encode_agent(message: AgentMessage) -> bytes:
+    """An agent's message in its envelope."""
+    envelope = edl_pb2.FromAgent()
+    body = getattr(envelope, _AGENT_BODIES[type(message)])
+    body.SetInParent()
+    _fill(body, message)
+    return envelope.SerializeToString()
+
+
+def decode_agent(data: bytes) -> AgentMessage:
+    """The inverse. Raises ``ProtocolError`` for anything that is not an agent's message."""
+    return typing.cast(AgentMessage, _open(edl_pb2.FromAgent(), data, _AGENT_KINDS))
+
+
+def encode_master(message: MasterMessage) -> bytes:
+    """A Master's message in its envelope."""
+    envelope = edl_pb2.FromMaster()
+    body = getattr(envelope, _MASTER_BODIES[type(message)])
+    body.SetInParent()
+    _fill(body, message)
+    return envelope.SerializeToString()
+
+
+def decode_master(data: bytes) -> MasterMessage:
+    """The inverse. Raises ``ProtocolError`` for anything that is not a Master's message."""
+    return typing.cast(MasterMessage, _open(edl_pb2.FromMaster(), data, _MASTER_KINDS))
+
+
+def encode(value: status.JobStatus | status.JournalEntry | status.Question | status.EventsRequest) -> bytes:
+    """A message that needs no envelope."""
+    message = getattr(edl_pb2, type(value).__name__)()
+    _fill(message, value)
+    return typing.cast(bytes, message.SerializeToString())
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    """The inverse of ``encode``."""
+    message = getattr(edl_pb2, kind.__name__)()
+    _parse(message, data)
+    return typing.cast(T, _build(kind, message))
+
+
+def _open(envelope: Any, data: bytes, kinds: dict[str, type]) -> Any:
+    _parse(envelope, data)
+    name = envelope.WhichOneof("body")
+    if name is None:
+        raise ProtocolError(f"a {type(envelope).__name__} message of a kind this version of edl does not know")
+    return _build(kinds[name], getattr(envelope, name))
+
+
+def _parse(message: Message, data: bytes) -> None:
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"not a {type(message).__name__} message: {error}") from error
+
+
+def _fill(target: Any, value: Any) -> None:
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        if dataclasses.is_dataclass(item):
+            sub = getattr(target, field.name)
+            sub.SetInParent()
+            _fill(sub, item)
+        elif isinstance(item, tuple):
+            repeated = getattr(target, field.name)
+            for element in item:
+                if dataclasses.is_dataclass(element):
+                    _fill(repeated.add(), element)
+                else:
+                    repeated.append(element)
+        else:
+            setattr(target, field.name, item)
+
+
+def _build(kind: Any, message: Any) -> Any:
+    values = {}
+    for name, hint in hints(kind).items():
+        item = getattr(message, name)
+        if typing.get_origin(hint) is tuple:
+            element = typing.get_args(hint)[0]
+            nested = dataclasses.is_dataclass(element)
+            values[name] = tuple(_build(element, entry) if nested else entry for entry in item)
+        elif dataclasses.is_dataclass(hint):
+            values[name] = _build(hint, item)
+        else:
+            values[name] = item
+    return kind(**values)

@@ -1,0 +1,247 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeInfo(_message.Message):
+    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: int
+    host: str
+    port: int
+    slots: int
+    node_rank: int
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    incarnation: int
+    host: str
+    slots: int
+    first_rank: int
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., first_rank: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class World(_message.Message):
+    __slots__ = ("round", "members", "restarts")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    restarts: int
+    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restarts: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("node", "round", "rank", "local_rank", "exit_code", "what", "exception", "traceback", "tail", "peer_loss")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    PEER_LOSS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    round: int
+    rank: int
+    local_rank: int
+    exit_code: int
+    what: str
+    exception: str
+    traceback: str
+    tail: str
+    peer_loss: bool
+    def __init__(self, node: _Optional[str] = ..., round: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., what: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., tail: _Optional[str] = ..., peer_loss: bool = ...) -> None: ...
+
+class Attach(_message.Message):
+    __slots__ = ("info", "seen_round", "running_round", "done")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_ROUND_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    info: NodeInfo
+    seen_round: int
+    running_round: int
+    done: bool
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("seen_round", "ports")
+    SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    seen_round: int
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerFailed(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: Failure
+    def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class WorkersDone(_message.Message):
+    __slots__ = ("round",)
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class FromAgent(_message.Message):
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving")
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_DONE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    attach: Attach
+    ready: Ready
+    worker_failed: WorkerFailed
+    workers_done: WorkersDone
+    leaving: Leaving
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+
+class StopRound(_message.Message):
+    __slots__ = ("round", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    reason: str
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StartRound(_message.Message):
+    __slots__ = ("world", "reason")
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    world: World
+    reason: str
+    def __init__(self, world: _Optional[_Union[World, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("exit_code", "reason", "failures")
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    reason: str
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+
+class Expelled(_message.Message):
+    __slots__ = ("reason", "exit_code")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    exit_code: int
+    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class FromMaster(_message.Message):
+    __slots__ = ("stop_round", "start_round", "finish", "expelled")
+    STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
+    START_ROUND_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    EXPELLED_FIELD_NUMBER: _ClassVar[int]
+    stop_round: StopRound
+    start_round: StartRound
+    finish: Finish
+    expelled: Expelled
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("number", "at_s", "kind", "text", "node", "round")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_s: float
+    kind: str
+    text: str
+    node: str
+    round: int
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+
+class NodeView(_message.Message):
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    slots: int
+    state: str
+    attached: bool
+    position: int
+    first_rank: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NNODES_FIELD_NUMBER: _ClassVar[int]
+    FAULT_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_USED_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    phase: str
+    round: int
+    world_size: int
+    reason: str
+    nnodes: str
+    fault_tolerance: str
+    restarts_used: int
+    restarts_allowed: int
+    master: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
+    journal: _containers.RepeatedCompositeFieldContainer[JournalEntry]
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("after", "follow")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    follow: bool
+    def __init__(self, after: _Optional[int] = ..., follow: bool = ...) -> None: ...

@@ -1,0 +1,62 @@
+"""Names of a job's keys in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.types import JobId, NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """All keys of one job lie under ``prefix``, except ``farewell``, which outlives it for a moment."""
+
+    job: JobId
+
+    @property
+    def prefix(self) -> str:
+        """Everything a running job owns."""
+        return f"/edl/{self.job}/"
+
+    @property
+    def spec(self) -> str:
+        """The ``JobSpec`` all launchers must agree on."""
+        return f"{self.prefix}spec"
+
+    @property
+    def token(self) -> str:
+        """The secret that every call carries."""
+        return f"{self.prefix}token"
+
+    @property
+    def master(self) -> str:
+        """The election key, on the Master's lease."""
+        return f"{self.prefix}master"
+
+    @property
+    def record(self) -> str:
+        """The ``Record`` the next Master continues from."""
+        return f"{self.prefix}record"
+
+    @property
+    def nodes(self) -> str:
+        """Prefix of the nodes' leased keys."""
+        return f"{self.prefix}nodes/"
+
+    def node(self, node: NodeId) -> str:
+        """One node's leased key."""
+        return f"{self.nodes}{node}"
+
+    @property
+    def journal(self) -> str:
+        """Prefix of the job's history."""
+        return f"{self.prefix}journal/"
+
+    def journal_entry(self, number: int) -> str:
+        """One line of history; sorted by name means sorted by number."""
+        return f"{self.journal}{number:012d}"
+
+    @property
+    def farewell(self) -> str:
+        """The outcome of a job that has just ended, on a short lease, for launchers that come too late."""
+        return f"/edl-ended/{self.job}"

@@ -1,0 +1,174 @@
+"""What an agent and its nursery say to each other.
+
+The nursery is the helper process that creates workers (``edl.worker.nursery``); the agent's end is
+``edl.adapters.processes``. They share an ``AF_UNIX`` ``SOCK_SEQPACKET`` pair: one JSON object per datagram,
+descriptors beside it. A worker's order can be large (an environment naming thousands of endpoints), so it travels
+in a memory file whose descriptor accompanies the ``Spawn``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+
+import edl
+from edl.errors import ProtocolError
+
+LARGEST_BYTES = 64 * 1024
+"""No message is longer; texts are cut before they are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a worker. Comes with three descriptors: its order (a memory file), its stdout, its stderr."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Signal the process group of a worker."""
+
+    pid: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """The nursery is ready; ``text`` says what it did."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarmFailed:
+    """A module that the script needs cannot be imported."""
+
+    module: str
+    error: str
+    """Last line of the traceback."""
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """Answer to ``Spawn``."""
+
+    id: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """Answer to ``Spawn``: no process came to be."""
+
+    id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker was reaped and its group is gone. ``code`` is its status, or minus a signal number."""
+
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A worker was stopped by a signal."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A stopped worker goes on."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence for the agent's log."""
+
+    text: str
+
+
+ToNursery = Spawn | Signal
+ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Note
+Message = ToNursery | ToAgent
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (Spawn, Signal, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
+}
+
+
+def encode(message: Message) -> bytes:
+    """One datagram."""
+    return json.dumps([type(message).__name__, dataclasses.asdict(message)]).encode()
+
+
+def decode(datagram: bytes) -> Message:
+    """The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
+    try:
+        name, fields = json.loads(datagram)
+        return _KINDS[name](**fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"not a nursery message: {datagram[:200]!r} ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Everything a new worker needs to know."""
+
+    kind: str
+    """A ``CommandKind`` value: script, module or program."""
+    target: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Complete: the worker has no variable besides these."""
+    directory: str = ""
+    """Working directory, empty for the nursery's own."""
+
+
+def write_order(order: Order) -> int:
+    """A memory file that holds the order; returns its descriptor, which the caller closes."""
+    descriptor = os.memfd_create("edl-order")
+    try:
+        data = memoryview(json.dumps(dataclasses.asdict(order)).encode())
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_order(descriptor: int) -> Order:
+    """The inverse of ``write_order``; leaves the descriptor open."""
+    size, data = os.fstat(descriptor).st_size, b""
+    while len(data) < size:
+        data += os.pread(descriptor, size - len(data), len(data))
+    fields = json.loads(data)
+    fields["arguments"] = tuple(fields["arguments"])
+    return Order(**fields)
+
+
+# The search path is left as the interpreter would have it for a script, without the current directory that "-c"
+# puts first: a stray queue.py there must not break the imports. The edl that runs the agent is found first, for
+# that one import only, so that an older copy elsewhere on the path cannot slip in.
+_ENTRY = (
+    "import sys;sys.path[:]=[p for p in sys.path if p];sys.path.insert(0,sys.argv.pop(1));import edl;"
+    "r=sys.path.pop(0);r in sys.path or sys.path.append(r);import importlib;"
+    "importlib.import_module(sys.argv.pop(1)).main()"
+)
+
+
+def helper_command(python: str, module: str, *arguments: str) -> list[str]:
+    """Command line of an unbuffered interpreter that runs ``main()`` of an edl module with these arguments."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(edl.__file__)))
+    return [python, "-u", "-c", _ENTRY, root, module, *arguments]
