@@ -23,13 +23,22 @@ class LocalPaths:
     log_dir: str
 
 
+def nursery_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
+    """The environment in which the framework is imported: what workers will see of the values read at import."""
+    environment = dict(base)
+    if slots > 1:
+        # As torchrun does: several workers on a host would otherwise start as many threads as it has cores, each.
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
 def worker_environment(
     base: Mapping[str, str], spec: JobSpec, world: World, node: NodeId, local_rank: int, paths: LocalPaths
 ) -> dict[str, str]:
     """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
     position = world.position(node)
     member = world.members[position]
-    environment = dict(base)
+    environment = nursery_environment(base, member.slots)
     environment.update(_torch(spec, world, member, position, local_rank))
     environment.update(_paddle(base, world, member, local_rank))
     environment["TORCHELASTIC_ERROR_FILE"] = paths.error_file
@@ -38,8 +47,6 @@ def worker_environment(
     environment["EDL_ROUND"] = str(world.round)
     environment["EDL_NODE_ID"] = node
     environment["EDL_NODES"] = str(len(world.members))
-    if member.slots > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     return environment
 

@@ -189,7 +189,7 @@ def _heard(turn: _Turn, event: Heard) -> None:
 
 def _start(turn: _Turn, world: World, reason: str) -> None:
     member = world.member(turn.state.info.node)
-    mine = member is not None and member.incarnation == turn.state.info.incarnation
+    mine = turn.state.registered and member is not None and member.incarnation == turn.state.info.incarnation
     if member is None or not mine or world.round <= turn.state.seen_round or turn.state.phase is not AgentPhase.IDLE:
         return
     workers = tuple(Worker(index, Rank(member.first_rank + index)) for index in range(member.slots))

@@ -36,6 +36,8 @@ class Surroundings:
 
     clock: Clock
     processes: Processes
+    warming: Awaitable[str]
+    """The first ``processes.warm()``, begun before everything else."""
     workers: WorkerGroup
     connect: Callable[[str, int], Stream]
     refuses: Callable[[str, int], Awaitable[bool]]
@@ -58,6 +60,7 @@ class AgentShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._outcome: Outcome | None = None
+        self._warming: Awaitable[str] | None = around.warming
 
     @property
     def state(self) -> AgentState:
@@ -174,7 +177,8 @@ class AgentShell:
 
     async def _warm(self) -> None:
         try:
-            self._around.log(await self._around.processes.warm())
+            warming, self._warming = self._warming, None
+            self._around.log(await (warming or self._around.processes.warm()))
             self.post(ev.Warmed())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))

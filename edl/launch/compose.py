@@ -29,6 +29,7 @@ from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.transport import Connection, MasterServer, refuses
+from edl.agent.environment import nursery_environment
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.agent.shell import Surroundings as AgentSurroundings
@@ -53,17 +54,17 @@ async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = _console(settings.node)
     # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
-    processes = NurseryProcesses(
-        settings.command, settings.standby, settings.slots, environment(), settings.preload, log
-    )
+    nursery = nursery_environment(environment(), settings.slots)
+    processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)
+    warming = asyncio.ensure_future(processes.warm())
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.push_async_callback(processes.close)
-        processes.start()
+        cleanup.callback(warming.cancel)
         store, member = await _open_store(settings, log)
         if member is not None:
             cleanup.push_async_callback(member.stop)
         cleanup.push_async_callback(store.close)
-        launcher = await _assemble(settings, store, member, processes, log)
+        launcher = await _assemble(settings, store, member, processes, warming, log)
         return launcher if isinstance(launcher, int) else await launcher.run()
 
 
@@ -135,6 +136,7 @@ async def _assemble(
     store: Store,
     member: EtcdMember | None,
     processes: NurseryProcesses,
+    warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher | int:
     """Register and put the parts together; an exit status when the job has just ended."""
@@ -160,6 +162,7 @@ async def _assemble(
         AgentSurroundings(
             clock=clock,
             processes=processes,
+            warming=warming,
             workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, log),
             connect=lambda master_host, master_port: Connection(master_host, master_port, registration.token),
             refuses=refuses,
@@ -199,9 +202,17 @@ def _address_towards(endpoint: str) -> str:
 
 
 def _console(node: str) -> Callable[[str], None]:
-    """Plain lines on stderr, with the time and the node, so that the output of several nodes can be read together."""
+    """Plain lines on stderr, with the time and the node, so that the output of several nodes can be read together.
+
+    What the Master decides comes twice to its own launcher, as a decision and as an order; it is said once.
+    """
+    last = ""
 
     def log(text: str) -> None:
+        nonlocal last
+        if text == last:
+            return
+        last = text
         stamp = time.strftime("%H:%M:%S")
         with contextlib.suppress(OSError, ValueError):
             print(f"[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)

@@ -46,7 +46,11 @@ class ElectionState:
 
 @dataclass(frozen=True, slots=True)
 class KeyChanged:
-    """The election key as the watch shows it; ``ruler`` None when it is gone."""
+    """The election key as the watch shows it; ``ruler`` None when it is gone.
+
+    ``token`` is its create revision, or the revision at which it went. A watch may lag behind what this launcher has
+    done itself: what is older than the token known already is old news. 0: the order is not known.
+    """
 
     ruler: Ruler | None
     token: Token
@@ -149,6 +153,8 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
 
 
 def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
+    if 0 < event.token < state.token:
+        return ElectionDecision(state, (), "old news")
     if event.ruler is None:
         if state.role is Role.MASTER:
             return _resign(dataclasses.replace(state, ruler=None, token=Token(0)), "the election key is gone")

@@ -95,13 +95,18 @@ def end_if_all_done(turn: Turn) -> None:
 
 
 def say_goodbye(turn: Turn) -> None:
-    """After the end: go once every agent has gone, or after a while."""
+    """After the end: go once every agent has heard of it and gone, or after a while."""
     ended_at_s = turn.now_s if turn.ended_at_s is None else turn.ended_at_s
     turn.ended_at_s = ended_at_s
-    if not any(entry.attached for entry in turn.nodes.values()) or turn.now_s >= ended_at_s + FAREWELL_S:
+    if not turn.nodes or turn.now_s >= ended_at_s + FAREWELL_S:
         turn.conclude()
     else:
         turn.wake_at(ended_at_s + FAREWELL_S)
+
+
+def tell_outcome(turn: Turn, entry: NodeEntry, outcome: Finish) -> None:
+    """Tell an attached node that the job is over; it is gone when its stream ends."""
+    turn.tell(turn.update(entry, status=NodeStatus.LEAVING), outcome)
 
 
 def _awaited(turn: Turn) -> list[NodeEntry]:
@@ -168,8 +173,9 @@ def _end(turn: Turn, code: ExitCode, reason: str) -> None:
     outcome = Finish(int(code), reason, () if code is ExitCode.OK else root_first)
     turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason)
     turn.note(Kind.JOB_ENDED, reason)
-    for entry in turn.nodes.values():
-        turn.tell(entry, outcome)
+    for entry in list(turn.nodes.values()):
+        if entry.attached:
+            tell_outcome(turn, entry, outcome)
     say_goodbye(turn)
 
 

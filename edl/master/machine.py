@@ -31,6 +31,7 @@ from edl.master.forming import (
     order_stop,
     say_goodbye,
     stop_world,
+    tell_outcome,
     try_to_form,
 )
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
@@ -57,10 +58,6 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
     Nodes are taken for what the record says until they attach or are proven dead.
     """
     turn = Turn(MasterState(spec, record or Record(), forming_since_s=now_s), now_s)
-    if turn.record.phase is Phase.ENDED:
-        turn.reason = turn.record.reason
-        say_goodbye(turn)
-        return turn.decision()
     for info in nodes:
         entry = _first_sight(turn, info, registered=True)
         if turn.member(entry) is not None:
@@ -72,7 +69,8 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
             )
         turn.probe(entry)
     turn.reason = turn.record.reason
-    _count_out_the_gone(turn)
+    if turn.record.phase is not Phase.ENDED:
+        _count_out_the_gone(turn)
     _settle(turn)
     return turn.decision()
 
@@ -147,7 +145,7 @@ def _attached(turn: Turn, event: NodeAttached) -> None:
         entry = _first_sight(turn, info, registered=False)
     entry = turn.update(entry, attached=True, seen_round=attach.seen_round)
     if turn.record.outcome is not None:
-        turn.tell(entry, turn.record.outcome)
+        tell_outcome(turn, entry, turn.record.outcome)
     else:
         _catch_up(turn, entry, attach)
 
@@ -210,7 +208,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         return
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} lost: {how}")
-    else:
+    elif turn.record.phase is Phase.FORMING:
         _give_back_charge(turn, f"node {node} lost: {how}")
 
 

@@ -1,0 +1,175 @@
+"""One job on simulated nodes: start, watch, strike, and clear away, all within deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from benchmarks.common import processes
+from benchmarks.common.etcd import PrivateEtcd
+from benchmarks.common.launchers import REPOSITORY, JobPlan, Launcher, Meeting
+from benchmarks.common.steps import StepReader, World
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+POLL_S = 0.05
+"""How often the logs are read. The measured times are in the logs, so this adds nothing to them."""
+STEPS = 20_000
+"""More than any run needs, few enough that a job nobody ends is over in minutes."""
+T = TypeVar("T")
+
+
+class NotReached(Exception):
+    """What was waited for did not come: the deadline passed, or nobody is left who could bring it about."""
+
+
+class Job:
+    """Launcher processes of one job. As a context manager it leaves no process behind, however it is left."""
+
+    def __init__(self, launcher: Launcher, plan: JobPlan) -> None:
+        self.launcher = launcher
+        self.plan = plan
+        self.run = uuid.uuid4().hex
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.steps = StepReader(plan.folder / "steps")
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, node: int) -> float:
+        """Start the launcher of one node; the monotonic time just before."""
+        env = processes.clean_environment(
+            {
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONPATH": str(REPOSITORY),
+                **self.launcher.environment(self.plan, node),
+                processes.RUN_MARK: self.run,
+                processes.NODE_MARK: str(node),
+            }
+        )
+        log = self.plan.folder / f"launcher{node}.log"
+        command = self.launcher.command(self.plan, node)
+        begun_s = time.monotonic()
+        self.nodes[node] = processes.start(command, env, log, self.plan.folder)
+        return begun_s
+
+    def wait(self, look: Callable[[], T | None], what: str, within_s: float | None = None) -> T:
+        """Poll the step logs until ``look`` returns something. Raises ``NotReached``."""
+        limit_s = within_s or self.launcher.deadline_s
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            ended = [process.poll() for process in self.nodes.values()]
+            self.steps.poll()
+            result = look()
+            if result is not None:
+                return result
+            if None not in ended:
+                raise NotReached(
+                    f"{what}: every launcher has ended ({', '.join(map(str, ended))}); {self._last_words()}"
+                )
+            if time.monotonic() > deadline_s:
+                raise NotReached(f"{what}: not within {limit_s:g} s")
+            time.sleep(POLL_S)
+
+    def _last_words(self) -> str:
+        """The last line of the first launcher's log, for the note under the table."""
+        text = (self.plan.folder / f"launcher{min(self.nodes)}.log").read_text(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return f"the first one's last line: {lines[-1][:200]}" if lines else "the first one said nothing"
+
+    def wait_running(self, size: int, steps: int = 15) -> World:
+        """Until the newest world has ``size`` ranks that have all done ``steps`` steps."""
+
+        def running() -> World | None:
+            world = self.steps.newest()
+            return world if world is not None and world.size == size and world.every_rank(steps) else None
+
+        return self.wait(running, f"a running world of {size}")
+
+    def wait_next(self, after_s: float, size: int) -> World:
+        """The first world of ``size`` formed after a moment, once all its ranks have completed a step."""
+        return self.wait(lambda: self.steps.formed_after(after_s, size), f"a new world of {size}")
+
+    def kill_node(self, node: int) -> float:
+        """SIGKILL launcher, workers and helpers of a node. Monotonic time just before."""
+        return processes.send_all(self.run, signal.SIGKILL, node)
+
+    def freeze_node(self, node: int) -> float:
+        """SIGSTOP all of a node: its connections stay open, it just does not answer any more."""
+        return processes.send_all(self.run, signal.SIGSTOP, node)
+
+    def kill_worker(self, pid: int) -> float:
+        """SIGKILL one worker by the pid it logged, if that process is of this run."""
+        for found in processes.find(self.run):
+            if found.pid == pid:
+                begun_s = time.monotonic()
+                processes.send(found, signal.SIGKILL)
+                return begun_s
+        raise NotReached(f"worker {pid} is not running")
+
+    def close(self) -> None:
+        """SIGKILL everything of this run and reap the launchers."""
+        left = processes.end_run(self.run)
+        for process in self.nodes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5.0)
+        if left:
+            raise RuntimeError(f"processes that SIGKILL did not end: {left}")
+
+
+@contextlib.contextmanager
+def launch(
+    launcher: Launcher,
+    script: str,
+    nodes: tuple[int, int],
+    *,
+    workers_per_node: int = 1,
+    alone: bool = False,
+    etcd_members: int = 1,
+    keep: Path | None = None,
+) -> Iterator[Job]:
+    """A job ready to ``start`` nodes of, in a fresh folder with a store of its own if it needs one.
+
+    ``keep``: a folder that gets the logs of the run; without it they are deleted.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"edl-bench-{launcher.name}-", dir=keep))
+    try:
+        with contextlib.ExitStack() as stack:
+            endpoint = ""
+            if not alone and launcher.meeting is Meeting.ETCD:
+                endpoint = stack.enter_context(PrivateEtcd(etcd_members)).endpoints
+            elif not alone:
+                endpoint = own_store_endpoint(launcher, nodes[1])
+            plan = JobPlan(
+                job_id=f"bench-{uuid.uuid4().hex[:8]}",
+                nodes=nodes,
+                workers_per_node=workers_per_node,
+                endpoint=endpoint,
+                script=SCRIPTS / script,
+                script_arguments=("--workdir", str(folder), "--steps", str(STEPS)),
+                folder=folder,
+            )
+            yield stack.enter_context(Job(launcher, plan))
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_store_endpoint(launcher: Launcher, most_nodes: int) -> str:
+    """Free addresses for a store that the launchers bring: three for edl's embedded etcd where there are enough nodes
+    to host them, one otherwise."""
+    count = 3 if launcher.name == "edl-embedded" and most_nodes >= 3 else 1
+    return ",".join(f"{processes.LOOPBACK}:{port}" for port in processes.free_ports(count))

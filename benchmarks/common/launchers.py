@@ -1,0 +1,188 @@
+"""How each launcher is called. One small strategy per contender; nothing else in the benchmarks knows their flags."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from benchmarks.common.processes import LOOPBACK
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+TUNED_RENDEZVOUS = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+"""torchrun's waits cut down: 1 s for more nodes, and a silent node is dropped after 3 s, as with edl's lease here."""
+
+
+class Meeting(enum.Enum):
+    """Where the nodes of a job find one another."""
+
+    ETCD = "etcd"
+    """A private etcd that the benchmark starts, outside the nodes."""
+    PORTS = "ports"
+    """Free loopback ports; the launchers start the store themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """One job to launch. ``endpoint``: ``host:port[,host:port…]``, empty for a job of one node on its own."""
+
+    job_id: str
+    nodes: tuple[int, int]
+    workers_per_node: int
+    endpoint: str
+    script: Path
+    script_arguments: tuple[str, ...]
+    folder: Path
+    max_restarts: int = 10
+
+    @property
+    def alone(self) -> bool:
+        return not self.endpoint
+
+    def log_dir(self, node: int) -> str:
+        return str(self.folder / f"node{node}-logs")
+
+    def tail(self) -> list[str]:
+        """The script and what belongs to it: the end of every command line."""
+        return [str(self.script), *self.script_arguments]
+
+
+class Launcher(Protocol):
+    """A contender."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def meeting(self) -> Meeting: ...
+
+    @property
+    def deadline_s(self) -> float:
+        """After this many seconds a run counts as never recovered; also allowed for the start."""
+
+    @property
+    def is_edl(self) -> bool:
+        """Whether it has a Master to kill, and promises to notice a node that just falls silent."""
+
+    def command(self, plan: JobPlan, node: int) -> list[str]:
+        """The command of one node's launcher."""
+
+    def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
+        """What it needs on top of the clean environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edl:
+    """``python -m edl.launch``. ``embedded``: its own etcd members instead of one outside."""
+
+    python: str
+    embedded: bool = False
+    lease_ttl_s: float = 3.0
+    deadline_s: float = 60.0
+    is_edl: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return "edl-embedded" if self.embedded else "edl"
+
+    @property
+    def meeting(self) -> Meeting:
+        return Meeting.PORTS if self.embedded else Meeting.ETCD
+
+    @property
+    def backend(self) -> str:
+        return "etcd-embedded" if self.embedded else "etcd"
+
+    def command(self, plan: JobPlan, node: int) -> list[str]:
+        command = [self.python, "-m", "edl.launch", f"--nproc-per-node={plan.workers_per_node}"]
+        command += [f"--max-restarts={plan.max_restarts}", f"--log-dir={plan.log_dir(node)}"]
+        if not plan.alone:
+            command += [f"--nnodes={plan.nodes[0]}:{plan.nodes[1]}", f"--rdzv-id={plan.job_id}"]
+            command += [f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={plan.endpoint}"]
+            command += [f"--node-id={node_name(node)}", f"--lease-ttl={self.lease_ttl_s:g}"]
+        return command + plan.tail()
+
+    def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Torchrun:
+    """torchrun with its c10d store on node 0. ``tuned``: everything its command line offers to be faster."""
+
+    python: str
+    tuned: bool
+    is_edl: ClassVar[bool] = False
+    meeting: ClassVar[Meeting] = Meeting.PORTS
+
+    @property
+    def name(self) -> str:
+        return "torchrun-tuned" if self.tuned else "torchrun-default"
+
+    @property
+    def deadline_s(self) -> float:
+        return 60.0 if self.tuned else 150.0
+
+    def command(self, plan: JobPlan, node: int) -> list[str]:
+        command = [self.python, "-m", "torch.distributed.run", f"--nproc-per-node={plan.workers_per_node}"]
+        command += [f"--max-restarts={plan.max_restarts}", f"--log-dir={plan.log_dir(node)}", "--redirects=3"]
+        if self.tuned:
+            command += ["--monitor-interval=0.1"]
+        if plan.alone:
+            return [*command, "--standalone", *plan.tail()]
+        # All nodes share one host here, where each would claim the store; say who has it, as different hosts would.
+        settings = [f"is_host={'true' if node == 0 else 'false'}"]
+        if self.tuned:
+            settings.append(TUNED_RENDEZVOUS)
+        command += [f"--nnodes={plan.nodes[0]}:{plan.nodes[1]}", f"--rdzv-id={plan.job_id}", "--rdzv-backend=c10d"]
+        command += [f"--rdzv-endpoint={plan.endpoint}", f"--rdzv-conf={','.join(settings)}"]
+        return [*command, f"--local-addr={LOOPBACK}", *plan.tail()]
+
+    def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
+        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.tuned else {}
+
+
+@dataclass(frozen=True, slots=True)
+class PaddleLaunch:
+    """``paddle.distributed.launch`` with etcd, its only elastic mode.
+
+    ``python`` must be able to ``import etcd3`` (see ``peer_venv.py``). Version 0.12, the last one, works with today's
+    protobuf only in the pure-Python implementation, hence the variable.
+    """
+
+    python: str
+    elastic_timeout_s: int = 10
+    deadline_s: float = 120.0
+    name: ClassVar[str] = "paddle-launch"
+    meeting: ClassVar[Meeting] = Meeting.ETCD
+    is_edl: ClassVar[bool] = False
+
+    def command(self, plan: JobPlan, node: int) -> list[str]:
+        command = [self.python, "-m", "paddle.distributed.launch", f"--nproc_per_node={plan.workers_per_node}"]
+        command += [f"--max_restart={plan.max_restarts}", f"--log_dir={plan.log_dir(node)}", f"--job_id={plan.job_id}"]
+        if not plan.alone:
+            command += [f"--master=etcd://{plan.endpoint}", f"--nnodes={plan.nodes[0]}:{plan.nodes[1]}"]
+            command += ["--elastic_level=1", f"--elastic_timeout={self.elastic_timeout_s}", f"--host={LOOPBACK}"]
+        return command + plan.tail()
+
+    def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
+        return {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+
+
+def node_name(node: int) -> str:
+    """The id that edl's launcher of a simulated node gets."""
+    return f"bench-{node}"
+
+
+LAUNCHERS: dict[str, Callable[[str, str], Launcher]] = {
+    "edl": lambda own, peer: Edl(own),
+    "edl-embedded": lambda own, peer: Edl(own, embedded=True),
+    "torchrun-tuned": lambda own, peer: Torchrun(peer, tuned=True),
+    "torchrun-default": lambda own, peer: Torchrun(peer, tuned=False),
+    "paddle-launch": lambda own, peer: PaddleLaunch(peer),
+}
+"""Contenders by name; made from the Python that runs edl and the one that runs the peers."""

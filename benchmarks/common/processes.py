@@ -1,0 +1,163 @@
+"""Start processes, find everything that came out of them, signal exactly those.
+
+Every process of a run inherits two environment variables: a random token of the run and the index of the simulated
+node. Whatever a launcher starts, however often it detaches or is adopted, carries them, so a node or a whole run can
+be ended without ever touching a process of somebody else. Children of a marked process that changed their
+environment are found through their parent. Linux only (``/proc``, pidfd).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.config import environment
+
+RUN_MARK = "EDL_BENCH_RUN"
+NODE_MARK = "EDL_BENCH_NODE"
+LOOPBACK = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
+_FOREIGN = ("PET_", "PADDLE_", "TORCHELASTIC_", "TORCH_", "EDL_", "FLAGS_", "OMP_", "MASTER_")
+"""Prefixes of variables that would change how a launcher behaves; a run starts without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One living process; ``started_ticks`` tells it from a later one with the same pid."""
+
+    pid: int
+    parent: int
+    started_ticks: int
+
+
+def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without other launchers' settings and proxies, plus ``extra``."""
+    kept = {
+        name: value
+        for name, value in environment().items()
+        if not name.startswith(_FOREIGN) and not name.lower().endswith("_proxy")
+    }
+    return kept | dict(extra)
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before exec: SIGTERM when the benchmark itself is killed, so that nothing outlives it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """Start ``command`` in a session of its own, both output streams appended to ``log``."""
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            list(command),
+            env=dict(env),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+
+
+def _status(pid: int) -> Found | None:
+    """``None`` when the process is gone or a zombie. Field numbers as in proc_pid_stat(5)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    return Found(pid, int(fields[1]), int(fields[19]))
+
+
+def _living() -> Iterator[Found]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and (found := _status(int(name))):
+            yield found
+
+
+def _carries(pid: int, marks: frozenset[bytes]) -> bool:
+    try:
+        return marks <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return False
+
+
+def find(run: str, node: int | None = None) -> list[Found]:
+    """All living processes of a run, or of one simulated node of it, parents first where known."""
+    marks = {f"{RUN_MARK}={run}".encode()}
+    if node is not None:
+        marks.add(f"{NODE_MARK}={node}".encode())
+    living = {found.pid: found for found in _living()}
+    chosen = {pid for pid in living if _carries(pid, frozenset(marks))}
+    while more := {pid for pid, found in living.items() if found.parent in chosen} - chosen:
+        chosen |= more
+    return [living[pid] for pid in sorted(chosen)]
+
+
+def send(target: Found, number: signal.Signals) -> bool:
+    """Signal exactly the process that was found; ``False`` when it is gone, even if its pid lives again."""
+    try:
+        handle = os.pidfd_open(target.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        now = _status(target.pid)
+        if now is None or now.started_ticks != target.started_ticks:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, number)
+            return True
+        return False
+    finally:
+        os.close(handle)
+
+
+def send_all(run: str, number: signal.Signals, node: int | None = None) -> float:
+    """Signal a whole run or node. Returns the monotonic time just before the first signal was sent.
+
+    Scans again afterwards for processes that were being born meanwhile; a stopped process keeps showing up in the
+    scan, so SIGSTOP is repeated once and no more.
+    """
+    targets = find(run, node)
+    begun_s = time.monotonic()
+    for attempt in range(4):
+        for target in targets:
+            send(target, number)
+        if attempt and number == signal.SIGSTOP:
+            break
+        targets = find(run, node)
+        if not targets:
+            break
+    return begun_s
+
+
+def end_run(run: str, within_s: float = 5.0) -> list[int]:
+    """SIGKILL all of a run until nothing is left; the pids that would not go (normally none)."""
+    deadline_s = time.monotonic() + within_s
+    while targets := find(run):
+        for target in targets:
+            send(target, signal.SIGKILL)
+        if time.monotonic() > deadline_s:
+            return [target.pid for target in targets]
+        time.sleep(0.02)
+    return []
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody used a moment ago, all different."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in taken:
+            one.bind((LOOPBACK, 0))
+        return [int(one.getsockname()[1]) for one in taken]

@@ -1,0 +1,135 @@
+"""Read the step logs that workers write (``scripts/step_writer.py``) and put them together into worlds.
+
+All times are ``time.monotonic()`` of this host, comparable between its processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One completed training step of one rank. ``step`` counts from 1 over the whole job, ``t`` is in seconds."""
+
+    t: float
+    rank: int
+    world: int
+    step: int
+    pid: int
+    node: int
+    restart: int
+    formed: int
+
+
+@dataclass(slots=True)
+class World:
+    """All steps of one formed world, by rank.
+
+    ``formed`` is chosen by rank 0 and handed to all ranks with a broadcast: its monotonic clock in nanoseconds when the
+    group was ready. Two workers with the same value are certainly in the same group.
+    """
+
+    formed: int
+    size: int
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+
+    @property
+    def formed_s(self) -> float:
+        return self.formed / 1e9
+
+    def every_rank(self, count: int) -> bool:
+        """Whether each rank has completed at least ``count`` steps."""
+        return len(self.steps) == self.size and all(len(done) >= count for done in self.steps.values())
+
+    @property
+    def first_s(self) -> float:
+        """When the last of its ranks completed its first step."""
+        return max(done[0].t for done in self.steps.values())
+
+    @property
+    def last_s(self) -> float:
+        """When its last step so far was completed, by any rank."""
+        return max(done[-1].t for done in self.steps.values())
+
+    @property
+    def first_step(self) -> int:
+        return min(done[0].step for done in self.steps.values())
+
+    @property
+    def last_step(self) -> int:
+        return max(done[-1].step for done in self.steps.values())
+
+    def nodes(self) -> set[int]:
+        return {done[-1].node for done in self.steps.values()}
+
+    def pids(self, node: int) -> list[int]:
+        """Workers of a simulated node, by rank."""
+        return [done[-1].pid for _, done in sorted(self.steps.items()) if done[-1].node == node]
+
+    def gaps(self, begin_s: float, end_s: float) -> list[float]:
+        """Seconds between neighbouring steps of the same rank, where the later step is in ``[begin_s, end_s)``."""
+        return [
+            after.t - before.t
+            for done in self.steps.values()
+            for before, after in itertools.pairwise(done)
+            if begin_s <= after.t < end_s
+        ]
+
+    def silence(self, moment_s: float) -> float:
+        """The longest time that a rank had been without a step at a moment: a gap that had not ended by then."""
+        before = [[step.t for step in done if step.t < moment_s] for done in self.steps.values()]
+        return max(moment_s - times[-1] if times else 0.0 for times in before)
+
+
+class StepReader:
+    """Follows all step logs of a folder. ``poll`` reads what is new; ``worlds`` holds everything read so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_bytes: dict[Path, int] = {}
+        self.worlds: dict[int, World] = {}
+        self.pids: set[int] = set()
+
+    def poll(self) -> None:
+        """Read complete new lines of all files."""
+        for path in self._folder.glob("*.jsonl"):
+            done = self._read_bytes.get(path, 0)
+            with path.open("rb") as stream:
+                stream.seek(done)
+                data = stream.read()
+            complete = data.rfind(b"\n") + 1
+            self._read_bytes[path] = done + complete
+            for line in data[:complete].splitlines():
+                self._take(json.loads(line))
+
+    def _take(self, data: dict[str, object]) -> None:
+        kind = data.pop("kind")
+        self.pids.add(int(str(data["pid"])))
+        if kind != "step":
+            return
+        step = Step(**data)  # type: ignore[arg-type]
+        world = self.worlds.setdefault(step.formed, World(step.formed, step.world))
+        world.steps.setdefault(step.rank, []).append(step)
+
+    def newest(self) -> World | None:
+        """The world that was formed last, among those with a completed step."""
+        return self.worlds[max(self.worlds)] if self.worlds else None
+
+    def formed_after(self, moment_s: float, size: int) -> World | None:
+        """The first world of ``size`` ranks formed after a moment in which every rank has completed a step."""
+        for formed in sorted(self.worlds):
+            world = self.worlds[formed]
+            if world.formed_s > moment_s and world.size == size and world.every_rank(1):
+                return world
+        return None
+
+
+def median_gap(world: World, begin_s: float, end_s: float) -> float:
+    """Median seconds per step in a window; 0 when there is none."""
+    gaps = world.gaps(begin_s, end_s)
+    return statistics.median(gaps) if gaps else 0.0

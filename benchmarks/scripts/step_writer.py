@@ -1,0 +1,47 @@
+"""Writes one JSON line per completed step, with a single O_APPEND write, so a killed worker leaves only whole lines.
+
+Uses the standard library only: importing it costs a worker nothing that could be mistaken for a launcher's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+class StepWriter:
+    """One file per process under ``<workdir>/steps``. Says ``start`` at once, so that a worker that never gets to its
+    first step is known as well."""
+
+    def __init__(self, workdir: Path) -> None:
+        folder = workdir / "steps"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(folder / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._rank, self._world, self._formed = -1, 0, 0
+        self._restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1"))
+        self._node = int(os.environ.get("EDL_BENCH_NODE", "-1"))
+        self._write("start", 0)
+
+    def group(self, rank: int, world: int, formed: int) -> None:
+        """Tell which world the following steps belong to; ``formed`` is the same on all its ranks."""
+        self._rank, self._world, self._formed = rank, world, formed
+
+    def step(self, step: int) -> None:
+        """Step number ``step``, counted from 1 over the whole job, is complete on this rank."""
+        self._write("step", step)
+
+    def _write(self, kind: str, step: int) -> None:
+        line = {
+            "t": time.monotonic(),
+            "kind": kind,
+            "rank": self._rank,
+            "world": self._world,
+            "step": step,
+            "pid": os.getpid(),
+            "node": self._node,
+            "restart": self._restart,
+            "formed": self._formed,
+        }
+        os.write(self._file, (json.dumps(line) + "\n").encode())

@@ -1,0 +1,82 @@
+"""An ordinary DistributedDataParallel script: a small MLP on gloo, checkpoints, resume. Knows no launcher.
+
+The only additions are the step log and a broadcast that gives each world an id for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.scripts.step_writer import StepWriter
+
+CHECKPOINT_EVERY = 5
+
+
+def arguments() -> argparse.Namespace:
+    """The script's own command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workdir", type=Path, required=True, help="step logs and the checkpoint")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
+    return parser.parse_args()
+
+
+def load(path: Path, model: nn.Module) -> int:
+    """Restore the model; the number of steps it has seen, 0 without a checkpoint."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    return int(saved["step"])
+
+
+def save(path: Path, model: nn.Module, step: int) -> None:
+    """Replace the checkpoint in one move, so a kill never leaves half a file."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    torch.save({"model": model.state_dict(), "step": step}, draft)
+    os.replace(draft, path)
+
+
+def main() -> None:
+    args = arguments()
+    log = StepWriter(args.workdir)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    checkpoint = args.workdir / "checkpoint.pt"
+    begin = load(checkpoint, model) if rank == 0 else 0
+    common = torch.tensor([time.monotonic_ns(), begin])
+    dist.broadcast(common, src=0)
+    formed, begin = (int(value) for value in common)
+    log.group(rank, world, formed)
+
+    parallel = DistributedDataParallel(model)  # hands rank 0's weights to everybody
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(begin + 1, args.steps + 1):
+        inputs = torch.randn(16, 32, generator=generator)
+        loss = parallel(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log.step(step)
+        if rank == 0 and step % CHECKPOINT_EVERY == 0:
+            save(checkpoint, model, step)
+        time.sleep(args.pause_ms / 1000)
+    del parallel
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""The one place that reads a clock."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """``Clock`` of this process: the operating system's monotonic clock."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        return time.monotonic()

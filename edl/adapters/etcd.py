@@ -1,0 +1,315 @@
+"""The store on etcd v3, over grpc.aio.
+
+Messages are those that the etcd-sdk-python package has generated from etcd's own .proto files; the calls, their
+time limits and their retries are here and in ``etcd_rpc``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdTls, Metadata, Verdict, kv_pb2, rpc_pb2, verdict
+from edl.errors import LeaseLost, StoreError, StoreUnavailable
+from edl.ports import (
+    Change,
+    ChangeKind,
+    Condition,
+    CreatedAt,
+    KeyValue,
+    Operation,
+    Put,
+    Snapshot,
+)
+
+__all__ = ["EtcdStore", "EtcdTls"]
+
+LONGEST_WATCH_PAUSE_S = 0.2
+"""Between two attempts to set up a watch while no member will have it."""
+
+
+def _to_bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _range_of(prefix: str) -> tuple[bytes, bytes]:
+    """Key and range end, in etcd's sense, of all keys that begin with ``prefix``.
+
+    Text in UTF-8 never holds the byte 0xff, so adding one to the last byte never carries.
+    """
+    raw = _to_bytes(prefix)
+    return (raw, raw[:-1] + bytes([raw[-1] + 1])) if raw else (b"\0", b"\0")
+
+
+def _to_entry(kv: Any) -> KeyValue:
+    return KeyValue(
+        key=kv.key.decode("utf-8", "surrogateescape"),
+        value=kv.value,
+        create_revision=kv.create_revision,
+        mod_revision=kv.mod_revision,
+        lease=kv.lease,
+    )
+
+
+def _to_request(operation: Operation) -> Any:
+    if isinstance(operation, Put):
+        put = rpc_pb2.PutRequest(key=_to_bytes(operation.key), value=operation.value, lease=operation.lease)
+        return rpc_pb2.RequestOp(request_put=put)
+    if operation.prefix:
+        key, end = _range_of(operation.key)
+        return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key, range_end=end))
+    return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=_to_bytes(operation.key)))
+
+
+def _to_compare(condition: Condition) -> Any:
+    if isinstance(condition, CreatedAt):
+        wanted = {"target": rpc_pb2.Compare.CREATE, "create_revision": condition.revision}
+    else:
+        wanted = {"target": rpc_pb2.Compare.MOD, "mod_revision": condition.revision}
+    return rpc_pb2.Compare(result=rpc_pb2.Compare.EQUAL, key=_to_bytes(condition.key), **wanted)
+
+
+def _to_change(event: Any) -> Change:
+    kind = ChangeKind.DELETE if event.type == kv_pb2.Event.DELETE else ChangeKind.PUT
+    return Change(kind, _to_entry(event.kv))
+
+
+def _reached(response: Any) -> int:
+    """Up to which revision a watch has seen everything after this response.
+
+    All changes of one revision come in one response. A response without changes is a progress report; the header
+    of one with changes may be ahead of them, so it does not count.
+    """
+    return int(response.events[-1].kv.mod_revision if response.events else response.header.revision)
+
+
+class _WatchRefused(Exception):
+    """etcd cancelled a watch because of who asks."""
+
+
+class _WatchStream:
+    """One watch on one endpoint. It ends, without an error, when that endpoint is left."""
+
+    def __init__(self, connections: Connections, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.revision = 0
+        """The store's revision when the watch was set up, as this member knows it."""
+        self._connections = connections
+        self._left = asyncio.ensure_future(endpoint.left.wait())
+        self._call: Any = None
+
+    async def open(self, prefix: str, seen: int) -> bool:
+        """Set the watch up; False when the member says nothing.
+
+        It starts with the last revision seen, not the one after: etcd serves a watch from the very revision it was
+        compacted at, but may have dropped a delete of that revision. So what is not seen yet is always safe.
+        """
+        metadata = await self._connections.metadata(self.endpoint)
+        self._call = self.endpoint.watch.Watch(metadata=metadata)
+        key, end = _range_of(prefix)
+        # Progress reports let an idle watch that reconnects go on from a revision that is not compacted yet.
+        create = rpc_pb2.WatchCreateRequest(key=key, range_end=end, start_revision=max(seen, 1), progress_notify=True)
+        await self._call.write(rpc_pb2.WatchRequest(create_request=create))
+        created = await self.next(self._connections.timeout_s)
+        if created is None:
+            self._connections.leave(self.endpoint, silent=True)
+            return False
+        self.revision = created.header.revision
+        return True
+
+    async def next(self, timeout_s: float | None = None) -> Any:
+        """The next response, or None when there is none within the time or the endpoint was left."""
+        read = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait({read, self._left}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not read.done():
+                return None
+            response = read.result()
+        finally:
+            read.cancel()
+        if response is grpc.aio.EOF:
+            return None
+        if response.canceled:
+            self._explain_cancel(response)
+            return None
+        return response
+
+    def _explain_cancel(self, response: Any) -> None:
+        if response.compact_revision:
+            raise StoreError(
+                f"changes before revision {response.compact_revision} are no longer kept by etcd at "
+                f"{self.endpoint.address}, so some were missed. Read again and watch from there"
+            )
+        if "permission denied" in response.cancel_reason or "auth" in response.cancel_reason:
+            raise _WatchRefused(response.cancel_reason)
+
+    def close(self) -> None:
+        """Give the stream back."""
+        self._left.cancel()
+        if self._call is not None:
+            self._call.cancel()
+
+
+class EtcdStore:
+    """``Store`` on one or more etcd endpoints (``"host:port"``).
+
+    ``request_timeout_s`` bounds every call. Connections are made on first use, in the event loop of that call.
+    A write that got no answer raises ``StoreUnavailable`` and is never sent twice; reads, lease calls and watches
+    go to another endpoint. With ``user``, etcd's password login is used and renewed when its token is forgotten.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        request_timeout_s: float = 2.0,
+        tls: EtcdTls | None = None,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        if not endpoints:
+            raise ValueError("EtcdStore needs at least one endpoint")
+        self._connections = Connections(endpoints, request_timeout_s, tls, user, password)
+
+    async def read(self, prefix: str) -> Snapshot:
+        """All keys beginning with ``prefix``, linearizable."""
+        key, end = _range_of(prefix)
+        request = rpc_pb2.RangeRequest(key=key, range_end=end)
+        answer = await self._range(request)
+        return Snapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
+
+    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+        """One transaction; see ``Store.write``. etcd takes at most 128 operations and no key twice."""
+        request = rpc_pb2.TxnRequest(
+            compare=[_to_compare(condition) for condition in conditions],
+            success=[_to_request(operation) for operation in operations],
+        )
+
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.kv.Txn(request, timeout=timeout_s, metadata=metadata)
+
+        answer = await self._connections.call(attempt, repeatable=False)
+        return int(answer.header.revision) if answer.succeeded else None
+
+    async def grant_lease(self, ttl_s: float) -> int:
+        """A new lease of at least ``ttl_s``, rounded up to whole seconds."""
+        request = rpc_pb2.LeaseGrantRequest(TTL=max(1, math.ceil(ttl_s)))
+
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.lease.LeaseGrant(request, timeout=timeout_s, metadata=metadata)
+
+        # Repeating is harmless: a grant whose answer was lost holds no keys and ends by itself.
+        answer = await self._connections.call(attempt, repeatable=True)
+        return int(answer.ID)
+
+    async def renew_lease(self, lease: int) -> float:
+        """Keep the lease alive; returns the seconds it now has. Raises ``LeaseLost`` when it is gone for good."""
+        ttl_s = await self._keep_alive(lease)
+        if ttl_s <= 0:
+            # A leader elected a moment ago may not have applied the grant yet (etcd before 3.5.3). A linearizable
+            # read passes through the same log, so what is not known after it is really gone.
+            await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
+            ttl_s = await self._keep_alive(lease)
+        if ttl_s <= 0:
+            raise LeaseLost(f"lease {lease:x} has expired or was revoked at etcd {self._connections.names}")
+        return ttl_s
+
+    async def _keep_alive(self, lease: int) -> float:
+        request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
+
+        async def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            call = endpoint.lease.LeaseKeepAlive([request], timeout=timeout_s, metadata=metadata)
+            try:
+                answer = await call.read()
+                if answer is grpc.aio.EOF:
+                    raise self._connections.unavailable(f"{endpoint.address}: closed the lease stream")
+                return answer
+            finally:
+                call.cancel()
+
+        answer = await self._connections.call(attempt, repeatable=True)
+        return float(answer.TTL)
+
+    async def revoke_lease(self, lease: int) -> None:
+        """End the lease and delete its keys. A lease that is already gone is no error."""
+        request = rpc_pb2.LeaseRevokeRequest(ID=lease)
+
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.lease.LeaseRevoke(request, timeout=timeout_s, metadata=metadata)
+
+        try:
+            await self._connections.call(attempt, repeatable=True)
+        except LeaseLost:
+            return
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
+        """Changes under ``prefix`` with revision > ``after_revision``, in order, none missing; see ``Store.watch``.
+
+        Goes on with another endpoint when a member dies, loses its leader, or stops answering calls. Ends when
+        the store is closed.
+        """
+        seen, pause_s = after_revision, 0.0
+        while not self._connections.closed.is_set():
+            stream: _WatchStream | None = None
+            try:
+                stream = _WatchStream(self._connections, await self._connections.pick(None))
+                if await stream.open(prefix, seen):
+                    await self._check_history(stream, seen)
+                    while (response := await stream.next()) is not None:
+                        pause_s = 0.0
+                        for event in response.events:
+                            if event.kv.mod_revision > seen:
+                                yield _to_change(event)
+                        seen = max(seen, _reached(response))
+            except StoreUnavailable:
+                pass  # asked again below, or closed
+            except (grpc.aio.AioRpcError, _WatchRefused) as error:
+                await self._judge_watch_failure(stream, error, prefix)
+            finally:
+                if stream is not None:
+                    stream.close()
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(2 * pause_s, 0.01), LONGEST_WATCH_PAUSE_S)
+
+    async def _check_history(self, stream: _WatchStream, seen: int) -> None:
+        """Refuse a store that is younger than what was seen: it was started anew, without its data."""
+        if stream.revision >= seen:
+            return
+        # A member may just lag behind; only a linearizable read tells.
+        answer = await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
+        if answer.header.revision < seen:
+            raise StoreError(
+                f"etcd at {self._connections.names} is at revision {answer.header.revision}, but revision {seen} has "
+                "been seen before: it has lost its data. Read again, and check its data directory"
+            )
+
+    async def _judge_watch_failure(
+        self, stream: _WatchStream | None, error: grpc.aio.AioRpcError | _WatchRefused, prefix: str
+    ) -> None:
+        """Return when the watch should be set up again, raise when that is no use."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            if stream is not None:
+                self._connections.leave(stream.endpoint, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+            if verdict(error) not in (Verdict.REFUSED, Verdict.STALE_LOGIN):
+                return
+        # A read logs in again if that helps, and raises StoreRefused if it does not.
+        self._connections.forget_login()
+        key, end = _range_of(prefix)
+        with contextlib.suppress(StoreUnavailable):
+            await self._range(rpc_pb2.RangeRequest(key=key, range_end=end, limit=1))
+
+    async def _range(self, request: Any) -> Any:
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.kv.Range(request, timeout=timeout_s, metadata=metadata)
+
+        return await self._connections.call(attempt, repeatable=True)
+
+    async def close(self) -> None:
+        """Release connections; running watches end."""
+        await self._connections.close()

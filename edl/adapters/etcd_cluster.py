@@ -1,0 +1,317 @@
+"""Which embedded member this launcher runs, and how that member finds its cluster.
+
+Every launcher of a job is given the same list of endpoints. Each starts the first member whose host is this host
+and whose port is free, at most one; the others only connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edl.adapters.clock import SystemClock
+from edl.adapters.etcd_plan import MemberPlan, plan_members
+from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
+from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
+from edl.errors import PortInUse, StoreError, StoreUnavailable
+
+IDENTIFY_S = 2.0
+"""How long to find out whether the program behind a taken port is etcd; one that starts needs a moment."""
+
+PRIVATE_TRIES = 5
+"""A free port found by asking may be taken by somebody else before etcd binds it."""
+
+_now_s = SystemClock().now_s
+
+
+async def start_private_member(folder: Path, *, token: str = "edl", timeout_s: float = 10.0) -> EtcdMember:  # noqa: S107
+    """A member of its own for one launcher: on 127.0.0.1, on free ports, ready when this returns."""
+    failure: StoreError | None = None
+    for _ in range(PRIVATE_TRIES):
+        client_port, peer_port = _free_ports()
+        cluster = f"private=http://127.0.0.1:{peer_port}"
+        plan = MemberPlan("private", "127.0.0.1", client_port, peer_port, cluster, 1)
+        member = EtcdMember(plan, folder, token=token)
+        member.start()
+        try:
+            await member.wait_ready(timeout_s)
+            return member
+        except StoreUnavailable:
+            await member.stop(0)
+            raise
+        except StoreError as error:
+            failure = error
+            if "address already in use" not in member.log_tail():
+                break
+        except asyncio.CancelledError:
+            await member.stop(0)
+            raise
+    raise failure or StoreError("no free port on 127.0.0.1")
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return int(first.getsockname()[1]), int(second.getsockname()[1])
+
+
+async def start_local_member(
+    endpoints: Sequence[str],
+    folder: Path,
+    *,
+    token: str = "edl",  # noqa: S107 -- a name, not a secret
+    timeout_s: float = 10.0,
+) -> EtcdMember | None:
+    """Start this launcher's member, or return None when no endpoint is for it: then it only connects.
+
+    Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``).
+    Raises ``PortInUse`` when a program other than etcd has the port, ``StoreError`` when etcd does not start,
+    ``StoreUnavailable`` when the member lost its data and cannot be replaced because too few others are up, and
+    ``SettingError`` for endpoints that make no sense.
+    """
+    plans = plan_members(endpoints)
+    for plan in plans:
+        listen = await _listen_addresses(plan, plans)
+        if not listen:
+            continue
+        async with _claim(plan, timeout_s):
+            member = await _start_unless_taken(plan, plans, listen, folder, token, timeout_s)
+        if member is not None:
+            return member
+    return None
+
+
+async def _start_unless_taken(
+    plan: MemberPlan, plans: Sequence[MemberPlan], listen: Sequence[str], folder: Path, token: str, timeout_s: float
+) -> EtcdMember | None:
+    taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in listen)]
+    if taken:
+        if await _is_etcd(plan):
+            return None  # the member of another launcher on this host
+        raise PortInUse(
+            f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but a program "
+            "other than etcd has it. Stop that program or choose other ports with --rdzv-endpoint"
+        )
+    member = EtcdMember(plan, folder, listen=listen, token=token)
+    try:
+        if member.has_data() or plan.size == 1:
+            member.start()
+        else:
+            await _join(member, plans, timeout_s)
+        await member.wait_listening(timeout_s)
+    except asyncio.CancelledError:
+        await member.stop(0)
+        raise
+    except StoreError:
+        if not member.running and await _is_etcd(plan, 0.0):
+            return None  # somebody else was faster
+        await member.stop(0)
+        raise
+    return member
+
+
+@contextlib.asynccontextmanager
+async def _claim(plan: MemberPlan, timeout_s: float) -> AsyncIterator[None]:
+    """Keep other launchers on this host from starting the same member at the same moment.
+
+    An abstract unix socket belongs to the network namespace, as the ports do, and goes away with its process.
+    Where there are none, etcd's own failure to bind has to do.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    deadline_s = _now_s() + timeout_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+        while True:
+            try:
+                claim.bind(f"\0edl-etcd-{plan.client_port}")
+                break
+            except OSError:
+                if _now_s() >= deadline_s:
+                    raise StoreUnavailable(
+                        f"another launcher has been starting the etcd member {plan.endpoint} for {timeout_s:g} s"
+                    ) from None
+                await asyncio.sleep(POLL_S)
+        yield
+
+
+def can_bind(address: str, port: int) -> bool:
+    """Whether this address is of this host and the port is free; port 0 asks for the address only."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as etcd does: TIME_WAIT does not count
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+async def _listen_addresses(plan: MemberPlan, plans: Sequence[MemberPlan]) -> tuple[str, ...]:
+    """The addresses of this host that the plan's host means; none when it is another host."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(plan.host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    own = list(dict.fromkeys(str(info[4][0]) for info in found if can_bind(str(info[4][0]), 0)))
+    if own and plan.host != "localhost" and plan.host not in own and all(map(_is_loopback, own)):
+        # Many a /etc/hosts maps the host's own name to 127.0.1.1, which others cannot reach. Listen where they see us.
+        for other in plans:
+            outward = _outward_address(other.host)
+            if outward is not None and not _is_loopback(outward):
+                return (*own, outward)
+    return tuple(own)
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _outward_address(host: str) -> str | None:
+    """This host's address as ``host`` sees it; nothing is sent to find out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
+    """Whether etcd answers on the client or the peer port. The latter does so before there is a majority."""
+    deadline_s = _now_s() + timeout_s
+    while True:
+        ports = (plan.peer_port, plan.client_port)
+        tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version")) for port in ports]
+        try:
+            # One is enough, and the client port of an etcd without a majority does not answer at all.
+            for answer in asyncio.as_completed(tries):
+                version = await answer
+                if isinstance(version, dict) and "etcdserver" in version:
+                    return True
+        finally:
+            for one in tries:
+                one.cancel()
+        if _now_s() >= deadline_s:
+            return False
+        await asyncio.sleep(10 * POLL_S)
+
+
+async def _get_json(host: str, port: int, path: str) -> Any:
+    """The JSON that a GET answers with, or None for anything else. etcd's own HTTP pages are small and plain."""
+
+    async def fetch() -> Any:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            # Not "until the end": etcd's peer port often leaves the connection open, whatever is asked.
+            status, *fields = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            length = next((int(field[15:]) for field in fields if field.startswith(b"content-length:")), 0)
+            return json.loads(await reader.readexactly(length)) if b" 200 " in status else None
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.wait_for(fetch(), PROBE_S)
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A member as the others know it."""
+
+    id: int
+    name: str
+    """Empty when it was added later and has not run yet."""
+    peer_url: str
+    has_run: bool
+    """Whether it has ever been up together with a majority; only then it has told its client URL."""
+
+
+async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[_Known]:
+    """The members as the others know them, empty when none answers.
+
+    Asked on the peer port: it answers at once, where a client call hangs until there is a majority.
+    """
+    others = [other for other in plans if other.endpoint != plan.endpoint]
+    answers = await asyncio.gather(*(_get_json(other.host, other.peer_port, "/members") for other in others))
+    lists = [_parse_members(answer) for answer in answers if isinstance(answer, list)]
+    # A member that lags behind has heard of fewer.
+    return max(lists, key=lambda members: sum(member.has_run for member in members), default=[])
+
+
+def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
+    return [
+        _Known(
+            id=int(item.get("id", 0)),
+            name=str(item.get("name", "")),
+            peer_url=str((item.get("peerURLs") or [""])[0]),
+            has_run=bool(item.get("clientURLs")),
+        )
+        for item in answer
+    ]
+
+
+async def _join(member: EtcdMember, plans: Sequence[MemberPlan], timeout_s: float) -> None:
+    """Start a member that has no data: with the others for the first time, or in place of its former self.
+
+    A cluster that has run before does not take back a member without its data, since that member may have
+    promised what it no longer knows. It is removed and added as a new one.
+    """
+    plan = member.plan
+    others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
+    deadline_s = _now_s() + timeout_s
+    while True:
+        known = await _known_members(plan, plans)
+        if not any(item.has_run for item in known):
+            member.start()  # nobody has ever been up: this is the beginning
+            return
+        mine = next((item for item in known if item.peer_url == plan.peer_url), None)
+        if mine is not None and not mine.has_run:
+            names = {other.peer_url: other.name for other in plans}
+            cluster = ",".join(f"{names.get(item.peer_url, item.name)}={item.peer_url}" for item in known)
+            member.start(initial_cluster=cluster, existing=True)
+            return
+        try:
+            await (_add(plan, others) if mine is None else _remove(mine, others))
+        except StoreError as error:
+            # Whatever the answer was, the next look at the members tells how far things are. A "no" passes as well:
+            # a member's id is made of its address and the second, so one removed in this second is not taken.
+            if _now_s() >= deadline_s:
+                raise StoreUnavailable(
+                    f"the etcd member {plan.endpoint} has lost its data ({member.data_dir}) and can only be replaced "
+                    f"while more than half of the members are up: {error}"
+                ) from error
+        await asyncio.sleep(5 * POLL_S)
+
+
+async def _add(plan: MemberPlan, others: Sequence[str]) -> None:
+    request = rpc_pb2.MemberAddRequest(peerURLs=[plan.peer_url])
+    await _change_cluster(others, "MemberAdd", request)
+
+
+async def _remove(known: _Known, others: Sequence[str]) -> None:
+    await _change_cluster(others, "MemberRemove", rpc_pb2.MemberRemoveRequest(ID=known.id))
+
+
+async def _change_cluster(others: Sequence[str], method: str, request: Any) -> None:
+    connections = Connections(others, 2 * PROBE_S)
+
+    def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+        return getattr(endpoint.cluster, method)(request, timeout=timeout_s, metadata=metadata)
+
+    try:
+        await connections.call(attempt, repeatable=False)
+    finally:
+        await connections.close()

@@ -1,0 +1,84 @@
+"""Which etcd member belongs to which endpoint: pure arithmetic, the same on every launcher of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.errors import SettingError
+
+HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """One embedded etcd member."""
+
+    name: str
+    host: str
+    """As written in the endpoint: what clients and other members connect to."""
+    client_port: int
+    peer_port: int
+    initial_cluster: str
+    """All members as ``name=peer-url,...``, the same text for every member."""
+    size: int
+    """Number of members."""
+
+    @property
+    def endpoint(self) -> str:
+        """What a client is given."""
+        return _joined(self.host, self.client_port)
+
+    @property
+    def client_url(self) -> str:
+        """Where clients find the member."""
+        return f"http://{self.endpoint}"
+
+    @property
+    def peer_url(self) -> str:
+        """Where other members find the member."""
+        return f"http://{_joined(self.host, self.peer_port)}"
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """``"host:port"`` (an IPv6 address in brackets) in its two parts. Raises ``SettingError``."""
+    host, _, digits = endpoint.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in bare and bare == host) or not (digits.isascii() and digits.isdigit()):
+        raise SettingError("--rdzv-endpoint", endpoint, "not an address", "Write host:port, such as node1:2379")
+    port = int(digits)
+    if not 0 < port <= HIGHEST_PORT:
+        raise SettingError("--rdzv-endpoint", endpoint, f"the port must be from 1 to {HIGHEST_PORT}")
+    return bare, port
+
+
+def plan_members(endpoints: Sequence[str]) -> tuple[MemberPlan, ...]:
+    """One member for each endpoint, in the order given.
+
+    A member's peer port is its client port plus the smallest offset that keeps all peer ports clear of all client
+    ports. Hosts are left out of that comparison on purpose: two names may mean one host. The order of the endpoints
+    does not matter to the cluster. Raises ``SettingError``.
+    """
+    addresses = [split_endpoint(endpoint) for endpoint in endpoints]
+    if not addresses:
+        raise SettingError("--rdzv-endpoint", "''", "must name at least one host:port")
+    repeated = sorted({_joined(*address) for address in addresses if addresses.count(address) > 1})
+    if repeated:
+        raise SettingError("--rdzv-endpoint", ",".join(endpoints), f"{', '.join(repeated)} is listed more than once")
+    ports = {port for _, port in addresses}
+    offset = next(offset for offset in range(1, HIGHEST_PORT) if not any(port + offset in ports for port in ports))
+    if max(ports) + offset > HIGHEST_PORT:
+        raise SettingError(
+            "--rdzv-endpoint", ",".join(endpoints), f"etcd also needs port {max(ports) + offset}, which does not exist"
+        )
+    cluster = ",".join(f"{_name(h, p)}=http://{_joined(h, p + offset)}" for h, p in sorted(addresses))
+    return tuple(MemberPlan(_name(h, p), h, p, p + offset, cluster, len(addresses)) for h, p in addresses)
+
+
+def _name(host: str, port: int) -> str:
+    # The name is a directory as well; colons of an IPv6 address read badly there.
+    return f"{host.replace(':', '-')}-{port}"

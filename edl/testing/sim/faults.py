@@ -1,0 +1,108 @@
+"""What goes wrong, when, drawn from a seed."""
+
+from __future__ import annotations
+
+import enum
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from dataclasses import dataclass
+
+
+class FaultKind(enum.Enum):
+    """Ways in which a schedule can go wrong, or just change."""
+
+    CRASH = "crash"
+    """A launcher dies with its workers; its host answers "refused"."""
+    CRASH_MASTER = "crash-master"
+    CRASH_ON_WRITE = "crash-on-write"
+    """The Master dies after its next write, before it sends anything."""
+    RESTART = "restart"
+    """A node that is down starts again under its old name."""
+    NEW_NODE = "new-node"
+    KILL_WORKER = "kill-worker"
+    FAIL_WORKER = "fail-worker"
+    FREEZE_WORKER = "freeze-worker"
+    PARTITION = "partition"
+    """Some nodes are cut off from the others; the store is on one side."""
+    ISOLATE = "isolate"
+    """One node is cut off from everything."""
+    ONE_WAY = "one-way"
+    """Some nodes' messages to others are lost, but not the other way round."""
+    CUT_STORE = "cut-store"
+    """One node loses the store, and nothing else."""
+    STORE_AWAY = "store-away"
+    SLOW_NETWORK = "slow-network"
+    PAUSE = "pause"
+    """A launcher is stopped by SIGSTOP and goes on later, not knowing."""
+    PAUSE_MASTER = "pause-master"
+    LOSE_LEASE = "lose-lease"
+    """A lease ends although its launcher lives."""
+    DRAIN = "drain"
+    """A launcher gets SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One of them. ``pick`` and ``pick2`` (0 to 1) choose among what is there at that moment."""
+
+    at_s: float
+    kind: FaultKind
+    for_s: float = 0.0
+    pick: float = 0.0
+    pick2: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.at_s:6.2f} {self.kind.value} for {self.for_s:.2f} s, pick {self.pick:.2f} {self.pick2:.2f}"
+
+
+_WEIGHTS: dict[FaultKind, int] = {
+    FaultKind.CRASH: 6,
+    FaultKind.CRASH_MASTER: 4,
+    FaultKind.CRASH_ON_WRITE: 4,
+    FaultKind.RESTART: 9,
+    FaultKind.NEW_NODE: 4,
+    FaultKind.KILL_WORKER: 6,
+    FaultKind.FAIL_WORKER: 5,
+    FaultKind.FREEZE_WORKER: 2,
+    FaultKind.PARTITION: 4,
+    FaultKind.ISOLATE: 4,
+    FaultKind.ONE_WAY: 3,
+    FaultKind.CUT_STORE: 3,
+    FaultKind.STORE_AWAY: 3,
+    FaultKind.SLOW_NETWORK: 2,
+    FaultKind.PAUSE: 4,
+    FaultKind.PAUSE_MASTER: 3,
+    FaultKind.LOSE_LEASE: 4,
+    FaultKind.DRAIN: 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """A schedule of faults; after ``quiet_s`` everything is healed and stays so."""
+
+    faults: tuple[Fault, ...] = ()
+    quiet_s: float = 0.0
+
+    @classmethod
+    def draw(cls, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
+        """A plan of some faults, close together as often as far apart."""
+        count = rng.choice((1, 3, 5, 8, 12, 18))
+        kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+        swarm = rng.random() < 0.4
+        chosen = rng.sample(kinds, k=rng.randint(2, 5)) if swarm else kinds
+        chances = [_WEIGHTS[kind] for kind in chosen] if swarm else weights
+        at_s = rng.uniform(0.0, 8.0)
+        faults = []
+        for _ in range(count):
+            kind = rng.choices(chosen, chances)[0]
+            for_s = rng.choice((0.1, 1.0, 3.0, 4.0, 8.0, 12.0)) * rng.uniform(0.5, 1.5)
+            faults.append(Fault(at_s, kind, for_s, rng.random(), rng.random()))
+            at_s += rng.choice((0.001, 0.01, 0.1, 1.0, 3.0, 5.0)) * rng.uniform(0.2, 2.0)
+            if at_s > span_s:
+                break
+        longest_s = max(fault.at_s + fault.for_s for fault in faults)
+        return cls(tuple(faults), longest_s + 0.1)
+
+    def without(self, index: int) -> FaultPlan:
+        """The plan less one fault, for shrinking."""
+        return FaultPlan(self.faults[:index] + self.faults[index + 1 :], self.quiet_s)

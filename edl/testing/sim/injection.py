@@ -1,0 +1,175 @@
+"""Carries a fault out in a world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from edl.testing.sim.faults import Fault, FaultKind
+from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.network import STORE
+
+if TYPE_CHECKING:
+    from edl.testing.sim.workers import Worker
+    from edl.testing.sim.world import SimWorld
+
+T = TypeVar("T")
+MAX_NODES = 7
+
+
+def inject(world: SimWorld, fault: Fault) -> None:
+    """Do it; a fault that finds nothing to strike passes unnoticed."""
+    _HANDLERS[fault.kind](world, fault)
+
+
+def _choose(options: Sequence[T], pick: float) -> T | None:
+    return options[min(int(pick * len(options)), len(options) - 1)] if options else None
+
+
+def _launcher(world: SimWorld, fault: Fault) -> Launcher | None:
+    return _choose(world.alive(), fault.pick)
+
+
+def _crash(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None:
+        victim.crash()
+
+
+def _crash_master(world: SimWorld, fault: Fault) -> None:
+    if world.master is not None:
+        world.master.crash()
+
+
+def _crash_on_write(world: SimWorld, fault: Fault) -> None:
+    world.around.kill_on_write = True
+
+
+def _restart(world: SimWorld, fault: Fault) -> None:
+    down = _choose([one for one in world.launchers.values() if not one.alive], fault.pick)
+    if down is not None:
+        world.start(down.node, down.info.slots, down.info.node_rank)
+
+
+def _new_node(world: SimWorld, fault: Fault) -> None:
+    if len(world.launchers) < MAX_NODES:
+        world.start(f"x{len(world.launchers)}", slots=1 + int(fault.pick * 2))
+
+
+def _worker(world: SimWorld, fault: Fault) -> Worker | None:
+    return _choose([worker for worker in world.training.alive() if not worker.done], fault.pick)
+
+
+def _kill_worker(world: SimWorld, fault: Fault) -> None:
+    _end_worker(world, fault, -9)
+
+
+def _fail_worker(world: SimWorld, fault: Fault) -> None:
+    _end_worker(world, fault, 1)
+
+
+def _end_worker(world: SimWorld, fault: Fault, code: int) -> None:
+    victim = _worker(world, fault)
+    if victim is not None:
+        world.checks.worker_failures += 1
+        world.training.training_of(victim).end(victim, code)
+
+
+def _freeze_worker(world: SimWorld, fault: Fault) -> None:
+    victim = _worker(world, fault)
+    if victim is not None:
+        world.checks.worker_failures += 1
+        world.freeze(victim, fault.for_s)
+
+
+def _partition(world: SimWorld, fault: Fault, *, one_way: bool = False) -> None:
+    hosts = [one.host for one in world.alive()]
+    cut = max(1, int(fault.pick * len(hosts)))
+    turn = int(fault.pick2 * len(hosts))
+    inside = (hosts[turn:] + hosts[:turn])[:cut]
+    outside = [host for host in hosts if host not in inside]
+    store = [STORE] if fault.pick2 * 10 % 1 < 0.7 else []
+    _heal_later(world, fault, world.cut(inside, outside + store, one_way=one_way))
+
+
+def _one_way(world: SimWorld, fault: Fault) -> None:
+    _partition(world, fault, one_way=True)
+
+
+def _isolate(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None:
+        _heal_later(world, fault, world.cut([victim.host]))
+
+
+def _cut_store(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None:
+        _heal_later(world, fault, world.cut([victim.host], [STORE]))
+
+
+def _heal_later(world: SimWorld, fault: Fault, pairs: list[tuple[str, str]]) -> None:
+    world.timeline.after(fault.for_s, world.network.heal, pairs)
+
+
+def _store_away(world: SimWorld, fault: Fault) -> None:
+    if not world.store.away:
+        world.store.away = True
+        world.timeline.after(fault.for_s, world.store.come_back)
+
+
+def _slow_network(world: SimWorld, fault: Fault) -> None:
+    world.network.slowness = 1.0 + 60.0 * fault.pick
+
+    def back() -> None:
+        world.network.slowness = 1.0
+
+    world.timeline.after(fault.for_s, back)
+
+
+def _pause(world: SimWorld, fault: Fault) -> None:
+    _stop(world, fault, _launcher(world, fault))
+
+
+def _pause_master(world: SimWorld, fault: Fault) -> None:
+    _stop(world, fault, world.master)
+
+
+def _stop(world: SimWorld, fault: Fault, victim: Launcher | None) -> None:
+    if victim is not None and not victim.paused:
+        victim.pause()
+        world.timeline.after(fault.for_s, victim.resume)
+
+
+def _lose_lease(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None and victim.info.incarnation:
+        world.store.revoke(victim.info.incarnation)
+
+
+def _drain(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None:
+        victim.run(victim.interrupt, 15)
+
+
+_HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
+    FaultKind.CRASH: _crash,
+    FaultKind.CRASH_MASTER: _crash_master,
+    FaultKind.CRASH_ON_WRITE: _crash_on_write,
+    FaultKind.RESTART: _restart,
+    FaultKind.NEW_NODE: _new_node,
+    FaultKind.KILL_WORKER: _kill_worker,
+    FaultKind.FAIL_WORKER: _fail_worker,
+    FaultKind.FREEZE_WORKER: _freeze_worker,
+    FaultKind.PARTITION: _partition,
+    FaultKind.ISOLATE: _isolate,
+    FaultKind.ONE_WAY: _one_way,
+    FaultKind.CUT_STORE: _cut_store,
+    FaultKind.STORE_AWAY: _store_away,
+    FaultKind.SLOW_NETWORK: _slow_network,
+    FaultKind.PAUSE: _pause,
+    FaultKind.PAUSE_MASTER: _pause_master,
+    FaultKind.LOSE_LEASE: _lose_lease,
+    FaultKind.DRAIN: _drain,
+}

@@ -1,0 +1,397 @@
+"""One simulated launcher: a thin shell around the real election and agent machines, and a Master while it rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl.agent import events as ag
+from edl.agent.machine import begin, step
+from edl.agent.state import AgentPhase, AgentState, Outcome
+from edl.errors import LeaseLost, StoreError, StoreUnavailable
+from edl.master import election as el
+from edl.testing.sim.network import STORE, End, Stream
+from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, SimProcess, Surroundings
+from edl.testing.sim.ruling import Ruling
+from edl.testing.sim.store import SimStore, StoreChange
+from edl.testing.sim.timeline import Timer
+from edl.testing.sim.workers import SIGKILL, Worker
+from edl.types import Incarnation, NodeId, Token
+from edl.wire.messages import AgentMessage, Finish, MasterMessage, NodeInfo, Ready, World
+
+
+class Launcher(SimProcess):
+    """A launcher process on one node, from its start to its exit or crash."""
+
+    def __init__(self, around: Surroundings, info: NodeInfo, warm_s: float) -> None:
+        super().__init__(around, info.host, info.port)
+        self.info = info
+        self.warm_s = warm_s
+        """How long its nursery takes to come up."""
+        self.agent: AgentState | None = None
+        self.election = el.ElectionState()
+        self.ruling: Ruling | None = None
+        self.workers: list[Worker] = []
+        self.outcome: Outcome | None = None
+        """What it has decided to exit with."""
+        self.departing = False
+        self.cut_off_s: float | None = None
+        """Since when it has reached neither the store nor the real Master; kept by the world."""
+        self._ports: tuple[int, ...] = ()
+        self._campaign = 0
+        self._dial = 0
+        self._line: tuple[Stream, End] | None = None
+        self._timer: Timer | None = None
+        self._watching = False
+        self._register()
+
+    # --- registration ------------------------------------------------------------------------------------------------
+
+    def _register(self, error: StoreError | None = None) -> None:
+        """Take the name under a new lease, clearing away what an earlier life of this address left."""
+
+        def join(store: SimStore) -> int | Finish:
+            farewell: Finish | None = store.value(FAREWELL_KEY)
+            if farewell is not None:
+                return farewell
+            key = NODES + self.info.node
+            before: NodeInfo | None = store.value(key)
+            if before is not None:
+                store.revoke(before.incarnation)
+            lease = store.grant(self.around.spec.timeouts.lease_ttl_s)
+            store.put(key, self._named(lease), lease)
+            return lease
+
+        if not self.departing:
+            self.ask(join, self._joined, lambda error: self.run(self._register, error))
+
+    def _named(self, lease: int) -> NodeInfo:
+        info = self.info
+        return NodeInfo(info.node, Incarnation(lease), info.host, info.port, info.slots, info.node_rank)
+
+    def _joined(self, found: int | Finish) -> None:
+        if self.departing:
+            return
+        if isinstance(found, Finish):
+            self._job_has_ended(found)
+            return
+        self.info = self._named(found)
+        self.say(f"registered as {self.info.node} incarnation {found}")
+        if self.agent is None:
+            self.agent = AgentState(self.info, self.around.spec.timeouts, contact_s=self.now_s)
+            self._run_effects(begin(self.agent).effects)
+        else:
+            self.tell_agent(ag.Registered(self.info))
+        self.around.timeline.after(self.around.spec.timeouts.lease_ttl_s / 3, self.run, self._renew, found)
+        if not self._watching:
+            self._watching = True
+            self._look_at_key()
+        self.elect(el.Registered())
+
+    def _job_has_ended(self, outcome: Finish) -> None:
+        ended = Outcome(outcome.exit_code, outcome.reason, outcome.failures)
+        if self.agent is None:
+            self.outcome = ended
+            self.depart()
+        else:
+            self.tell_agent(ag.Fatal(ended))
+
+    def _renew(self, lease: int) -> None:
+        if self.departing or lease != self.info.incarnation:
+            return
+        around = self.around
+        if not around.store.away and around.network.open(self.host, STORE):
+            try:
+                around.store.renew(lease)
+            except LeaseLost:
+                if around.network.open(STORE, self.host):
+                    self.lease_gone()
+                    return
+            else:
+                if around.network.open(STORE, self.host):
+                    self.tell_agent(ag.LeaseRenewed())
+        self.after(around.spec.timeouts.lease_ttl_s / 3, self._renew, lease)
+
+    def lease_gone(self) -> None:
+        """The store says that the lease has ended."""
+        self.elect(el.Unregistered())
+        self.tell_agent(ag.LeaseGone())
+
+    # --- election ----------------------------------------------------------------------------------------------------
+
+    def _look_at_key(self, error: StoreError | None = None) -> None:
+        def read(store: SimStore) -> tuple[el.Ruler | None, Token, int]:
+            entry = store.entries.get(MASTER_KEY)
+            if entry is None:
+                return None, Token(store.revision), len(store.history)
+            return entry.value, Token(entry.create_revision), len(store.history)
+
+        def follow_up(found: tuple[el.Ruler | None, Token, int]) -> None:
+            ruler, token, position = found
+            self.elect(el.KeyChanged(ruler, token))
+            self.watch(MASTER_KEY, position, self._key_changed)
+
+        self.ask(read, follow_up, lambda error: self.run(self._look_at_key, error))
+
+    def _key_changed(self, change: StoreChange) -> None:
+        if change.entry is None:
+            self.elect(el.KeyChanged(None, Token(change.revision)))
+        else:
+            self.elect(el.KeyChanged(change.entry.value, Token(change.entry.create_revision)))
+
+    def elect(self, event: el.ElectionEvent) -> None:
+        """Feed the election machine and do what it says."""
+        decision = el.elect(self.election, event)
+        if self.around.trace is not None:
+            self.say(f"election <- {event}: {decision.reason}")
+        self.election = decision.state
+        for effect in decision.effects:
+            match effect:
+                case el.Campaign(depose):
+                    self._campaign += 1
+                    self._stand(self._campaign, depose)
+                case el.Rule(token):
+                    self._step_down()
+                    self.ruling = Ruling(self, token)
+                case el.StepDown():
+                    self._step_down()
+                case el.Follow(ruler, token):
+                    self._follow(ruler, token)
+
+    def _step_down(self) -> None:
+        ruling, self.ruling = self.ruling, None
+        if ruling is not None:
+            ruling.stop()
+        if self.outcome is not None:
+            self.depart()
+
+    def _stand(self, campaign: int, depose: Token) -> None:
+        """Two transactions; others may come in between."""
+        lease = self.info.incarnation
+        ruler = el.Ruler(self.info.node, self.host, self.port)
+
+        def clear(store: SimStore) -> None:
+            if depose and store.token(MASTER_KEY) == depose:
+                store.delete(MASTER_KEY)
+
+        def create(_: Any) -> None:
+            self.ask(lambda store: store.create(MASTER_KEY, ruler, lease), ended, failed)
+
+        def ended(token: Token) -> None:
+            self.after(0.0 if token else 0.05, self._campaign_ended, campaign, token)
+
+        def failed(error: StoreError) -> None:
+            if isinstance(error, StoreUnavailable):
+                self._find_out(campaign, lease)
+            else:
+                ended(Token(0))
+
+        if depose:
+            self.ask(clear, create, failed)
+        else:
+            create(None)
+
+    def _find_out(self, campaign: int, lease: int) -> None:
+        """No answer; the key may have been created all the same. Look until the store says."""
+
+        def mine(store: SimStore) -> Token:
+            entry = store.entries.get(MASTER_KEY)
+            return Token(entry.create_revision if entry is not None and entry.lease == lease else 0)
+
+        if campaign == self._campaign:
+            self.ask(
+                mine,
+                lambda token: self._campaign_ended(campaign, token),
+                lambda _: self.after(0.05, self._find_out, campaign, lease),
+            )
+
+    def _campaign_ended(self, campaign: int, token: Token) -> None:
+        if campaign == self._campaign and not self.departing:
+            self.elect(el.CampaignEnded(bool(token), token))
+
+    def rule_concluded(self) -> None:
+        """The Master has said goodbye."""
+        if self.ruling is not None:
+            self.ruling.stop()
+        if self.outcome is not None:
+            self.depart()
+
+    # --- the stream to the Master ------------------------------------------------------------------------------------
+
+    def _follow(self, ruler: el.Ruler, token: Token) -> None:
+        self._dial += 1
+        self._hang_up()
+        self._call(self._dial, ruler, token)
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            stream, end = line
+            if end.open:
+                stream.close(end)
+                self.tell_agent(ag.Disconnected())
+
+    def connected_to(self) -> SimProcess | None:
+        """The process at the other end of its open stream."""
+        if self._line is None or not self._line[1].open:
+            return None
+        other = self._line[0].ends[1].owner
+        return other if isinstance(other, SimProcess) else None
+
+    def _call(self, dial: int, ruler: el.Ruler, token: Token) -> None:
+        if dial != self._dial or self.departing:
+            return
+        around = self.around
+        if not around.network.both(self.host, ruler.host):
+            self.after(around.rng.uniform(0.3, 1.2), self._call, dial, ruler, token)
+            return
+        around.timeline.after(around.network.delay_s(), self.run, self._called, dial, ruler, token)
+
+    def _called(self, dial: int, ruler: el.Ruler, token: Token) -> None:
+        if dial != self._dial or self.departing:
+            return
+        around = self.around
+        other = around.listening.get((ruler.host, ruler.port))
+        if other is None and around.network.both(self.host, ruler.host):
+            self.elect(el.RulerRefused(token))
+            self.after(0.1, self._call, dial, ruler, token)
+        elif not isinstance(other, Launcher) or other.paused or other.ruling is None or not other.ruling.serving:
+            self.after(around.rng.uniform(0.05, 0.3), self._call, dial, ruler, token)
+        else:
+            end = End(self, self._hear, lambda: self._broke(dial, ruler, token))
+            self._line = (other.ruling.accept(end), end)
+            self.tell_agent(ag.Connected())
+
+    def _hear(self, message: MasterMessage) -> None:
+        self.tell_agent(ag.Heard(message))
+
+    def _broke(self, dial: int, ruler: el.Ruler, token: Token) -> None:
+        if dial == self._dial:
+            self._line = None
+            self.tell_agent(ag.Disconnected())
+            self.after(0.02, self._call, dial, ruler, token)
+
+    # --- the agent ---------------------------------------------------------------------------------------------------
+
+    def tell_agent(self, event: ag.Event) -> None:
+        """Feed the agent machine and do what it says."""
+        if self.agent is None:
+            return
+        before = self.agent
+        decision = step(before, event, self.now_s)
+        if self.around.trace is not None and not isinstance(event, ag.LeaseRenewed):
+            self.say(f"agent <- {event}: {decision.state.phase.value}")
+        self.agent = decision.state
+        self.around.checks.agent_stepped(before, decision)
+        self._run_effects(decision.effects)
+
+    def _run_effects(self, effects: tuple[ag.Effect, ...]) -> None:
+        wakes = []
+        for effect in effects:
+            match effect:
+                case ag.Say(message):
+                    self._say(message)
+                case ag.Announce():
+                    self._announce()
+                case ag.Start(world):
+                    self._start(world)
+                case ag.SignalWorkers(number, local_ranks):
+                    self._signal(number, local_ranks)
+                case ag.Warm():
+                    self.after(self.warm_s * self.around.rng.uniform(0.5, 1.5), self.tell_agent, ag.Warmed())
+                case ag.Register():
+                    self.elect(el.Unregistered())
+                    self._register()
+                case ag.WakeAt(at_s):
+                    wakes.append(at_s)
+                case ag.Exit(outcome):
+                    self._exit(outcome)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.at_local(min(wakes), self.tell_agent, ag.Tick()) if wakes else None
+
+    def _say(self, message: AgentMessage) -> None:
+        if self._line is not None:
+            stream, end = self._line
+            stream.send(end, message)
+
+    def _announce(self) -> None:
+        assert self.agent is not None  # noqa: S101 - an effect of the agent
+        if not self._ports:
+            self._ports = self.around.checks.fresh_ports(1 + self.info.slots)
+        self._say(Ready(self.agent.seen_round, self._ports))
+
+    def _start(self, world: World) -> None:
+        member = world.member(self.info.node)
+        assert member is not None  # noqa: S101 - the agent has looked
+        self._ports = ()
+        self.workers = self.around.training.start(self, world, member)
+
+    def _signal(self, number: int, local_ranks: tuple[int, ...]) -> None:
+        for worker in self.workers:
+            if worker.alive and (not local_ranks or worker.local_rank in local_ranks):
+                self.around.training.training_of(worker).signal(worker, number)
+
+    def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
+        """A worker process is gone; the nursery reports it."""
+        event = ag.WorkerEnded(worker.round, worker.local_rank, code, peer_loss=peer_loss)
+        self.after(0.001, self.tell_agent, event)
+
+    def interrupt(self, number: int) -> None:
+        """The launcher gets a signal to leave by."""
+        if self.agent is None:
+            self.outcome = Outcome(128 + number, "interrupted at the start")
+            self.depart()
+        else:
+            again = self.agent.phase is AgentPhase.LEAVING
+            self.tell_agent(ag.Interrupted(number, again))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _exit(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._dial += 1
+        self._hang_up()
+        ruling = self.ruling
+        ended = ruling is not None and ruling.state is not None and ruling.state.record.outcome is not None
+        if not ended or ruling is None or ruling.concluded or ruling.over:
+            self.depart()
+
+    def depart(self) -> None:
+        """Give the lease back and end."""
+        if self.departing or not self.alive:
+            return
+        self.departing = True
+        self.elect(el.Unregistered())
+        self._hang_up()
+        lease = self.info.incarnation
+        self.ask(lambda store: store.revoke(lease), lambda _: self.end(), lambda _: self.end())
+
+    def end(self) -> None:
+        """The process ends in good order: no worker may be left."""
+        for worker in self.workers:
+            if worker.alive:
+                self.around.training.training_of(worker).signal(worker, SIGKILL)
+        self._die()
+
+    def crash(self) -> None:
+        """SIGKILL, power loss: its workers go with it."""
+        self.say("crashes")
+        self._die()
+        for worker in self.workers:
+            if worker.alive:
+                self.around.training.training_of(worker).end(worker, -SIGKILL)
+
+    def _die(self) -> None:
+        if not self.alive:
+            return
+        super().end()
+        if self.ruling is not None:
+            self.ruling.stop()
+        if self._line is not None:
+            stream, end = self._line
+            stream.close(end)
+
+    @property
+    def node(self) -> NodeId:
+        """The node it runs on."""
+        return self.info.node

@@ -1,0 +1,182 @@
+"""Hosts, the paths between them, and streams in the way of TCP: in order, complete, or broken."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from edl.testing.sim.timeline import Timeline, Timer
+
+STORE = "store"
+"""Host name of the store."""
+
+Pair = tuple[str, str]
+
+
+class Process(Protocol):
+    """What a stream needs to know of the process that holds one of its ends."""
+
+    host: str
+    alive: bool
+    paused: bool
+
+    def run(self, call: Callable[..., None], *args: Any) -> None:
+        """Call now, or when the process goes on, or never when it is dead."""
+        ...
+
+
+class Network:
+    """Which host reaches which, and how slowly."""
+
+    def __init__(self, timeline: Timeline, rng: random.Random) -> None:
+        self.timeline = timeline
+        self.rng = rng
+        self.slowness = 1.0
+        """Factor on every delay."""
+        self.changed: list[Callable[[], None]] = []
+        self._blocked: Counter[Pair] = Counter()
+
+    def delay_s(self) -> float:
+        """How long one message takes."""
+        return self.slowness * (0.0005 + 0.006 * self.rng.random() ** 3)
+
+    def open(self, source: str, target: str) -> bool:
+        """Whether messages get through in this direction; a host always reaches itself."""
+        return source == target or not self._blocked[source, target]
+
+    def both(self, one: str, other: str) -> bool:
+        """Whether messages get through in both directions."""
+        return self.open(one, other) and self.open(other, one)
+
+    def block(self, pairs: Iterable[Pair]) -> None:
+        """Cut these directions; cuts add up."""
+        self._blocked.update(pairs)
+        self.tell()
+
+    def heal(self, pairs: Iterable[Pair]) -> None:
+        """Take one cut off each of these directions."""
+        for pair in pairs:
+            if self._blocked[pair] > 0:
+                self._blocked[pair] -= 1
+        self.tell()
+
+    def heal_all(self) -> None:
+        """Take every cut away."""
+        self._blocked.clear()
+        self.tell()
+
+    def tell(self) -> None:
+        """Have everybody look again who depends on paths and processes."""
+        for call in list(self.changed):
+            call()
+
+
+class End:
+    """One end of a stream."""
+
+    def __init__(self, owner: Process, hear: Callable[[Any], None], broke: Callable[[], None]) -> None:
+        self.owner = owner
+        self.hear = hear
+        self.broke = broke
+        self.open = True
+        self.held: list[Any] = []
+        """Arrived for it, as far as the cut in the network."""
+        self.last_arrival_s = 0.0
+        self.suspicion: Timer | None = None
+        """When its keep-alive gives up."""
+
+
+class Stream:
+    """Two ends. A cut is noticed by each end at its own time, and not at all if it heals before."""
+
+    def __init__(self, network: Network, one: End, other: End) -> None:
+        self.network = network
+        self.ends = (one, other)
+        network.changed.append(self.look)
+
+    def send(self, source: End, message: Any) -> None:
+        """Send from an end; silently lost when the stream is broken."""
+        target = self._peer(source)
+        if source.open:
+            self._later(target, self._arrive, target, message)
+
+    def close(self, end: End) -> None:
+        """Close an end; the other one notices as soon as the network lets it."""
+        if not end.open:
+            return
+        end.open = False
+        peer = self._peer(end)
+        if peer.open:
+            self._later(peer, self._arrive_end, peer)
+        else:
+            self._forget()
+
+    def look(self) -> None:
+        """Something about the paths or the processes has changed."""
+        if self._stalled():
+            for end in self.ends:
+                if end.open and end.suspicion is None:
+                    patience_s = self.network.rng.uniform(1.0, 5.0)
+                    end.suspicion = self.network.timeline.after(patience_s, self._give_up, end)
+            return
+        for end in self.ends:
+            if end.suspicion is not None:
+                end.suspicion.cancel()
+                end.suspicion = None
+            held, end.held = end.held, []
+            for message in held:
+                self._later(end, self._arrive, end, message)
+            if end.open and not self._peer(end).open:
+                self._later(end, self._arrive_end, end)
+
+    def _stalled(self) -> bool:
+        one, other = self.ends
+        silent = any(end.owner.paused for end in self.ends)
+        return silent or not self.network.both(one.owner.host, other.owner.host)
+
+    def _peer(self, end: End) -> End:
+        return self.ends[1] if end is self.ends[0] else self.ends[0]
+
+    def _later(self, target: End, call: Callable[..., None], *args: Any) -> None:
+        network = self.network
+        target.last_arrival_s = max(target.last_arrival_s, network.timeline.now_s + network.delay_s())
+        network.timeline.at(target.last_arrival_s, call, *args)
+
+    def _arrive(self, target: End, message: Any) -> None:
+        if not target.open:
+            return
+        if target.held or not self.network.open(self._peer(target).owner.host, target.owner.host):
+            target.held.append(message)
+        else:
+            target.owner.run(self._hear, target, message)
+
+    @staticmethod
+    def _hear(target: End, message: Any) -> None:
+        if target.open:
+            target.hear(message)
+
+    def _arrive_end(self, target: End) -> None:
+        if target.open and self.network.open(self._peer(target).owner.host, target.owner.host):
+            target.owner.run(self._break, target)
+
+    def _give_up(self, end: End) -> None:
+        end.suspicion = None
+        if end.open and self._stalled():
+            end.owner.run(self._break, end)
+
+    def _break(self, end: End) -> None:
+        if not end.open:
+            return
+        end.open = False
+        end.broke()
+        peer = self._peer(end)
+        if peer.open:
+            self._later(peer, self._arrive_end, peer)
+        else:
+            self._forget()
+
+    def _forget(self) -> None:
+        if self.look in self.network.changed:
+            self.network.changed.remove(self.look)

@@ -1,0 +1,244 @@
+"""The Master's shell in virtual time: pop an event, step, write, and only then send. Mirrors ``edl.master.shell``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edl.errors import FencedOut, StoreError, StoreUnavailable
+from edl.master import election as el
+from edl.master import events as ev
+from edl.master.machine import step, take_over
+from edl.master.state import MasterState, Record
+from edl.testing.sim.network import End, Stream
+from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY
+from edl.testing.sim.store import SimStore, StoreChange, Watch
+from edl.testing.sim.timeline import Timer
+from edl.types import Incarnation, NodeId, Token
+from edl.wire.messages import AgentMessage, Attach, NodeInfo
+
+if TYPE_CHECKING:
+    from edl.testing.sim.launcher import Launcher
+
+Key = tuple[NodeId, Incarnation]
+
+
+class Line:
+    """The Master's end of one agent's stream."""
+
+    def __init__(self, ruling: Ruling, agent_end: End, network_of: Callable[[End, End], Stream]) -> None:
+        self.ruling = ruling
+        self.key: Key | None = None
+        self.end = End(ruling.launcher, self._hear, self._broke)
+        self.stream = network_of(agent_end, self.end)
+
+    def _hear(self, message: AgentMessage) -> None:
+        if isinstance(message, Attach):
+            self._leave()
+            self.key = (message.info.node, message.info.incarnation)
+            self.ruling.lines[self.key] = self
+            self.ruling.feed(ev.NodeAttached(message))
+        elif self.key is not None:
+            self.ruling.feed(ev.NodeSaid(*self.key, message))
+
+    def _broke(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.key is not None and self.ruling.lines.get(self.key) is self:
+            del self.ruling.lines[self.key]
+            self.ruling.feed(ev.NodeDetached(*self.key))
+
+
+class Ruling:
+    """One rule, from election to stepping down."""
+
+    def __init__(self, launcher: Launcher, token: Token) -> None:
+        self.launcher = launcher
+        self.around = launcher.around
+        self.token = token
+        self.state: MasterState | None = None
+        self.stored: Record | None = None
+        self.lines: dict[Key, Line] = {}
+        self.all_lines: list[Line] = []
+        self.concluded = False
+        self.over = False
+        self._queue: deque[ev.Event] = deque()
+        self._busy = True
+        self._timer: Timer | None = None
+        self._watch: Watch | None = None
+        self._known: dict[str, Incarnation] = {}
+        self._load()
+
+    # --- taking over ---------------------------------------------------------------------------------------------------
+
+    def _load(self, error: StoreError | None = None) -> None:
+        if not self.over:
+            self.launcher.ask(self._read, self._take_over, lambda error: self.launcher.run(self._load, error))
+
+    @staticmethod
+    def _read(store: SimStore) -> tuple[Record | None, list[NodeInfo], int]:
+        return store.value(RECORD_KEY), [entry.value for entry in store.read(NODES)], len(store.history)
+
+    def _take_over(self, found: tuple[Record | None, list[NodeInfo], int]) -> None:
+        if self.over:
+            return
+        record, nodes, position = found
+        self.stored = record
+        self._known = {info.node: info.incarnation for info in nodes}
+        self._watch = self.launcher.watch(NODES, position, self._node_changed)
+        empty = MasterState(self.around.spec, record or Record())
+        self._carry_out(empty, take_over(self.around.spec, record, nodes, self.launcher.now_s))
+
+    @property
+    def serving(self) -> bool:
+        """Whether agents can attach."""
+        return not self.over and self.state is not None
+
+    def accept(self, agent_end: End) -> Stream:
+        """An agent opens its stream."""
+        line = Line(self, agent_end, lambda one, other: Stream(self.around.network, one, other))
+        self.all_lines.append(line)
+        return line.stream
+
+    def stop(self) -> None:
+        """The rule is lost or done: nothing more is decided or sent."""
+        if self.over:
+            return
+        self.over = True
+        self._set_timer(None)
+        if self._watch is not None:
+            self._watch.closed = True
+        for line in self.all_lines:
+            line.stream.close(line.end)
+
+    # --- events in -----------------------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        """Queue an event; they are taken strictly in order."""
+        self._queue.append(event)
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._queue and not self._busy and not self.over and not self.concluded:
+            event = self._queue.popleft()
+            assert self.state is not None  # noqa: S101 - not busy means taken over
+            if self.around.trace is not None:
+                self.launcher.say(f"Master <- {event}")
+            self._busy = True
+            self._carry_out(self.state, step(self.state, event, self.launcher.now_s))
+
+    def _node_changed(self, change: StoreChange) -> None:
+        node = change.key[len(NODES) :]
+        if change.entry is not None:
+            self._known[node] = change.entry.value.incarnation
+            self.feed(ev.NodeRegistered(change.entry.value))
+        elif node in self._known:
+            self.feed(ev.NodeExpired(NodeId(node), self._known.pop(node)))
+
+    # --- effects out ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, before: MasterState, decision: ev.Decision) -> None:
+        self.around.checks.master_stepped(before, decision, self.launcher.host)
+        noted = any(isinstance(effect, ev.Note) for effect in decision.effects)
+        if decision.state.record != self.stored or noted:
+            self._write(decision)
+        else:
+            self._send(decision)
+
+    def _write(self, decision: ev.Decision) -> None:
+        record, token = decision.state.record, self.token
+
+        def guarded(store: SimStore) -> None:
+            if store.token(MASTER_KEY) != token:
+                raise FencedOut("another Master has been elected")
+            store.put(RECORD_KEY, record)
+            self.around.checks.record_written(record, token, store.token(MASTER_KEY))
+
+        self.launcher.ask(guarded, lambda _: self._written(decision), lambda error: self._refused(error, decision))
+
+    def _refused(self, error: StoreError, decision: ev.Decision) -> None:
+        if self.over:
+            return
+        if isinstance(error, StoreUnavailable):
+            self.launcher.after(0.1, lambda: None if self.over else self._write(decision))
+        else:
+            self.launcher.elect(el.FencedOff())
+
+    def _written(self, decision: ev.Decision) -> None:
+        if self.over:
+            return
+        if self.around.kill_on_write and decision.state.record != self.stored:
+            self.around.kill_on_write = False
+            self.launcher.crash()
+            return
+        self.stored = decision.state.record
+        self._send(decision)
+
+    def _send(self, decision: ev.Decision) -> None:
+        self.state = decision.state
+        wakes = []
+        for effect in decision.effects:
+            match effect:
+                case ev.Tell(node, incarnation, message):
+                    line = self.lines.get((node, incarnation))
+                    if line is not None:
+                        line.stream.send(line.end, message)
+                case ev.Probe(info):
+                    self._probe(info, self.launcher.now_s + 2 * self.around.spec.timeouts.lease_ttl_s)
+                case ev.Revoke(incarnation):
+                    self._revoke(incarnation)
+                case ev.WakeAt(at_s):
+                    wakes.append(at_s)
+                case ev.Note(text=text):
+                    self.launcher.say(f"Master: {text}")
+                case ev.Conclude():
+                    self._conclude()
+        self._set_timer(min(wakes, default=None))
+        self._busy = False
+        self._pump()
+
+    def _set_timer(self, at_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at_s is None else self.launcher.at_local(at_s, self.feed, ev.Tick())
+
+    def _probe(self, info: NodeInfo, until_s: float) -> None:
+        if self.over or (info.node, info.incarnation) in self.lines or self.launcher.now_s > until_s:
+            return
+        host = self.launcher.host
+        gone = (info.host, info.port) not in self.around.listening
+        if gone and self.around.network.both(host, info.host):
+            self.launcher.after(self.around.network.delay_s(), self.feed, ev.NodeRefused(info.node, info.incarnation))
+        else:
+            self.launcher.after(0.1, self._probe, info, until_s)
+
+    def _revoke(self, incarnation: Incarnation) -> None:
+        self.launcher.ask(lambda store: store.revoke(incarnation), lambda _: None, lambda _: None)
+
+    def _conclude(self) -> None:
+        if self.concluded:
+            return
+        self.concluded = True
+        assert self.state is not None  # noqa: S101 - a Master concludes in a step
+        outcome, token = self.state.record.outcome, self.token
+
+        def farewell(store: SimStore) -> None:
+            if store.token(MASTER_KEY) == token:
+                store.put(FAREWELL_KEY, outcome)
+
+        self.launcher.ask(farewell, lambda _: self.launcher.rule_concluded(), lambda _: self.launcher.rule_concluded())
+
+
+def describe(state: MasterState | None) -> str:
+    """A Master's view in one line, for messages of failed checks."""
+    if state is None:
+        return "no state"
+    nodes = ", ".join(
+        f"{n}:{e.status.value}{'' if e.attached else ' away'}{'' if e.registered else ' unregistered'}"
+        for n, e in state.nodes.items()
+    )
+    record = dataclasses.replace(state.record, failures=(), world=None)
+    return f"{record} | {nodes} | {state.reason}"

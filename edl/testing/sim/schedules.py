@@ -1,0 +1,106 @@
+"""Whole schedules from one number: a job, its nodes, its faults, and the judgement."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
+from edl.testing.sim.checks import Violation
+from edl.testing.sim.faults import FaultPlan
+from edl.testing.sim.world import SimWorld
+from edl.types import JobId
+
+BOUNDS = [
+    NodeRange(1, 4),
+    NodeRange(2, 2),
+    NodeRange(2, 3),
+    NodeRange(3, 5),
+    NodeRange(1, 1),
+    NodeRange(1, 6),
+    NodeRange(2, 4, 2),
+    NodeRange(1, 5, 2),
+    NodeRange(3, 6, 2),
+    NodeRange(4, 4, 2),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that makes one run."""
+
+    seed: int
+    spec: JobSpec
+    nodes: int
+    """Launchers that start at the beginning."""
+    starts_s: tuple[float, ...]
+    total_s: float
+    warm_s: float
+    plan: FaultPlan
+
+    @classmethod
+    def draw(cls, seed: int) -> Schedule:
+        """The schedule of a seed. Spec variants take turns, so that a few runs meet all of them."""
+        rng = random.Random(f"schedule {seed}")  # noqa: S311 - not for secrets
+        bounds = BOUNDS[seed % len(BOUNDS)]
+        level = list(FaultTolerance)[seed // len(BOUNDS) % 3]
+        timeouts = Timeouts(recover_s=rng.choice((5.0, 30.0, 60.0, 60.0)), shutdown_s=rng.choice((0.0, 1.0, 3.0)))
+        spec = JobSpec(JobId("sim"), bounds, rng.choice((0, 1, 2, 3, 5, 5, 20, 20)), level, timeouts)
+        nodes = rng.randint(bounds.lowest, min(bounds.highest + 1, 7))
+        together = rng.random() < 0.6
+        starts_s = tuple(rng.uniform(0.0, 0.5 if together else 6.0) for _ in range(nodes))
+        total_s = rng.choice((3.0, 15.0, 100.0, 100.0, 100.0))
+        warm_s = rng.choice((0.05, 0.5, 2.0))
+        return cls(seed, spec, nodes, starts_s, total_s, warm_s, FaultPlan.draw(rng))
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run came to."""
+
+    seed: int
+    violation: str = ""
+    steps: int = 0
+    events: int = 0
+    virtual_s: float = 0.0
+    worlds: int = 0
+    faults: int = 0
+    outcome: str = ""
+
+
+def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Result:
+    """Run a schedule from beginning to end."""
+    world = SimWorld(
+        schedule.seed, schedule.spec, total_s=schedule.total_s, warm_s=schedule.warm_s, trace=trace
+    )
+    for index, at_s in enumerate(schedule.starts_s):
+        world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2)
+    result = Result(schedule.seed, faults=len(schedule.plan.faults))
+    try:
+        world.run(0.0)
+        world.play(schedule.plan)
+        world.judge()
+    except Violation as violation:
+        result.violation = f"at {world.timeline.now_s:.3f} s: {violation}"
+    result.steps = world.checks.steps
+    result.events = world.timeline.events
+    result.virtual_s = world.timeline.now_s
+    result.worlds = len(world.checks.worlds)
+    if world.checks.record is not None and world.checks.record.outcome is not None:
+        result.outcome = f"exit {world.checks.record.outcome.exit_code}"
+    return result
+
+
+def shrink(schedule: Schedule) -> Schedule:
+    """Leave out one fault after the other as long as the run still fails."""
+    import dataclasses
+
+    index = 0
+    while index < len(schedule.plan.faults):
+        fewer = dataclasses.replace(schedule, plan=schedule.plan.without(index))
+        if play(fewer).violation:
+            schedule = fewer
+        else:
+            index += 1
+    return schedule

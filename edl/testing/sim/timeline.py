@@ -1,0 +1,58 @@
+"""Virtual time: what happens next, and nothing in between."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+
+class Timer:
+    """One call in the future."""
+
+    __slots__ = ("args", "at_s", "call")
+
+    def __init__(self, at_s: float, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.at_s = at_s
+        self.call: Callable[..., None] | None = call
+        self.args = args
+
+    def cancel(self) -> None:
+        """Forget it; cancelling twice, or after it has happened, changes nothing."""
+        self.call = None
+
+
+class Timeline:
+    """An event heap. Calls for the same moment happen in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        """Calls made so far."""
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> Timer:
+        """Call ``call(*args)`` when ``delay_s`` (0 or more) has passed."""
+        return self.at(self.now_s + delay_s, call, *args)
+
+    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> Timer:
+        """Call ``call(*args)`` at a moment; one that has passed means now."""
+        timer = Timer(max(at_s, self.now_s), call, args)
+        heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
+        return timer
+
+    def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass up to ``until_s``, or until ``stop`` holds after some call."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            at_s, _, timer = heapq.heappop(heap)
+            if timer.call is None:
+                continue
+            self.now_s = at_s
+            self.events += 1
+            timer.call(*timer.args)
+            if stop():
+                return
+        self.now_s = max(self.now_s, until_s)

@@ -1,0 +1,272 @@
+"""The world: nodes, a store, a network and a job; faults on top, and the judgement at the end."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Callable, Iterable
+from itertools import product
+
+from edl.agent import events as ag
+from edl.agent.state import AgentPhase
+from edl.config import FaultTolerance, JobSpec
+from edl.master.state import Phase
+from edl.rendezvous.rules import next_size
+from edl.testing.sim.checks import Checks
+from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
+from edl.testing.sim.injection import inject
+from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.network import STORE, Network, Pair
+from edl.testing.sim.process import MASTER_KEY, Surroundings
+from edl.testing.sim.ruling import describe
+from edl.testing.sim.store import SimStore
+from edl.testing.sim.timeline import Timeline
+from edl.testing.sim.workers import SIGKILL, TrainingJob, Worker
+from edl.types import Incarnation, NodeId
+from edl.wire.messages import NodeInfo
+
+LOOK_EVERY_S = 0.5
+KEEPALIVE_S = 5.0
+"""The longest a cut stream goes unnoticed here."""
+
+
+class SimWorld:
+    """Everything there is. The same seed, spec and calls give the same history."""
+
+    def __init__(
+        self,
+        seed: int,
+        spec: JobSpec,
+        *,
+        total_s: float = 20.0,
+        warm_s: float = 0.3,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        rng = random.Random(seed)  # noqa: S311 - not for secrets
+        timeline = Timeline()
+        self.rng = rng
+        self.spec = spec
+        self.timeline = timeline
+        self.network = Network(timeline, rng)
+        self.store = SimStore(timeline)
+        self.checks = Checks(spec)
+        self.training = TrainingJob(timeline, rng, total_s)
+        self.warm_s = warm_s
+        shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
+        self.around = Surroundings(spec, timeline, rng, self.network, self.store, self.training, self.checks)
+        self.around.trace = shown
+        self.launchers: dict[NodeId, Launcher] = {}
+        """The latest launcher of each node, dead or alive."""
+        self.retired: list[Launcher] = []
+        """Earlier ones."""
+        self.training.started = self.checks.worker_started
+        self.store.changed = self._store_changed
+        self.network.changed.append(self._store_changed)
+        timeline.after(LOOK_EVERY_S, self._look_around)
+
+    # --- people's doings -----------------------------------------------------------------------------------------------
+
+    def start(self, name: str, slots: int = 2, node_rank: int = -1) -> Launcher:
+        """Start a launcher on a node, for the first time or again."""
+        node = NodeId(name)
+        before = self.launchers.get(node)
+        if before is not None:
+            assert not before.alive, f"{name} runs already"  # noqa: S101 - a mistake in the scenario
+            self.retired.append(before)
+        port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
+        info = NodeInfo(node, Incarnation(0), name, port, slots, node_rank)
+        launcher = Launcher(self.around, info, self.warm_s)
+        self.launchers[node] = launcher
+        return launcher
+
+    def crash(self, name: str) -> None:
+        """Kill a launcher with its workers."""
+        self.launchers[NodeId(name)].crash()
+
+    def kill_worker(self, name: str, local_rank: int = 0) -> None:
+        """SIGKILL one worker."""
+        self.fail_worker(name, local_rank, -SIGKILL)
+
+    def fail_worker(self, name: str, local_rank: int = 0, code: int = 1) -> None:
+        """Have one worker end with a status."""
+        worker = self.worker(name, local_rank)
+        self.checks.worker_failures += 1
+        self.training.training_of(worker).end(worker, code)
+
+    def worker(self, name: str, local_rank: int = 0) -> Worker:
+        """A node's living worker. Raises ``StopIteration`` when there is none."""
+        return next(w for w in self.launchers[NodeId(name)].workers if w.alive and w.local_rank == local_rank)
+
+    def freeze(self, worker: Worker, for_s: float) -> None:
+        """SIGSTOP a worker, SIGCONT it later."""
+        training = self.training.training_of(worker)
+        training.freeze(worker)
+        launcher = self.launchers[worker.node]
+        if worker in launcher.workers:
+            launcher.after(0.001, launcher.tell_agent, ag.WorkerFroze(worker.round, worker.local_rank))
+
+        def go_on() -> None:
+            if worker.alive and worker.frozen:
+                training.thaw(worker)
+                launcher.after(0.001, launcher.tell_agent, ag.WorkerThawed(worker.round, worker.local_rank))
+
+        self.timeline.after(for_s, go_on)
+
+    def cut(self, ones: Iterable[str], others: Iterable[str] | None = None, *, one_way: bool = False) -> list[Pair]:
+        """Cut hosts off from others (default: from everything else); returns what ``network.heal`` takes."""
+        inside = set(ones)
+        outside = set(others) if others is not None else {*self.launchers, STORE} - inside
+        pairs: list[Pair] = [(str(a), str(b)) for a, b in product(sorted(inside), sorted(outside))]
+        if not one_way:
+            pairs += [(b, a) for a, b in pairs]
+        self.network.block(pairs)
+        return pairs
+
+    # --- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def master(self) -> Launcher | None:
+        """The launcher that rules by the store's word."""
+        token = self.store.token(MASTER_KEY)
+        for launcher in self.launchers.values():
+            if launcher.alive and launcher.ruling is not None and launcher.ruling.token == token:
+                return launcher
+        return None
+
+    def alive(self) -> list[Launcher]:
+        """Launchers that run."""
+        return [launcher for launcher in self.launchers.values() if launcher.alive]
+
+    def usable(self) -> list[Launcher]:
+        """Launchers whose node could take part."""
+        idle = (AgentPhase.LEAVING, AgentPhase.OVER)
+        return [one for one in self.alive() if one.agent is not None and one.agent.phase not in idle]
+
+    def picture(self) -> str:
+        """Everything that matters, for a failed check."""
+        lines = [f"store: {self.checks.record}"]
+        for launcher in self.launchers.values():
+            agent = launcher.agent
+            seen = f"{agent.phase.value} seen {agent.seen_round} connected {agent.connected}" if agent else "joining"
+            role = f"{launcher.election.role.value} token {launcher.election.token}"
+            lines.append(f"{launcher.node}: alive {launcher.alive}, {seen}, {role}, outcome {launcher.outcome}")
+            if launcher.ruling is not None and launcher.alive:
+                lines.append(f"    rules {launcher.ruling.token}: {describe(launcher.ruling.state)}")
+        return "\n".join(lines)
+
+    # --- time ----------------------------------------------------------------------------------------------------------
+
+    def run(self, for_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, less when ``stop`` holds before."""
+        self.timeline.run(self.timeline.now_s + for_s, stop)
+
+    def run_until(self, holds: Callable[[], bool], within_s: float, what: str) -> None:
+        """Let time pass until something holds; a violation when it does not in time."""
+        self.run(within_s, holds)
+        if not holds():
+            self.checks.fail(f"not within {within_s:g} s: {what}\n{self.picture()}")
+
+    def _store_changed(self) -> None:
+        for launcher in [*self.launchers.values()]:
+            launcher.look_at_store()
+
+    def _look_around(self) -> None:
+        """Now and then: nobody works on who has been cut off for long (B11)."""
+        spec = self.spec.timeouts
+        limit_s = 2 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
+        master = self.master
+        for launcher in self.alive():
+            self._note_contact(launcher, master)
+            since_s = launcher.cut_off_s
+            if since_s is None or self.timeline.now_s - since_s <= limit_s:
+                continue
+            if any(worker.alive for worker in launcher.workers):
+                self.checks.fail(f"{launcher.node} has been cut off for {limit_s:g} s and its workers still run")
+        self.timeline.after(LOOK_EVERY_S, self._look_around)
+
+    def _note_contact(self, launcher: Launcher, master: Launcher | None) -> None:
+        reaches_store = not self.store.away and self.network.both(launcher.host, STORE)
+        to_master = launcher.connected_to()
+        if reaches_store or launcher.paused or self.store.away or (to_master is not None and to_master is master):
+            launcher.cut_off_s = None
+        elif launcher.cut_off_s is None:
+            launcher.cut_off_s = self.timeline.now_s
+
+    # --- whole schedules -----------------------------------------------------------------------------------------------
+
+    def play(self, plan: FaultPlan) -> None:
+        """Run a plan of faults to its end and heal everything."""
+        for fault in plan.faults:
+            self.timeline.at(fault.at_s, self._strike, fault)
+        self.run(plan.quiet_s - self.timeline.now_s)
+        self.heal()
+
+    def _strike(self, fault: Fault) -> None:
+        if self.around.trace is not None:
+            self.around.trace(f"  FAULT  {fault}")
+        inject(self, fault)
+
+    def heal(self) -> None:
+        """Undo every fault that can be undone, and see that there are nodes enough."""
+        self.training.shorten(5.0)
+        self.network.slowness = 1.0
+        self.around.kill_on_write = False
+        self.network.heal_all()
+        if self.store.away:
+            self.store.come_back()
+        for launcher in self.alive():
+            launcher.resume()
+        for training in self.training.rounds.values():
+            for worker in training.workers.values():
+                if worker.frozen:
+                    training.thaw(worker)
+        if self.ended():
+            return
+        for node, launcher in list(self.launchers.items()):
+            if len(self.usable()) < self.spec.nodes.highest and not launcher.alive:
+                self.start(node, launcher.info.slots, launcher.info.node_rank)
+
+    def ended(self) -> bool:
+        """Whether the job has its outcome."""
+        return self.checks.record is not None and self.checks.record.phase is Phase.ENDED
+
+    def settled(self) -> bool:
+        """Ended, or running a world as large as the living nodes allow, or waiting with good reason."""
+        record = self.checks.record
+        if record is None:
+            return False
+        if record.phase is Phase.ENDED:
+            return True
+        usable = self.usable()
+        if record.phase is not Phase.RUNNING or record.world is None:
+            previous = len(record.world.members) if record.world else 0
+            size = next_size(self.spec.nodes, self.spec.fault_tolerance, previous, len(usable))
+            return size.nodes == 0
+        agents = {one.node: one.agent for one in usable}
+        for member in record.world.members:
+            agent = agents.get(member.node)
+            if agent is None or agent.info.incarnation != member.incarnation or agent.running_round != record.round:
+                return False
+        if self.spec.fault_tolerance is FaultTolerance.ELASTIC:
+            return len(record.world.members) >= self.spec.nodes.fit(len(usable)) or bool(record.done)
+        return True
+
+    def judge(self) -> None:
+        """Liveness: the job gets on, comes to its end, and everybody goes home with the same outcome."""
+        times = self.spec.timeouts
+        settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + KEEPALIVE_S + 6.0
+        self.run_until(self.settled, settle_s, "the job settles")
+        work_s = 2 * self.training.left_s + times.recover_s + 4 * settle_s
+        self.run_until(self.ended, work_s, "the job ends")
+        home_s = times.shutdown_s + 3 * times.lease_ttl_s + KEEPALIVE_S + 20.0
+        self.run_until(lambda: not self.alive(), home_s, "every launcher exits")
+        assert self.checks.record is not None and self.checks.record.outcome is not None  # noqa: S101 - ended
+        expected = self.checks.record.outcome.exit_code
+        for launcher in [*self.launchers.values(), *self.retired]:
+            outcome = launcher.outcome
+            if outcome is not None and outcome.exit_code not in (expected, 128 + 15):
+                self.checks.fail(f"{launcher.node} exits with {outcome}, the job with {expected}")
+        if self.training.alive():
+            self.checks.fail(f"workers outlive the job: {self.training.alive()}")
+
+
+__all__ = ["Fault", "FaultKind", "FaultPlan", "SimWorld"]

@@ -1,0 +1,1 @@
+"""edl for PyTorch scripts."""

@@ -1,0 +1,100 @@
+"""Turning a process into a worker: by fork and exec, or by giving a warm process its order."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping
+
+from edl.wire.nursery import Order, helper_command
+from edl.worker import linux
+
+
+def command_line(order: Order) -> list[str]:
+    """The command a cold worker is started with."""
+    if order.kind == "program":
+        return [order.target, *order.arguments]
+    return helper_command(sys.executable, "edl.worker.bootstrap", order.kind, order.target, *order.arguments)
+
+
+def shown_command(order: Order) -> list[str]:
+    """The command line that a worker shows as its own: what a person would have typed."""
+    middle = ["-m", order.target] if order.kind == "module" else [order.target]
+    return [sys.executable, "-u", *middle, *order.arguments]
+
+
+def start(
+    command: list[str],
+    environment: Mapping[str, str],
+    directory: str = "",
+    streams: tuple[int, int] = (1, 2),
+    keep: Collection[int] = (),
+) -> int:
+    """Fork and exec; returns the pid once the program runs. Raises ``OSError`` when it cannot be executed."""
+    reading, writing = os.pipe()
+    pid = linux.fork()
+    if pid == 0:
+        _exec(command, environment, directory, streams, keep, writing)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        complaint = pipe.read()
+    if complaint:
+        os.waitpid(pid, 0)
+        raise OSError(int(complaint), os.strerror(int(complaint)), command[0])
+    return pid
+
+
+def _exec(
+    command: list[str],
+    environment: Mapping[str, str],
+    directory: str,
+    streams: tuple[int, int],
+    keep: Collection[int],
+    writing: int,
+) -> None:
+    """In the child. The pipe closes itself when exec succeeds and carries the error number when it does not."""
+    try:
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        take_streams(*streams)
+        for descriptor in keep:
+            os.set_inheritable(descriptor, True)
+        linux.close_all_but({writing, *keep})
+        if directory:
+            os.chdir(directory)
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        os.write(writing, str(error.errno).encode())
+    finally:
+        os._exit(127)
+
+
+def take_streams(stdout: int, stderr: int) -> None:
+    """Make the two descriptors standard output and standard error."""
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+
+
+def become(order: Order, streams: tuple[int, int], keep: Collection[int] = ()) -> None:
+    """Give this warm process the streams, environment and directory of its order, as if it had been exec'ed.
+
+    ``keep``: descriptors that imported libraries opened for themselves.
+    """
+    take_streams(*streams)
+    linux.close_all_but(keep)
+    linux.set_title(shown_command(order))
+    if order.directory:
+        os.chdir(order.directory)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    time.tzset()
+    # Otherwise all children of one image would draw the same "random" numbers.
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    importlib.invalidate_caches()

@@ -1,0 +1,168 @@
+"""Running the user's script or module inside a worker, so that it cannot tell it from ``python script.py``.
+
+``main()`` is the start of a cold worker; a warm one comes here from the nursery or a standby.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import io
+import json
+import os
+import runpy
+import sys
+import time
+import traceback
+import types
+from importlib.machinery import PathFinder, SourceFileLoader
+from typing import NoReturn
+
+from edl.wire.nursery import Order
+from edl.worker.birth import shown_command
+from edl.worker.frameworks import before_script
+
+_CANNOT_OPEN = 2
+"""Exit status of the interpreter when the script cannot be read."""
+
+_launcher_main = sys.modules.get("__main__")
+"""Kept alive: the interpreter is still running its code while the user's module has taken its place."""
+
+
+def main() -> None:
+    """A cold worker: ``sys.argv`` holds kind, target and arguments; the environment is already the worker's."""
+    kind, target, *arguments = sys.argv[1:]
+    order = Order(kind, target, tuple(arguments))
+    from edl.worker.linux import set_title
+
+    set_title(shown_command(order))
+    run(order, dict(os.environ))
+
+
+def run(order: Order, imported_under: dict[str, str]) -> None:
+    """Run the order's script or module as ``__main__``. Returns when it ends; ends the process when it fails.
+
+    The process ends by returning to the interpreter, so ``atexit`` functions and threads are treated as usual.
+    """
+    # faulthandler wants a real descriptor; 2 is one even if somebody replaced sys.stderr.
+    faulthandler.enable(file=2)
+    before_script(imported_under)
+    sys.orig_argv[:] = shown_command(order)
+    namespace = types.ModuleType("__main__")
+    namespace.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = namespace
+    if order.kind == "module":
+        sys.argv[:] = ["-m", *order.arguments]
+        _search_first(os.getcwd())
+        _guarded_module(order.target, alter_argv=True)
+        return
+    sys.argv[:] = [order.target, *order.arguments]
+    path = os.path.abspath(order.target)
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+        sys.path.insert(0, order.target)
+        _guarded_module("__main__", alter_argv=False)
+        return
+    _search_first(os.path.dirname(os.path.realpath(path)))
+    _run_script(path, namespace)
+
+
+def _search_first(folder: str) -> None:
+    """Put the folder first on the search path, and let its modules win over namesakes imported before."""
+    if getattr(sys.flags, "safe_path", False):
+        return
+    sys.path.insert(0, folder)
+    for name in _namesakes(folder):
+        for loaded in [other for other in sys.modules if other == name or other.startswith(name + ".")]:
+            del sys.modules[loaded]
+
+
+def _namesakes(folder: str) -> list[str]:
+    """Loaded top-level modules that the folder has its own version of; not edl's, nor the interpreter's own core."""
+    try:
+        present = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except OSError:
+        return []
+    found = []
+    for name in sorted(present & sys.modules.keys()):
+        if name in ("edl", "__main__") or name in sys.builtin_module_names:
+            continue
+        spec = PathFinder.find_spec(name, [folder])
+        loaded = getattr(sys.modules[name], "__spec__", None)
+        if spec is None or spec.loader is None or _is_core(name):
+            continue
+        if os.path.realpath(getattr(loaded, "origin", None) or "") != os.path.realpath(spec.origin or ""):
+            found.append(name)
+    return found
+
+
+def _is_core(name: str) -> bool:
+    """Whether the interpreter itself loads the module before any script: such a one is never shadowed."""
+    origin = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None)
+    return origin in ("frozen", "built-in") or name in ("encodings", "site", "sitecustomize", "usercustomize")
+
+
+def _run_script(path: str, namespace: types.ModuleType) -> None:
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.exit(_CANNOT_OPEN)
+    scope = namespace.__dict__
+    scope.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path), __spec__=None)
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), scope)  # noqa: S102 - running it is the purpose
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the top of the user's program
+        failure = error
+    else:
+        return
+    _fail(failure)
+
+
+def _guarded_module(name: str, *, alter_argv: bool) -> None:
+    try:
+        # The function that the interpreter itself calls for "-m".
+        runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the top of the user's program
+        failure = error
+    else:
+        return
+    _fail(failure)
+
+
+def _fail(error: BaseException) -> NoReturn:
+    """Report an uncaught exception as the interpreter would, for torchrun's readers too, and end with status 1."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code.co_filename == __file__:
+        step = step.tb_next
+    error = error.with_traceback(step)
+    if isinstance(error, Exception):
+        _write_error_file(error)
+    sys.excepthook(type(error), error, step)
+    if isinstance(error, KeyboardInterrupt):
+        # Raised on, so that the interpreter ends by SIGINT as it always does; it has been printed already.
+        sys.excepthook = lambda *_: None
+        raise error
+    sys.exit(1)
+
+
+def _write_error_file(error: Exception) -> None:
+    """torch's ``error.json`` (``TORCHELASTIC_ERROR_FILE``), unless torch's own ``@record`` has written it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    details = {
+        "py_callstack": "".join(traceback.format_exception(error)),
+        "timestamp": str(int(time.time())),
+    }
+    try:
+        if os.path.exists(path) and os.path.getsize(path) > 0:
+            return
+        with open(path, "w") as file:
+            json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": details}}, file)
+    except OSError as problem:
+        sys.stderr.write(f"edl: cannot write the error file {path}: {problem}\n")

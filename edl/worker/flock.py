@@ -1,0 +1,149 @@
+"""The processes a nursery has made: notices their ends and stops, and takes whole process groups with it.
+
+Nothing here waits on a timer: every change of a child raises SIGCHLD, after which ``watch`` is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from edl.wire.nursery import Exited, Resumed, Suspended
+from edl.worker import linux
+
+GROUP_PATIENCE_S = 5.0
+"""How long a worker's end is kept back until the rest of its killed group is gone from the kernel as well."""
+_FAREWELL_S = 10.0
+_WAKES_THE_STOPPED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+
+Happening = Exited | Suspended | Resumed
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A worker that is reaped while members of its group are still being torn down."""
+
+    code: int
+    deadline_s: float
+
+
+class Flock:
+    """Workers, and helpers that are not (yet) workers, by pid. All are children and leaders of their sessions."""
+
+    def __init__(self) -> None:
+        self._suspended: dict[int, bool] = {}
+        self._helpers: set[int] = set()
+        self._ending: dict[int, _Ending] = {}
+
+    def add(self, pid: int) -> None:
+        """A new worker, or a helper that becomes one."""
+        self._helpers.discard(pid)
+        self._suspended[pid] = False
+
+    def add_helper(self, pid: int) -> None:
+        """A process that is reaped without a report."""
+        self._helpers.add(pid)
+
+    def patience_s(self) -> float | None:
+        """Seconds after which ``watch`` has to be called even if nothing happens; None for never."""
+        if not self._ending:
+            return None
+        return max(0.0, min(ending.deadline_s for ending in self._ending.values()) - time.monotonic())
+
+    def watch(self) -> list[Happening]:
+        """What has happened to workers since the last call. Never blocks."""
+        happenings: list[Happening] = []
+        for pid in self._suspended:
+            happenings += self._stops(pid)
+        while True:
+            try:
+                # Looked at without reaping: until then the pid, and with it the group, cannot be anybody else's.
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if info is None:
+                break
+            self._bury(info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
+        return happenings + self._ended()
+
+    def _stops(self, pid: int) -> list[Happening]:
+        with contextlib.suppress(ChildProcessError):
+            info = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+            if info is not None:
+                suspended = info.si_code != os.CLD_CONTINUED
+                changed = suspended != self._suspended[pid]
+                self._suspended[pid] = suspended
+                if changed:
+                    return [Suspended(pid) if suspended else Resumed(pid)]
+        return []
+
+    def _bury(self, pid: int, code: int) -> None:
+        """Kill what is left of the group of a dead child and reap the child."""
+        known = pid in self._suspended or pid in self._helpers
+        if known:
+            _kill_group(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        self._helpers.discard(pid)
+        if self._suspended.pop(pid, None) is not None:
+            self._ending[pid] = _Ending(code, time.monotonic() + GROUP_PATIENCE_S)
+
+    def _ended(self) -> list[Happening]:
+        gone: list[Happening] = []
+        for pid, ending in list(self._ending.items()):
+            if time.monotonic() >= ending.deadline_s or not _group_is_left(pid):
+                del self._ending[pid]
+                gone.append(Exited(pid, ending.code))
+        return gone
+
+    def signal(self, pid: int, number: int) -> None:
+        """Signal a worker's group; nothing when it has ended. A stopped one is continued so that it can obey."""
+        if pid not in self._suspended:
+            return
+        if not _kill_group(pid, number):
+            # It has been forked this instant and does not lead its group yet; being unreaped it is still ours.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if self._suspended[pid] and number in _WAKES_THE_STOPPED:
+            _kill_group(pid, signal.SIGCONT)
+
+    def destroy(self) -> None:
+        """SIGKILL every worker, helper and orphan taken over from them, and reap until none is left."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        for pid in (*self._suspended, *self._helpers):
+            _kill_group(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + _FAREWELL_S
+        while time.monotonic() < deadline_s:
+            # Orphans of orphans come to us one generation at a time, so each round looks again.
+            for pid in linux.children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                    pass
+            except ChildProcessError:
+                return
+            signal.sigtimedwait({signal.SIGCHLD}, 0.2)
+
+
+def _kill_group(pid: int, number: int) -> bool:
+    """Whether there was such a group."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # A member has changed its user; the others have got the signal.
+        return True
+    return True
+
+
+def _group_is_left(group: int) -> bool:
+    """Whether a child of ours, adopted orphans included, belongs to the group."""
+    try:
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

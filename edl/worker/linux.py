@@ -1,0 +1,120 @@
+"""The few things of Linux that Python's ``os`` does not offer, and process housekeeping around fork."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import warnings
+from collections.abc import Collection, Sequence
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/davinci", "/dev/xpu", "/dev/accel", "/dev/habanalabs")
+NURSERY_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+"""Signals whose handling the nursery changes for itself and gives back to its children."""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when ``parent`` ends, or end now when it has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fork() -> int:
+    """``os.fork`` with a clean break: the child leads a new session, dies with its parent, has default signals.
+
+    Signals are blocked across the fork, so none meets the child while it still has the parent's handlers.
+    """
+    parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns when the process has threads. Those of BLAS libraries are known to survive a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            before = set()
+            os.setsid()
+            die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            for number in NURSERY_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def children() -> list[int]:
+    """Living and dead children of this single-threaded process; empty where the kernel does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def open_descriptors() -> set[int]:
+    """Numbers of the descriptors this process has open."""
+    found = {int(name) for name in os.listdir("/proc/self/fd")}
+    # The listing had a descriptor of its own, which is closed again.
+    return {number for number in found if _is_open(number)}
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close every descriptor above 2 that is not in ``keep``."""
+    low = 3
+    for descriptor in sorted(number for number in keep if number > 2):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def open_accelerator() -> str:
+    """Path of an accelerator device this process holds open, or empty. Such a process must not be forked."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if path.startswith(_ACCELERATORS):
+            return path
+    return ""
+
+
+def set_title(words: Sequence[str]) -> None:
+    """Make ``ps`` and ``/proc/<pid>/cmdline`` show these words, cut to the room of the original command line."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            # The second field is a name in parentheses that may hold spaces; numbering goes on after it.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return
+    start, end = int(fields[45]), int(fields[46])
+    if not 0 < start < end:
+        return
+    room = end - start
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)[: room - 1]
+    ctypes.memmove(start, text.ljust(room, b"\0"), room)

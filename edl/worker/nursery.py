@@ -1,0 +1,281 @@
+"""The nursery: one process per node that imports the framework ahead of time and makes every worker.
+
+It exists so that the agent, which has threads and network connections, never forks. It has one thread, no timers
+and one loop that waits for the agent, for its children and for its standbys. When the agent is gone, for whatever
+reason, the socket ends and the nursery takes everything it has made with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+
+from edl.config import Standby
+from edl.wire.nursery import (
+    LARGEST_BYTES,
+    Note,
+    Order,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    ToAgent,
+    Warmed,
+    WarmFailed,
+    decode,
+    encode,
+    helper_command,
+    read_order,
+)
+from edl.worker import bootstrap, linux
+from edl.worker.birth import become, command_line, start
+from edl.worker.flock import Flock
+from edl.worker.frameworks import why_unsafe
+from edl.worker.standby import failed
+from edl.worker.warm import Image, ImportFailed, warm
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The nursery's command line, in this order."""
+
+    agent: int
+    """Descriptor of the socket to the agent."""
+    standby: Standby
+    slots: int
+    preload: tuple[str, ...]
+    remark: str
+    """Why the standby is not the one that was asked for; empty when it is."""
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def from_arguments(cls, arguments: list[str]) -> Settings:
+        """Inverse of ``to_arguments``."""
+        agent, standby, slots, preload, remark, kind, target, *rest = arguments
+        modules = tuple(filter(None, preload.split(",")))
+        return cls(int(agent), Standby(standby), int(slots), modules, remark, kind, target, tuple(rest))
+
+    def spawning_instead(self, remark: str) -> list[str]:
+        """Arguments of a nursery that does the same with spawned standbys."""
+        preload = ",".join(self.preload)
+        head = [str(self.agent), Standby.SPAWN.value, str(self.slots), preload, remark]
+        return [*head, self.kind, self.target, *self.arguments]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A spawned standby."""
+
+    pid: int
+    socket: socket.socket
+    ready: str = ""
+    """What it has imported; empty while it is still busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Born:
+    """In a forked child: what it is to do with its life."""
+
+    order: Order
+    streams: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Nursery:
+    settings: Settings
+    agent: socket.socket
+    flock: Flock = field(default_factory=Flock)
+    poller: select.poll = field(default_factory=select.poll)
+    standbys: dict[int, _Waiting] = field(default_factory=dict)
+    """By descriptor of their sockets."""
+    image: Image | None = None
+    warmed: bool = False
+    refilling: bool = True
+    wakeup: int = -1
+
+    def serve(self) -> _Born | None:
+        """Until the agent is gone (None), or, in a forked child, until it is born."""
+        self.wakeup, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        _take_signals()
+        self.poller.register(self.wakeup, select.POLLIN)
+        self.poller.register(self.agent, select.POLLIN)
+        if not self._warm():
+            return None
+        while True:
+            self._refill()
+            patience_s = self.flock.patience_s()
+            ready = dict(self.poller.poll(None if patience_s is None else patience_s * 1000 + 1))
+            if self.wakeup in ready:
+                os.read(self.wakeup, 4096)
+            for happening in self.flock.watch():
+                self._tell(happening)
+            for descriptor in ready.keys() & self.standbys.keys():
+                if not self._hear_standby(self.standbys[descriptor]):
+                    return None
+            if self.agent.fileno() in ready:
+                born = self._hear_agent()
+                if born is not None:
+                    return born
+                if self.agent.fileno() < 0:
+                    return None
+
+    def _warm(self) -> bool:
+        """Import what workers will need, if here is the place for it; False when it failed and the agent knows."""
+        settings = self.settings
+        if settings.standby is Standby.NONE or settings.kind == "program":
+            self.refilling = False
+            self._warmed("workers are started cold")
+        elif settings.standby is Standby.FORK:
+            try:
+                self.image = warm(settings.kind, settings.target, settings.preload)
+            except ImportFailed as failure:
+                self._tell(failed(failure))
+                return False
+            reason = why_unsafe()
+            if reason:
+                # A new program in this process: the imports, and whatever makes them unsafe, are gone with the old.
+                os.set_inheritable(self.agent.fileno(), True)
+                arguments = settings.spawning_instead(reason)
+                os.execv(sys.executable, helper_command(sys.executable, "edl.worker.nursery", *arguments))
+            # Imports may have put handlers of their own in place of ours.
+            _take_signals()
+            gc.collect()
+            # What exists now is left alone by the children's collectors, so that its pages stay shared.
+            gc.freeze()
+            self._warmed(f"workers are forked from one process: {self.image.text}")
+        return True
+
+    def _warmed(self, text: str) -> None:
+        self.warmed = True
+        self._tell(Warmed(f"{text} (not forked: {self.settings.remark})" if self.settings.remark else text))
+
+    def _tell(self, message: ToAgent) -> None:
+        # An agent that is gone is noticed where its messages are read.
+        with contextlib.suppress(OSError):
+            self.agent.send(encode(message))
+
+    def _hear_agent(self) -> _Born | None:
+        """Handle one message. Closes the socket when the agent is gone and everything has been killed."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.agent, LARGEST_BYTES, 3)
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            self.flock.destroy()
+            self.agent.close()
+            return None
+        message = decode(data)
+        if isinstance(message, Signal):
+            self.flock.signal(message.pid, message.number)
+        elif isinstance(message, Spawn):
+            return self._spawn(message, descriptors)
+        return None
+
+    def _spawn(self, request: Spawn, descriptors: list[int]) -> _Born | None:
+        try:
+            memory, stdout, stderr = descriptors
+            order = read_order(memory)
+            if self.image is not None and order.kind != "program":
+                pid = linux.fork()
+                if pid == 0:
+                    # Detached, so that no object closes a number that means something else by then.
+                    self.agent.detach()
+                    return _Born(order, (stdout, stderr))
+            else:
+                pid = self._hand_over(descriptors) if order.kind != "program" else 0
+                pid = pid or start(command_line(order), order.environment, order.directory, (stdout, stderr))
+            self.flock.add(pid)
+            self._tell(Spawned(request.id, pid))
+        except (OSError, ValueError) as error:
+            self._tell(SpawnFailed(request.id, f"{error}"))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+    def _refill(self) -> None:
+        if self.settings.standby is not Standby.SPAWN or not self.refilling:
+            return
+        settings = self.settings
+        while len(self.standbys) < settings.slots:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            words = [str(theirs.fileno()), ",".join(settings.preload), settings.kind, settings.target]
+            command = helper_command(sys.executable, "edl.worker.standby", *words, *settings.arguments)
+            try:
+                pid = start(command, os.environ, keep=(theirs.fileno(),))
+            except OSError as error:
+                self.refilling = False
+                self._tell(Note(f"no standby could be started, so workers are started cold: {error}"))
+                return
+            finally:
+                theirs.close()
+            self.flock.add_helper(pid)
+            self.standbys[ours.fileno()] = _Waiting(pid, ours)
+            self.poller.register(ours, select.POLLIN)
+
+    def _hear_standby(self, waiting: _Waiting) -> bool:
+        """A standby is ready, or it failed; False when that ends the nursery."""
+        try:
+            data = waiting.socket.recv(LARGEST_BYTES)
+        except OSError:
+            data = b""
+        message = decode(data) if data else WarmFailed(self.settings.target, "the process ended during its imports", "")
+        if isinstance(message, Note):
+            waiting.ready = message.text
+            if not self.warmed and all(other.ready for other in self.standbys.values()):
+                self._warmed(f"{len(self.standbys)} spawned processes wait: {message.text}")
+            return True
+        self._forget(waiting)
+        waiting.socket.close()
+        if not self.warmed and isinstance(message, WarmFailed):
+            self._tell(message)
+            self.flock.destroy()
+            return False
+        if not waiting.ready:
+            # Trying again at once would most likely fail again, and for ever.
+            self.refilling = False
+            self._tell(Note("a standby failed, so workers are started cold from now on"))
+        return True
+
+    def _forget(self, waiting: _Waiting) -> None:
+        self.poller.unregister(waiting.socket)
+        del self.standbys[waiting.socket.fileno()]
+
+    def _hand_over(self, descriptors: list[int]) -> int:
+        """Give an order to a standby, a ready one if possible; returns its pid, 0 when there is none."""
+        for waiting in sorted(self.standbys.values(), key=lambda standby: not standby.ready):
+            self._forget(waiting)
+            with waiting.socket, contextlib.suppress(OSError):
+                socket.send_fds(waiting.socket, [b"order"], descriptors)
+                return waiting.pid
+        return 0
+
+
+def _take_signals() -> None:
+    """Outlive signals meant for the agent: it decides when workers end. SIGCHLD only has to wake the loop."""
+    for number in linux.NURSERY_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def main() -> None:
+    """Arguments as in ``Settings``. Returns, in a forked child, when the user's script has ended."""
+    settings = Settings.from_arguments(sys.argv[1:])
+    linux.adopt_orphans()
+    linux.set_title([sys.executable, "-m", "edl.worker.nursery"])
+    nursery = _Nursery(settings, socket.socket(fileno=settings.agent))
+    born = nursery.serve()
+    image = nursery.image
+    if born is None or image is None:
+        os._exit(0)
+    del nursery
+    become(born.order, born.streams, image.descriptors)
+    bootstrap.run(born.order, image.environment)

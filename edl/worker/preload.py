@@ -1,0 +1,218 @@
+"""Which modules are worth importing before a worker is asked for: pure, found by reading the source, not running it.
+
+What counts is what the script and the modules beside it import, at the top or deeper. Frameworks are imported with
+the parts that a distributed start pulls in anyway; other libraries only when they stand in ``SAFE``. The user's own
+modules are read, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+FRAMEWORKS: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "torch",
+        # DistributedDataParallel pulls it in, and it costs as much as torch itself.
+        "torch._dynamo",
+        "torch.distributed",
+        "torch.distributed.elastic.multiprocessing.errors",
+        "torch.nn.parallel",
+        "torch.optim",
+        "torch.utils.data",
+        "torch.utils.data.distributed",
+    ),
+    "paddle": (
+        "paddle",
+        "paddle.distributed",
+        "paddle.distributed.fleet",
+        "paddle.io",
+        "paddle.nn",
+        "paddle.optimizer",
+    ),
+}
+"""Framework to the modules that warm it up; the first is the framework."""
+
+IMPLIED: dict[str, str] = {
+    "edl.torch": "torch",
+    "edl.paddle": "paddle",
+    "accelerate": "torch",
+    "lightning": "torch",
+    "pytorch_lightning": "torch",
+    "timm": "torch",
+    "torchvision": "torch",
+    "paddlenlp": "paddle",
+    "paddleseg": "paddle",
+}
+"""Modules whose import pulls in a framework."""
+
+SAFE: frozenset[str] = frozenset(
+    {
+        "PIL",
+        "edl.paddle",
+        "edl.torch",
+        "einops",
+        "numpy",
+        "paddle.amp",
+        "paddle.distributed",
+        "paddle.io",
+        "paddle.metric",
+        "paddle.nn",
+        "paddle.optimizer",
+        "paddle.vision",
+        "pandas",
+        "safetensors",
+        "scipy",
+        "sklearn",
+        "torch.amp",
+        "torch.cuda",
+        "torch.distributed",
+        "torch.multiprocessing",
+        "torch.nn",
+        "torch.optim",
+        "torch.utils.data",
+        "torchvision",
+        "tqdm",
+        "yaml",
+    }
+)
+"""Modules, with what is below them, whose import is known to start no thread and to touch no device."""
+
+MOST_FILES = 64
+MOST_CHARACTERS = 512_000
+"""Reading stops there: parsing more would cost more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Text of a module and the package that relative imports in it start from (empty for a script)."""
+
+    text: str
+    package: str
+
+
+SourceOf = Callable[[str], Source | None]
+"""Text of one of the user's own modules by dotted name, None when it is not one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Names to import, in order. A missing ``required`` one makes every worker fail; the others may be absent."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Import:
+    name: str
+    firm: bool
+    """Runs whenever the module does: not below a function, ``if`` or ``try``."""
+
+
+def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Plan:
+    """What to import for a script whose source is ``entry``. ``extra``: modules the user asked for by name."""
+    imports = _all_imports(entry, source_of)
+    required: dict[str, None] = {}
+    optional: dict[str, None] = {}
+    for framework, modules in FRAMEWORKS.items():
+        firmness = [firm for name, firm in imports.items() if _framework(name) == framework]
+        if not firmness:
+            continue
+        # A library that implies a framework may be absent itself; only a plain import makes the framework a must.
+        named = any(firm for name, firm in imports.items() if firm and name.partition(".")[0] == framework)
+        (required if named else optional)[modules[0]] = None
+        optional.update(dict.fromkeys(modules[1:]))
+    optional.update(dict.fromkeys(name for name in imports if _is_safe(name)))
+    required.update(dict.fromkeys(extra))
+    return Plan(tuple(required), tuple(name for name in optional if name not in required))
+
+
+def _framework(name: str) -> str:
+    """The framework that importing this module brings in, or empty."""
+    root = name.partition(".")[0]
+    if root in FRAMEWORKS:
+        return root
+    return next((framework for key, framework in IMPLIED.items() if name == key or name.startswith(key + ".")), "")
+
+
+def _is_safe(name: str) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:length]) in SAFE for length in range(1, len(parts) + 1))
+
+
+def _all_imports(entry: Source, source_of: SourceOf) -> dict[str, bool]:
+    """Names imported from outside by the entry and by the user's modules it leads to, and whether firmly."""
+    found: dict[str, bool] = {}
+    waiting: list[tuple[Source, bool]] = [(entry, True)]
+    seen: set[str] = set()
+    characters = files = 0
+    while waiting:
+        source, firm = waiting.pop(0)
+        files, characters = files + 1, characters + len(source.text)
+        if files > MOST_FILES or characters > MOST_CHARACTERS:
+            break
+        for item in _imports(source):
+            own = _own_modules(item.name, source_of, seen)
+            waiting.extend((module, firm and item.firm) for module in own)
+            if not own and not _belongs(item.name, seen):
+                found[item.name] = found.get(item.name, False) or (firm and item.firm)
+    return found
+
+
+def _own_modules(name: str, source_of: SourceOf, seen: set[str]) -> list[Source]:
+    """The user's modules that run when ``name`` is imported: its packages and itself, unless read before."""
+    result = []
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:length])
+        if prefix in seen:
+            continue
+        source = source_of(prefix)
+        if source is None:
+            continue
+        seen.add(prefix)
+        result.append(source)
+    return result
+
+
+def _belongs(name: str, own: set[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:length]) in own for length in range(1, len(parts) + 1))
+
+
+def _imports(source: Source) -> list[_Import]:
+    """Every import statement of a text; none when it does not compile (the worker will say so better)."""
+    try:
+        tree = ast.parse(source.text)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    return list(_walk(tree, source.package, firm=True))
+
+
+def _walk(node: ast.AST, package: str, *, firm: bool) -> Iterator[_Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            for alias in child.names:
+                yield _Import(alias.name, firm)
+        elif isinstance(child, ast.ImportFrom):
+            base = _absolute(child, package)
+            if base:
+                yield _Import(base, firm)
+                # Each name may be a submodule or just an attribute, so none of them is a must.
+                yield from (_Import(f"{base}.{alias.name}", False) for alias in child.names if alias.name != "*")
+        elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            inner = firm and isinstance(child, ast.ClassDef | ast.With)
+            yield from _walk(child, package, firm=inner)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """Absolute module name of ``from … import``; empty when it leads out of the package."""
+    if node.level == 0:
+        return node.module or ""
+    parts = package.split(".") if package else []
+    if node.level > len(parts):
+        return ""
+    base = parts[: len(parts) - node.level + 1]
+    return ".".join([*base, node.module] if node.module else base)

@@ -1,0 +1,153 @@
+"""Importing ahead of time: finds the script's source, asks ``preload`` what to import, imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import time
+import tokenize
+import traceback
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+
+from edl.worker import linux
+from edl.worker.preload import FRAMEWORKS, Plan, Source, plan
+
+
+class ImportFailed(Exception):
+    """A required module cannot be imported."""
+
+    def __init__(self, module: str, error: str, trace: str) -> None:
+        super().__init__(f"cannot import {module}: {error}")
+        self.module = module
+        self.error = error
+        self.trace = trace
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What this process has become by importing."""
+
+    text: str
+    """Such as "torch 2.13.0 imported in 2.1 s"."""
+    environment: dict[str, str]
+    """The environment the imports ran with."""
+    descriptors: frozenset[int]
+    """Descriptors that the imported libraries keep open."""
+
+
+def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
+    """What to import for this command. Raises ``ImportFailed`` when the script or module does not exist."""
+    if kind == "program":
+        return Plan(extra, ())
+    if kind == "module":
+        return _plan_module(target, extra)
+    path = os.path.abspath(target)
+    if os.path.isdir(path):
+        entry_path, folder = os.path.join(path, "__main__.py"), path
+    else:
+        entry_path, folder = path, os.path.dirname(os.path.realpath(path))
+    entry = _read(entry_path, "")
+    if entry is None and not os.path.exists(path):
+        raise ImportFailed(target, f"there is no file {path}", "")
+    found = plan(entry or Source("", ""), _Folder(folder), extra)
+    return _without_namesakes(found, folder, extra)
+
+
+def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
+    """Finds a module without importing the packages it is in."""
+    search: list[str] | None = [os.getcwd(), *sys.path]
+    parts = target.split(".")
+    root = origin = ""
+    for length in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:length]), search)
+        if spec is None:
+            raise ImportFailed(target, f"No module named {'.'.join(parts[:length])!r}", "")
+        places = list(spec.submodule_search_locations or ())
+        origin = spec.origin or ""
+        root = root or os.path.dirname(places[0] if places else origin)
+        search = places
+    package = target if search else ".".join(parts[:-1])
+    path = os.path.join(search[0], "__main__.py") if search else origin
+    entry = _read(path, package) or Source("", "")
+    # Beside an installed package lie other people's; only the package itself counts as the user's.
+    only = "" if root == os.getcwd() else parts[0]
+    return _without_namesakes(plan(entry, _Folder(root, only), extra), root if not only else os.getcwd(), extra)
+
+
+def _without_namesakes(found: Plan, folder: str, extra: tuple[str, ...]) -> Plan:
+    """Leave out modules that the user's folder has its own version of."""
+
+    def is_kept(name: str) -> bool:
+        spec = PathFinder.find_spec(name.partition(".")[0], [folder])
+        return name in extra or name.startswith("edl.") or spec is None or spec.loader is None
+
+    return Plan(tuple(filter(is_kept, found.required)), tuple(filter(is_kept, found.optional)))
+
+
+class _Folder:
+    """The user's modules below one folder, as text."""
+
+    def __init__(self, folder: str, only: str = "") -> None:
+        self._folder = folder
+        self._only = only
+
+    def __call__(self, name: str) -> Source | None:
+        parts = name.split(".")
+        if parts[0] == "edl" or (self._only and parts[0] != self._only):
+            return None
+        base = os.path.join(self._folder, *parts)
+        return _read(os.path.join(base, "__init__.py"), name) or _read(base + ".py", ".".join(parts[:-1]))
+
+
+def _read(path: str, package: str) -> Source | None:
+    try:
+        with tokenize.open(path) as file:
+            return Source(file.read(), package)
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
+    """Import what the command will import. Raises ``ImportFailed``. Starts no thread and calls no framework."""
+    started, environment, before = time.monotonic(), dict(os.environ), linux.open_descriptors()
+    found = find_plan(kind, target, extra)
+    for name in found.required:
+        if name not in extra:
+            _import_required(name)
+    for name in found.optional:
+        _import_optional(name)
+    if extra:
+        own = os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+        sys.path.insert(0, own)
+        for name in extra:
+            _import_required(name)
+        sys.path.remove(own)
+    took = time.monotonic() - started
+    return Image(
+        _summary(found, took), environment, frozenset(linux.open_descriptors() - before)
+    )
+
+
+def _import_required(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - a foreign module's import may raise anything
+        last = traceback.format_exception_only(error)[-1].strip()
+        raise ImportFailed(name, last, traceback.format_exc()) from None
+
+
+def _import_optional(name: str) -> None:
+    # If it matters, the script's own import of it will fail in the worker, where the user sees it.
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)
+
+
+def _summary(found: Plan, took_s: float) -> str:
+    loaded = [name for name in FRAMEWORKS if name in sys.modules]
+    shown = [f"{name} {getattr(sys.modules[name], '__version__', '')}".strip() for name in loaded]
+    if not shown:
+        shown = [name for name in (*found.required, *found.optional) if name in sys.modules]
+    return f"{' and '.join(shown[:3])} imported in {took_s:.1f} s" if shown else "no framework to import"

@@ -1,0 +1,471 @@
+"""Embedded etcd members as processes: they fail, come back, lose their disks, and meet other programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edl.adapters.etcd import EtcdStore, EtcdTls
+from edl.adapters.etcd_cluster import can_bind, start_local_member, start_private_member
+from edl.adapters.etcd_plan import plan_members
+from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
+from edl.adapters.etcd_server import EtcdMember, find_binary
+from edl.errors import PortInUse, SettingError, StoreError, StoreRefused, StoreUnavailable
+from edl.ports import Put
+
+LIMIT_S = 40.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(body, LIMIT_S)
+
+    asyncio.run(main())
+
+
+_candidates = itertools.cycle(range(20_000 + os.getpid() % 1000 * 10, 31_000, 10))
+"""Ports below those that the kernel hands out to connections, which would take them at any moment."""
+
+
+def free_endpoints(count: int) -> list[str]:
+    """Ports that are free, as is the next one of each, for the peers."""
+    free = (port for port in _candidates if all(can_bind("127.0.0.1", port + offset) for offset in (0, 1)))
+    return [f"127.0.0.1:{port}" for port in itertools.islice(free, count)]
+
+
+async def start(endpoints: list[str], folder: Path) -> EtcdMember:
+    member = await start_local_member(endpoints, folder)
+    assert member is not None
+    return member
+
+
+@contextlib.asynccontextmanager
+async def three_members(folder: Path) -> AsyncIterator[tuple[list[str], list[EtcdMember]]]:
+    endpoints = free_endpoints(3)
+    members = [await start(endpoints, folder) for _ in endpoints]
+    try:
+        assert [member.endpoint for member in members] == endpoints
+        await asyncio.gather(*(member.wait_ready(15) for member in members))
+        yield endpoints, members
+    finally:
+        for member in members:
+            kill(member)
+        await asyncio.gather(*(member.stop(0) for member in members))
+
+
+def kill(member: EtcdMember, number: signal.Signals = signal.SIGKILL) -> None:
+    if member.running and member.pid is not None:
+        os.kill(member.pid, number)
+
+
+async def persistently(call: Callable[[], Awaitable[Any]]) -> Any:
+    """As a caller does it that may repeat: until the store answers."""
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            await asyncio.sleep(0.02)
+
+
+async def keys_seen(store: EtcdStore, prefix: str, after: int, last: str) -> list[str]:
+    seen = []
+    async for change in store.watch(prefix, after):
+        seen.append(change.entry.key.removeprefix(prefix))
+        if seen[-1] == last:
+            break
+    return seen
+
+
+def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            store = EtcdStore(endpoints, request_timeout_s=1.0)
+            after = (await store.read("/j/")).revision
+            watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "last"))
+            numbers = itertools.count()
+
+            async def put_next() -> str:
+                key = str(next(numbers))
+                # Repeated with a condition, so that it happens once even when an answer is lost.
+                await persistently(lambda: store.write([Put(f"/j/{key}", b"")]))
+                return key
+
+            wanted = [await put_next()]
+            lease = await store.grant_lease(10)
+            for victim in members:  # the leader is one of them
+                kill(victim)
+                await victim.wait_exit()
+                wanted.append(await put_next())
+                assert await persistently(lambda: store.renew_lease(lease)) == 10.0
+                back = await start(endpoints, tmp_path)
+                assert back.endpoint == victim.endpoint
+                members[members.index(victim)] = back
+                await back.wait_ready(15)
+                wanted.append(await put_next())
+            await persistently(lambda: store.write([Put("/j/last", b"")]))
+            seen = await watch
+            # A write whose answer was lost may have happened twice; each change is told once, in order.
+            assert list(dict.fromkeys(seen)) == [*wanted, "last"]
+            assert {entry.key for entry in (await store.read("/j/")).entries} == {
+                f"/j/{key}" for key in [*wanted, "last"]
+            }
+            await store.close()
+
+    run(body())
+
+
+def test_a_member_that_hangs_is_left_by_calls_and_watches(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            watcher = EtcdStore(endpoints, request_timeout_s=1.0)
+            writer = EtcdStore(endpoints[1:], request_timeout_s=1.0)
+            after = (await watcher.read("/j/")).revision
+            watch = asyncio.ensure_future(keys_seen(watcher, "/j/", after, "2"))
+            await writer.write([Put("/j/1", b"")])
+            kill(members[0], signal.SIGSTOP)
+            try:
+                await persistently(lambda: writer.write([Put("/j/2", b"")]))
+                while not watch.done():  # any call notices; a node makes one for its lease all the time
+                    await persistently(lambda: watcher.read("/j/"))
+                    await asyncio.wait([watch], timeout=0.05)
+                assert list(dict.fromkeys(watch.result())) == ["1", "2"]
+            finally:
+                kill(members[0], signal.SIGCONT)
+            await watcher.close()
+            await writer.close()
+
+    run(body())
+
+
+def test_without_a_majority_calls_fail_and_afterwards_all_is_there(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            store = EtcdStore(endpoints, request_timeout_s=0.5)
+            after = await persistently(lambda: store.write([Put("/j/1", b"")]))
+            watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "2"))
+            for member in members[:2]:
+                kill(member)
+                await member.wait_exit()
+            with pytest.raises(StoreUnavailable):
+                while True:  # the last member may not have noticed yet
+                    await store.read("/j/")
+            with pytest.raises(StoreUnavailable, match="More than half of the 3 members"):
+                await members[2].wait_ready(0.3)
+            members[0] = await start(endpoints, tmp_path)
+            await members[0].wait_ready(15)
+            await persistently(lambda: store.write([Put("/j/2", b"")]))
+            assert list(dict.fromkeys(await watch)) == ["2"]
+            assert len((await store.read("/j/")).entries) == 2
+            await store.close()
+
+    run(body())
+
+
+def test_a_member_that_lost_its_disk_is_replaced(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            store = EtcdStore(endpoints, request_timeout_s=1.0)
+            await persistently(lambda: store.write([Put("/j/kept", b"")]))
+            for index in range(2):  # twice: also a member that was added later can be replaced
+                kill(members[0])
+                await members[0].wait_exit()
+                members[0].discard()
+                members[0] = await start(endpoints, tmp_path)
+                assert members[0].endpoint == endpoints[0]
+                await members[0].wait_ready(15)
+                await persistently(functools.partial(store.write, [Put(f"/j/{index}", b"")]))
+            alone = EtcdStore(endpoints[:1])
+            assert [entry.key for entry in (await alone.read("/j/")).entries] == ["/j/0", "/j/1", "/j/kept"]
+            await alone.close()
+            await store.close()
+
+    run(body())
+
+
+def test_a_member_that_lost_its_disk_waits_for_a_majority(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            for member in members[:2]:
+                kill(member)
+                await member.wait_exit()
+            members[0].discard()
+            with pytest.raises(StoreUnavailable, match="lost its data"):
+                await start_local_member(endpoints, tmp_path, timeout_s=0.5)
+
+    run(body())
+
+
+def test_launchers_that_start_together_share_the_members_out(tmp_path: Path) -> None:
+    async def body() -> None:
+        endpoints = free_endpoints(3)
+        started = await asyncio.gather(*(start_local_member(endpoints, tmp_path) for _ in range(5)))
+        members = [member for member in started if member is not None]
+        try:
+            assert sorted(member.endpoint for member in members) == sorted(endpoints)
+            assert started.count(None) == 2
+            await asyncio.gather(*(member.wait_ready(15) for member in members))
+        finally:
+            await asyncio.gather(*(member.stop(0) for member in members))
+
+    run(body())
+
+
+def test_a_member_elsewhere_is_only_connected_to(tmp_path: Path) -> None:
+    async def body() -> None:
+        assert await start_local_member(["192.0.2.1:2379", "no-such-host.invalid:2379"], tmp_path) is None
+        assert os.listdir(tmp_path) == []
+
+    run(body())
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["client port", "peer port"])
+def test_a_port_of_another_program_is_named(tmp_path: Path, offset: int) -> None:
+    async def body() -> None:
+        plan = plan_members(free_endpoints(1))[0]
+        taken = plan.client_port + offset
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", taken)
+        with pytest.raises(PortInUse, match=f"port {taken} on 127.0.0.1 .* other than etcd"):
+            await start_local_member([plan.endpoint], tmp_path)
+        server.close()
+        await server.wait_closed()
+
+    run(body())
+
+
+def test_a_member_dies_with_its_launcher_but_not_of_ctrl_c(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, pathlib, sys, time\n"
+        "from edl.adapters.etcd_cluster import start_private_member\n"
+        "member = asyncio.run(start_private_member(pathlib.Path(sys.argv[1])))\n"
+        "print(member.pid, member.endpoint, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        pid, endpoint = launcher.stdout.readline().decode().split()
+        etcd = psutil.Process(int(pid))
+        assert os.getsid(etcd.pid) == etcd.pid != os.getsid(launcher.pid)
+        assert etcd.name() == "etcd", "the wrapper has become etcd"
+        launcher.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        etcd.wait(timeout=5)
+
+    async def body() -> None:
+        store = EtcdStore([endpoint], request_timeout_s=0.2)
+        with pytest.raises(StoreUnavailable, match=f"no answer from etcd at {endpoint} .*--rdzv-endpoint"):
+            await store.read("/")
+        await store.close()
+
+    run(body())
+
+
+def test_a_private_member_stops_at_once_keeps_its_data_and_can_be_discarded(tmp_path: Path) -> None:
+    async def body() -> None:
+        first = await start_private_member(tmp_path)
+        store = EtcdStore([first.endpoint])
+        await store.write([Put("/j/a", b"1")])
+        await store.close()
+        await first.stop()
+        assert not first.running and first.has_data()
+        second = await start_private_member(tmp_path)  # other ports, same data
+        store = EtcdStore([second.endpoint])
+        assert [entry.value for entry in (await store.read("/j/")).entries] == [b"1"]
+        lease = await store.grant_lease(1)
+        assert await store.renew_lease(lease) == 1.0, "the shortest lease is a second"
+        await store.close()
+        await second.stop()
+        second.discard()
+        assert os.listdir(tmp_path) == []
+
+    run(body())
+
+
+def test_a_store_that_lost_its_data_is_noticed_by_a_watch(tmp_path: Path) -> None:
+    async def body() -> None:
+        endpoint = free_endpoints(1)
+        member = await start(endpoint, tmp_path)
+        store = EtcdStore(endpoint, request_timeout_s=1.0)
+        after = max([await persistently(lambda: store.write([Put("/j/a", b"")])) for _ in range(3)])
+        watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "never"))
+        await member.stop(0)
+        member.discard()
+        member = await start(endpoint, tmp_path)
+        with pytest.raises(StoreError, match="lost its data"):
+            await watch
+        await store.close()
+        await member.stop(0)
+
+    run(body())
+
+
+def test_an_etcd_that_does_not_start_says_why(tmp_path: Path) -> None:
+    async def body() -> None:
+        member = EtcdMember(plan_members(["192.0.2.1:2379"])[0], tmp_path)  # not an address of this host
+        member.start()
+        with pytest.raises(StoreError, match=r"ended with status 1\. The end of its log[^$]*cannot assign"):
+            await member.wait_ready(10)
+        assert await member.wait_exit() == 1
+
+    run(body())
+
+
+# --- credentials -----------------------------------------------------------------------------------------------------
+
+
+async def enable_login(member: EtcdMember, password: str) -> None:
+    store = EtcdStore([member.endpoint])
+    await store.write([Put("/j/a", b"1")])
+    auth = rpc_pb2_grpc.AuthStub((await store._connections.pick(None)).channel)
+    await auth.UserAdd(rpc_pb2.AuthUserAddRequest(name="root", password=password))
+    await auth.RoleAdd(rpc_pb2.AuthRoleAddRequest(name="root"))
+    await auth.UserGrantRole(rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
+    await auth.AuthEnable(rpc_pb2.AuthEnableRequest())
+    await store.close()
+
+
+def test_login_by_user_and_password(tmp_path: Path) -> None:
+    async def body() -> None:
+        member = await start_private_member(tmp_path)
+        store = EtcdStore([member.endpoint], user="root", password="right")
+        await store.read("/j/")  # a user is no harm where none is needed
+        await enable_login(member, "right")
+        after = (await store.read("/j/")).revision
+        watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "2"))
+        await store.write([Put("/j/1", b"")])
+        assert await store.renew_lease(await store.grant_lease(5)) == 5.0
+        kill(member)  # which forgets the tokens it gave out
+        await member.wait_exit()
+        member.start()
+        await persistently(lambda: store.write([Put("/j/2", b"")]))
+        assert await watch == ["1", "2"]
+        await store.close()
+        await member.stop(0)
+
+    run(body())
+
+
+@pytest.mark.parametrize(("user", "password"), [("root", "wrong"), ("nobody", "right"), (None, None)])
+def test_wrong_credentials_are_refused_at_once(tmp_path: Path, user: str | None, password: str | None) -> None:
+    async def body() -> None:
+        member = await start_private_member(tmp_path)
+        await enable_login(member, "right")
+        store = EtcdStore([member.endpoint], user=user, password=password)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.read("/j/"),
+            lambda: store.write([Put("/j/a", b"")]),
+            lambda: keys_seen(store, "/j/", 1, "never"),
+        ]
+        for call in calls:
+            with pytest.raises(StoreRefused, match="Check the user name and password"):
+                await asyncio.wait_for(call(), 3)
+        await store.close()
+        await member.stop(0)
+
+    run(body())
+
+
+def make_certificate(folder: Path, name: str) -> tuple[str, str]:
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return str(certificate), str(key)
+
+
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "right")
+    other, _ = make_certificate(tmp_path, "other")
+    endpoint, peer = free_endpoints(2)
+    urls = [f"--listen-client-urls=https://{endpoint}", f"--advertise-client-urls=https://{endpoint}"]
+    urls += [f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"]
+    flags = [f"--initial-cluster=default=http://{peer}", f"--cert-file={certificate}", f"--key-file={key}"]
+    flags += [f"--data-dir={tmp_path / 'data'}", "--log-level=error", "--unsafe-no-fsync"]
+    etcd = subprocess.Popen([find_binary(), *urls, *flags], stderr=subprocess.DEVNULL)
+
+    async def body() -> None:
+        store = EtcdStore([endpoint], tls=EtcdTls(certificate))
+        await persistently(lambda: store.write([Put("/j/a", b"")]))
+        await store.close()
+        store = EtcdStore([endpoint], tls=EtcdTls(other), request_timeout_s=0.5)
+        with pytest.raises(StoreRefused, match="no TLS connection"):
+            await store.read("/j/")
+        await store.close()
+        store = EtcdStore([endpoint], tls=EtcdTls(str(tmp_path / "missing.pem")))
+        with pytest.raises(StoreRefused, match=r"cannot read the CA file .*missing\.pem"):
+            await store.read("/j/")
+        store = EtcdStore([endpoint], request_timeout_s=0.5)
+        with pytest.raises(StoreUnavailable):
+            await store.read("/j/")
+        await store.close()
+
+    try:
+        run(body())
+    finally:
+        etcd.kill()
+        etcd.wait()
+
+
+# --- plan and binary, which need no process --------------------------------------------------------------------------
+
+
+def test_the_plan_is_the_same_in_whatever_order_the_endpoints_come() -> None:
+    plans = plan_members(["h2:2379", "h1:2379", "[fd00::1]:2379"])
+    assert [plan.endpoint for plan in plans] == ["h2:2379", "h1:2379", "[fd00::1]:2379"]
+    assert {plan.peer_port for plan in plans} == {2380}
+    assert (
+        len({plan.initial_cluster for plan in (*plans, *plan_members(["h1:2379", "[fd00::1]:2379", "h2:2379"]))}) == 1
+    )
+    assert "fd00--1-2379=http://[fd00::1]:2380" in plans[0].initial_cluster.split(",")
+
+
+def test_peer_ports_keep_clear_of_client_ports() -> None:
+    plans = plan_members(["h:1000", "h:1001", "h:1002", "h:1004"])
+    assert [plan.peer_port for plan in plans] == [1005, 1006, 1007, 1009]
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "complaint"),
+    [
+        ([], "at least one"),
+        (["h"], "not an address"),
+        (["h:"], "not an address"),
+        (["fd00::1:2379"], "not an address"),
+        (["h:0"], "from 1 to 65535"),
+        (["h:65536"], "from 1 to 65535"),
+        (["h:65535"], "needs port 65536"),
+        (["h:1", "g:1", "h:1"], "h:1 is listed more than once"),
+    ],
+)
+def test_endpoints_that_make_no_sense(endpoints: list[str], complaint: str) -> None:
+    with pytest.raises(SettingError, match=complaint):
+        plan_members(endpoints)
+
+
+def test_a_real_etcd_on_the_path_is_preferred_and_a_script_is_not(tmp_path: Path) -> None:
+    script, real = tmp_path / "script", tmp_path / "real"
+    for folder, content in ((script, b"#!/bin/sh\n"), (real, b"\x7fELF")):
+        folder.mkdir()
+        (folder / "etcd").write_bytes(content)
+        (folder / "etcd").chmod(0o755)
+    assert find_binary([str(script), str(real)]) == str(real / "etcd")
+    assert find_binary([str(script)]).endswith("etcdbin/etcd")
