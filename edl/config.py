@@ -107,7 +107,7 @@ def parse_nnodes(text: str, unit: int = 1) -> NodeRange:
 
 
 def _positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
-    if value < 0 or (value == 0 and not zero_allowed):
+    if not (value >= 0 if zero_allowed else value > 0):  # in these words it refuses "not a number" as well
         raise SettingError(name, f"{value:g}", "must be 0 or more" if zero_allowed else "must be more than 0")
 
 

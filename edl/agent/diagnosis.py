@@ -24,6 +24,18 @@ _PEER_LOSS = re.compile(
 )
 """Texts by which gloo, NCCL and the frameworks' stores report that the other side of a connection is gone."""
 
+_HEADER = "Traceback (most recent call last):"
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_FINAL_LINE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)(?::|$)")
+"""How the last line of a traceback begins; looked for where the first one has scrolled away."""
+
+LONGEST_EXCEPTION = 1000
+LONGEST_TRACEBACK = 8000
+"""Characters kept. A record of many failures has to fit into one value of the store (etcd takes 1.5 MiB)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
@@ -44,7 +56,16 @@ def last_words(exit_code: int, tail: str, error_file: str) -> LastWords:
     if not exception:
         exception, traceback = _from_tail(tail)
     complaint = f"{exception}\n{tail[-4000:]}" if exit_code in (1, -SIGABRT) else ""
-    return LastWords(exception, traceback, bool(_PEER_LOSS.search(complaint)))
+    return LastWords(
+        _sendable(exception)[:LONGEST_EXCEPTION],
+        _sendable(traceback)[-LONGEST_TRACEBACK:],
+        bool(_PEER_LOSS.search(complaint)),
+    )
+
+
+def _sendable(text: str) -> str:
+    """Without lone surrogates, which messages may hold (names of files, JSON escapes) and protobuf refuses."""
+    return text.encode(errors="replace").decode()
 
 
 def _from_error_file(text: str) -> tuple[str, str]:
@@ -60,12 +81,23 @@ def _from_error_file(text: str) -> tuple[str, str]:
 
 
 def _from_tail(tail: str) -> tuple[str, str]:
-    """The last Python traceback among the lines: its final line, and all of it."""
-    start = tail.rfind("Traceback (most recent call last):")
-    if start < 0:
-        return "", ""
-    lines = tail[start:].splitlines()
+    """The last Python traceback among the lines, with what led to it: its final line, and all of it."""
+    header = tail.rfind(_HEADER)
+    if header < 0:
+        return _from_headless_tail(tail.splitlines())
+    start = header
+    while start > 0 and tail[:start].rstrip().endswith(_CHAINED):
+        start = max(tail.rfind(_HEADER, 0, start), 0)
+    lines = tail[header:].splitlines()
     for index, line in enumerate(lines[1:], start=1):
         if line and not line[0].isspace():
-            return line.strip(), "\n".join(lines[: index + 1])
+            return line.strip(), tail[start:header] + "\n".join(lines[: index + 1])
     return "", tail[start:]
+
+
+def _from_headless_tail(lines: list[str]) -> tuple[str, str]:
+    """A long traceback whose first line has scrolled away, or a SyntaxError, which the interpreter prints without."""
+    for index in range(len(lines) - 1, 0, -1):
+        if _FINAL_LINE.match(lines[index]) and lines[index - 1][:1].isspace():
+            return lines[index].strip(), "\n".join(lines[: index + 1])
+    return "", ""

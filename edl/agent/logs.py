@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 TAIL_LINES = 60
+TAIL_BYTES = 8192
+"""The last lines travel to the Master and lie in its record, so they have to be small."""
 CHUNK_BYTES = 65536
+DRAIN_CHUNKS = 17
+"""Most that ``close`` and ``tail`` read: as much as fits into the largest pipe. A grandchild may write for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class OutputStream:
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
         self._file = self._open_file()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._read_fd, self._readable)
+        self._loop.add_reader(self._read_fd, self._read, 1)
         self._open = True
 
     def close_write_end(self) -> None:
@@ -51,13 +56,13 @@ class OutputStream:
 
     def tail(self) -> str:
         """The last lines written so far, including what still sits in the pipe."""
-        self._readable()
+        self._read(DRAIN_CHUNKS)
         lines = [*self._tail, self._partial] if self._partial else list(self._tail)
-        return b"\n".join(lines).decode(errors="replace")
+        return b"\n".join(lines)[-TAIL_BYTES:].decode(errors="replace")
 
     def close(self) -> None:
         """Take what is left in the pipe and let go. A grandchild that still holds it writes into the void."""
-        self._readable()
+        self._read(DRAIN_CHUNKS)
         self._shut()
 
     def _shut(self) -> None:
@@ -68,13 +73,15 @@ class OutputStream:
         os.close(self._read_fd)
         self.close_write_end()
         if self._partial:
+            self._tail.append(self._partial)
             self._emit([self._partial])
             self._partial = b""
         if self._file is not None:
             self._file.close()
 
-    def _readable(self) -> None:
-        while self._open:
+    def _read(self, chunks: int) -> None:
+        """Take what is there, but no more than this: a worker that never stops writing must not stop the launcher."""
+        for _ in range(chunks if self._open else 0):
             try:
                 data = os.read(self._read_fd, CHUNK_BYTES)
             except BlockingIOError:
@@ -116,7 +123,7 @@ class OutputStream:
             return None
         try:
             self._plan.file.parent.mkdir(parents=True, exist_ok=True)
-            return open(self._plan.file, "ab")  # noqa: SIM115 - closed in close()
+            return open(self._plan.file, "ab")
         except OSError as error:
             self._complain(error)
             return None
@@ -124,10 +131,8 @@ class OutputStream:
     def _drop_file(self, error: OSError) -> None:
         self._complain(error)
         if self._file is not None:
-            try:
+            with contextlib.suppress(OSError):  # closing flushes, and flushing is what failed
                 self._file.close()
-            except OSError:
-                pass  # closing flushes, and flushing is what failed
             self._file = None
 
     def _complain(self, error: OSError) -> None:

@@ -190,10 +190,13 @@ def _heard(turn: _Turn, event: Heard) -> None:
 def _start(turn: _Turn, world: World, reason: str) -> None:
     member = world.member(turn.state.info.node)
     mine = turn.state.registered and member is not None and member.incarnation == turn.state.info.incarnation
-    if member is None or not mine or world.round <= turn.state.seen_round or turn.state.phase is not AgentPhase.IDLE:
+    if member is None or not mine or world.round <= turn.state.seen_round:
         return
+    turn.set(seen_round=world.round)
+    if turn.state.phase is not AgentPhase.IDLE:
+        return  # not ready any more; the Master learns it from the round that the next Ready has seen
     workers = tuple(Worker(index, Rank(member.first_rank + index)) for index in range(member.slots))
-    turn.set(phase=AgentPhase.RUNNING, seen_round=world.round, world=world, workers=workers, unsent=(), killed=False)
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False)
     turn.set(kill_at_s=None, reason_of_world=reason)
     turn.log(reason)
     turn.do(Start(world))

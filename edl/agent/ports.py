@@ -19,13 +19,22 @@ class PortReservation:
     def ports(self, count: int) -> tuple[int, ...]:
         """The ports reserved for the next round; the same ones until ``use`` is called. Raises ``OSError``."""
         if self._used or len(self._sockets) != count:
-            self.release()
-            for _ in range(count):
-                held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                self._sockets.append(held)
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                held.bind(("", 0))
+            fresh = PortReservation()
+            try:
+                fresh._bind(count)
+            except OSError:
+                fresh.release()
+                raise
+            self.release()  # only now, so that the new ones are others
+            self._sockets = fresh._sockets
         return tuple(held.getsockname()[1] for held in self._sockets)
+
+    def _bind(self, count: int) -> None:
+        for _ in range(count):
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._sockets.append(held)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
 
     def use(self) -> None:
         """A round has started with these; the next one gets others."""

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from edl.config import JobSpec
 from edl.errors import JobConflict, LeaseLost, StoreError, StoreUnavailable
-from edl.wire.keys import JobKeys
 from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation
 from edl.wire import plain
+from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
 
 RETRY_S = 0.2

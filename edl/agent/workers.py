@@ -62,13 +62,17 @@ class WorkerGroup:
 
     async def _start_one(self, world: World, local_rank: int) -> WorkerEnded | None:
         folder = Path(self._logs.folder) / f"attempt_{world.round - 1}" / str(local_rank)
-        worker = _Running(
-            world.round,
-            local_rank,
-            folder / "error.json",
-            OutputStream(self._plan(world, local_rank, folder, "stdout"), self._log),
-            OutputStream(self._plan(world, local_rank, folder, "stderr"), self._log),
-        )
+        try:
+            stdout = OutputStream(self._plan(world, local_rank, folder, "stdout"), self._log)
+            try:
+                stderr = OutputStream(self._plan(world, local_rank, folder, "stderr"), self._log)
+            except OSError:
+                stdout.close()
+                raise
+        except OSError as error:
+            why = f"no pipe for its output: {error.strerror}. Raise the limit of open files (ulimit -n)"
+            return WorkerEnded(world.round, local_rank, CANNOT_START, exception=why)
+        worker = _Running(world.round, local_rank, folder / "error.json", stdout, stderr)
         paths = LocalPaths(str(worker.error_file), str(folder))
         environment = worker_environment(self._environment, self._spec, world, self._node, local_rank, paths)
         try:

@@ -30,7 +30,7 @@ def _job_options(function: F) -> F:
 
 
 @click.group(context_settings={"auto_envvar_prefix": "EDL"})
-@click.version_option(__version__, prog_name="edl")
+@click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 def edl() -> None:
     """Look at elastic jobs. Start one with edl-run (python -m edl.launch)."""
 

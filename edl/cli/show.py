@@ -16,9 +16,10 @@ def show_status(console: Console, status: JobStatus) -> None:
     console.print(
         f"[bold]{status.job}[/]  {status.phase}  round {status.round}, {status.world_size} workers  "
         f"nodes {status.nnodes} ({status.fault_tolerance})  "
-        f"restarts {status.restarts_used} of {status.restarts_allowed}  Master {status.master}"
+        f"restarts {status.restarts_used} of {status.restarts_allowed}  Master {status.master}",
+        soft_wrap=True,
     )
-    console.print(status.reason, style="italic", markup=False)
+    console.print(status.reason, style="italic", markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("NODE", "STATE", "RANKS", "SLOTS", "HOST", "ATTACHED"):
         table.add_column(name)
@@ -29,10 +30,10 @@ def show_status(console: Console, status: JobStatus) -> None:
     if status.journal:
         console.print("Last events:")
     for entry in status.journal:
-        console.print(f"  {entry_line(entry)}", markup=False, highlight=False)
+        console.print(f"  {entry_line(entry)}", markup=False, highlight=False, soft_wrap=True)
     if status.failures:
         causes = sorted(status.failures, key=lambda failure: failure.peer_loss)
-        console.print(text_report(status.job, "last incident", causes), markup=False, highlight=False)
+        console.print(text_report(status.job, "last incident", causes), markup=False, highlight=False, soft_wrap=True)
 
 
 def entry_line(entry: JournalEntry) -> str:

@@ -19,7 +19,8 @@ from edl.launch.cli import launcher_options, settings_from, with_both_spellings
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False, "auto_envvar_prefix": "EDL"},
 )
 @launcher_options
-@click.version_option(__version__, prog_name="edl")
+# Not from the environment: EDL_VERSION is what images call the version of edl in them.
+@click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:

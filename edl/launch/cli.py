@@ -5,13 +5,14 @@ Every option can also be given as ``EDL_<NAME>`` in the environment; the command
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import os
 import re
 import secrets
 import shutil
 import socket
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,8 +103,9 @@ def launcher_options(function: F) -> F:
 
 def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str, ...]) -> LaunchSettings:
     """Check everything that can be checked before anything is started. Raises ``UsageError``."""
-    private = options["standalone"] or not options["rdzv_endpoint"]
-    if options["standalone"] and options["rdzv_endpoint"]:
+    named = bool(_endpoints(options))
+    private = options["standalone"] or not named
+    if options["standalone"] and named:
         raise SettingError(
             "--standalone", "with --rdzv-endpoint", "a standalone job has a store of its own", "Drop one"
         )
@@ -124,22 +126,29 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         FaultTolerance(options["fault_tolerance"]),
         Timeouts(options["recover_timeout"], options["join_grace"], options["lease_ttl"], options["shutdown_timeout"]),
     )
-    if options["node_rank"] >= nodes.maximum:
-        raise SettingError("--node-rank", options["node_rank"], f"must be below the maximum of --nnodes={nodes}")
+    if not -1 <= options["node_rank"] < nodes.maximum:
+        allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
+        raise SettingError(
+            "--node-rank", options["node_rank"], allowed, "Or leave it out: places are given as nodes come"
+        )
     node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     _check_node_id(node)
+    command = worker_command(options["module"], options["no_python"], script, arguments)
+    slots = _slots(options["nproc_per_node"])
+    logs = _log_plan("", options["redirects"], options["tee"])
+    # Nothing is made before everything has been checked.
     folder = Path(options["log_dir"] or tempfile.mkdtemp(prefix=f"edl-{job}-")) / f"{job}_{node}"
     return LaunchSettings(
         spec=spec,
         store=store,
-        command=worker_command(options["module"], options["no_python"], script, arguments),
-        slots=_slots(options["nproc_per_node"]),
+        command=command,
+        slots=slots,
         node=node,
         node_rank=options["node_rank"],
         local_addr=options["local_addr"],
         standby=Standby(options["standby"]),
         preload=tuple(name for name in options["preload"].split(",") if name),
-        logs=_log_plan(str(folder), options["redirects"], options["tee"]),
+        logs=dataclasses.replace(logs, folder=str(folder)),
         error_file=str(folder / "error.json"),
     )
 
@@ -168,10 +177,14 @@ def _check_script(script: str) -> None:
             "for a module use -m, for a program --no-python"
         ) from error
     try:
-        ast.parse(source, filename=script)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the workers say them
+            compile(source, script, "exec", dont_inherit=True)
     except SyntaxError as error:
+        if error.lineno is None:  # null bytes
+            raise ScriptError(f"{script}: not Python source ({error.msg}). For a program use --no-python") from error
         raise ScriptError(f"{script}, line {error.lineno}: {error.msg}. Nothing was started") from error
-    except ValueError as error:
+    except ValueError as error:  # the same before Python 3.12
         raise ScriptError(f"{script}: not Python source ({error}). For a program use --no-python") from error
 
 
@@ -179,7 +192,7 @@ def _store(options: Mapping[str, Any]) -> StoreSettings:
     name = options["rdzv_backend"] or ("etcd" if _looks_external(options) else "etcd-embedded")
     if name not in BACKENDS:
         raise SettingError("--rdzv-backend", name, f"not one of {', '.join(BACKENDS)}")
-    endpoints = tuple(_endpoint(text) for text in options["rdzv_endpoint"].split(",") if text.strip())
+    endpoints = _endpoints(options)
     if BACKENDS[name] is Backend.ETCD and not endpoints:
         raise SettingError(
             "--rdzv-endpoint", "''", "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
@@ -205,6 +218,10 @@ def _looks_external(options: Mapping[str, Any]) -> bool:
     return str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
 
 
+def _endpoints(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(_endpoint(text) for text in options["rdzv_endpoint"].split(",") if text.strip())
+
+
 def _endpoint(text: str) -> str:
     bare = re.sub(r"^etcds?://", "", text.strip())
     host_only = ":" not in bare or bare.endswith("]")
@@ -223,7 +240,11 @@ def _conf(text: str) -> dict[str, Any]:
         try:
             values[key] = CONF_KEYS[key](value)
         except ValueError:
-            raise SettingError("--rdzv-conf", item, f"{value!r} is not a number") from None
+            raise SettingError(
+                "--rdzv-conf", item, f"{value!r} is not a number", "Write seconds, such as 2.5"
+            ) from None
+        if CONF_KEYS[key] is float and not values[key] > 0:
+            raise SettingError("--rdzv-conf", item, "must be more than 0 seconds")
     return values
 
 

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from edl.errors import FencedOut, StoreError, StoreUnavailable
+from edl.errors import FencedOut, StoreError, StoreRefused, StoreUnavailable
 from edl.master import election as el
 from edl.master.shell import MasterShell, Surroundings
 from edl.ports import ChangeKind, CreatedAt, Delete, Put
@@ -158,15 +157,17 @@ class Candidate:
             try:
                 snapshot = await self._around.store.read(key)
                 if not snapshot.entries:
-                    self._events.put_nowait(el.KeyChanged(None, Token(0)))
+                    self._events.put_nowait(el.KeyChanged(None, Token(snapshot.revision)))
                 for entry in snapshot.entries:
                     self._show(entry.value, entry.create_revision)
                 async for change in self._around.store.watch(key, snapshot.revision):
                     if change.kind is ChangeKind.DELETE:
-                        self._events.put_nowait(el.KeyChanged(None, Token(0)))
+                        self._events.put_nowait(el.KeyChanged(None, Token(change.entry.mod_revision)))
                     else:
                         self._show(change.entry.value, change.entry.create_revision)
-            except StoreUnavailable:
+            except StoreRefused:
+                raise
+            except StoreError:  # it is away, or no longer keeps the changes missed: begin again with what is there
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
 
     def _show(self, value: bytes, revision: int) -> None:

@@ -86,7 +86,13 @@ class FencedOff:
     """A guarded write was refused: somebody else rules."""
 
 
-ElectionEvent = KeyChanged | RulerRefused | CampaignEnded | Registered | Unregistered | FencedOff
+@dataclass(frozen=True, slots=True)
+class OutOfTouch:
+    """The store has not answered this Master for as long as a lease lasts, and a node is missing that may follow
+    another Master by now: who follows this one must not go on as if nothing had happened."""
+
+
+ElectionEvent = KeyChanged | RulerRefused | CampaignEnded | Registered | Unregistered | FencedOff | OutOfTouch
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,8 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
             return _resign(dataclasses.replace(state, registered=False), "this launcher's lease ended")
         case FencedOff():
             return _resign(state, "another Master has been elected")
+        case OutOfTouch():
+            return _retire(state)
 
 
 def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
@@ -187,6 +195,15 @@ def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecis
 
 def _stand(state: ElectionState, depose: Token, reason: str) -> ElectionDecision:
     return ElectionDecision(dataclasses.replace(state, role=Role.CANDIDATE), (Campaign(depose),), reason)
+
+
+def _retire(state: ElectionState) -> ElectionDecision:
+    """Stop ruling, and ask for the place again as soon as the store answers."""
+    if state.role is not Role.MASTER:
+        return ElectionDecision(state, (), "not the Master any more")
+    reason = "out of touch with the store and with a node: another Master may rule"
+    standing = _stand(state, state.token, reason)
+    return ElectionDecision(standing.state, (StepDown(reason), *standing.effects), reason)
 
 
 def _resign(state: ElectionState, reason: str) -> ElectionDecision:

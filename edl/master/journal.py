@@ -20,6 +20,7 @@ class Journal:
         self._entries: collections.deque[JournalEntry] = collections.deque(maxlen=KEPT)
         self._next = 1
         self._followers: set[asyncio.Queue[JournalEntry | None]] = set()
+        self._closed = False
 
     def load(self, entries: Sequence[JournalEntry]) -> None:
         """Go on where the last Master stopped."""
@@ -51,6 +52,7 @@ class Journal:
     async def read(self, after: int, follow: bool) -> AsyncIterator[JournalEntry]:
         """Lines numbered above ``after``; with ``follow`` until the Master goes."""
         queue: asyncio.Queue[JournalEntry | None] = asyncio.Queue()
+        follow = follow and not self._closed
         if follow:
             self._followers.add(queue)
         try:
@@ -58,11 +60,13 @@ class Journal:
                 if entry.number > after:
                     yield entry
             while follow and (new := await queue.get()) is not None:
-                yield new
+                if new.number > after:
+                    yield new
         finally:
             self._followers.discard(queue)
 
     def close(self) -> None:
-        """End every follower."""
+        """End every follower, also those that come later."""
+        self._closed = True
         for follower in self._followers:
             follower.put_nowait(None)

@@ -36,6 +36,7 @@ from edl.master.forming import (
 )
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
+from edl.types import NodeId
 from edl.wire.messages import (
     Attach,
     Expelled,
@@ -98,6 +99,12 @@ def step(state: MasterState, event: Event, now_s: float) -> Decision:
     return turn.decision()
 
 
+def absent(state: MasterState) -> tuple[NodeId, ...]:
+    """Nodes that live as far as the store has said, and are not attached. A Master that has lost the store may go on
+    only while there are none: they may follow another Master by now."""
+    return tuple(node for node, entry in state.nodes.items() if entry.registered and not entry.attached)
+
+
 def _settle(turn: Turn) -> None:
     """What follows from the state alone, whatever event led to it."""
     if turn.record.phase is Phase.FORMING:
@@ -120,6 +127,8 @@ def _first_sight(turn: Turn, info: NodeInfo, *, registered: bool) -> NodeEntry:
 
 def _registered(turn: Turn, event: NodeRegistered) -> None:
     info = event.info
+    if info.incarnation in turn.dead:
+        return  # its death was quicker to arrive
     entry = turn.nodes.get(info.node)
     if entry is not None and entry.info.incarnation != info.incarnation:
         _lost(turn, entry, "replaced by a new launcher of the same name")
@@ -155,6 +164,8 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
     world = turn.record.world
     member = turn.member(entry)
     meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
+    if turn.member(entry) is not None and entry.status is NodeStatus.STOPPING and not attach.running_round:
+        _give_back_if_collateral(turn, f"node {entry.info.node} had stopped its workers")
     if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
         order_stop(turn, entry, attach.running_round)
     elif attach.running_round:
@@ -216,6 +227,12 @@ def _give_back_charge(turn: Turn, reason: str) -> None:
     """A worker failure that came with the loss of a node was its consequence, not a restart of the budget."""
     if turn.record.charged:
         turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
+
+
+def _give_back_if_collateral(turn: Turn, reason: str) -> None:
+    """A node stopped its workers by itself: failures that only tell of lost peers are the consequence of that."""
+    if turn.record.phase is Phase.FORMING and all(failure.peer_loss for failure in turn.record.failures):
+        _give_back_charge(turn, reason)
 
 
 # --- what agents say -------------------------------------------------------------------------------------------------
@@ -287,8 +304,12 @@ def _leaving(turn: Turn, entry: NodeEntry, reason: str) -> None:
     node = entry.info.node
     turn.update(entry, status=NodeStatus.LEAVING)
     turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
-    if turn.record.phase is Phase.RUNNING and turn.member(entry) is not None and node not in turn.record.done:
+    if turn.member(entry) is None or node in turn.record.done:
+        return
+    if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} leaves: {reason}")
+    else:
+        _give_back_if_collateral(turn, f"node {node} leaves: {reason}")
 
 
 def _tick(turn: Turn, event: Tick) -> None:

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from edl.config import JobSpec
-from edl.errors import FencedOut, StoreError, StoreUnavailable
+from edl.errors import FencedOut, ProtocolError, StoreError, StoreUnavailable
 from edl.master import events as ev
 from edl.master.journal import Journal
-from edl.wire.keys import JobKeys
 from edl.master.machine import step, take_over
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status
 from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
-from edl.wire.messages import AgentMessage, Attach, MasterMessage, NodeInfo
+from edl.wire.keys import JobKeys
+from edl.wire.messages import AgentMessage, Attach, Finish, MasterMessage, NodeInfo
 from edl.wire.status import EventsRequest, JobStatus, JournalEntry
 
 T = TypeVar("T")
@@ -37,7 +37,9 @@ FAREWELL_TTL_S = 10.0
 class Refuses(Protocol):
     """Whether a host answers that nobody listens on a port."""
 
-    def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]: ...
+    def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
+        """Ask. Silence counts as no."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +63,26 @@ class MasterShell:
         self._around = around
         self._token = token
         self._guard = Guard(around.keys.master, token)
-        self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[ev.Event | StoreError] = asyncio.Queue()
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._state: MasterState | None = None
         self._stored: Record | None = None
         self.journal = Journal()
+        self._over = False
         self.concluded = asyncio.Event()
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Rule. Raises ``FencedOut`` when another Master has been elected."""
+        """Rule. Raises ``FencedOut`` when another Master has been elected, ``StoreError`` when the watch is lost."""
         try:
             await self._take_over()
             while not self.concluded.is_set():
                 event = await self._events.get()
+                if isinstance(event, StoreError):
+                    raise event
                 assert self._state is not None  # noqa: S101 - set by _take_over
                 await self._carry_out(step(self._state, event, self._around.clock.now_s()))
         finally:
@@ -87,13 +92,22 @@ class MasterShell:
         keys = self._around.keys
         snapshot = await self._retrying(lambda: self._around.store.read(keys.prefix))
         values = {entry.key: entry.value for entry in snapshot.entries}
-        record = plain.loads(Record, values[keys.record]) if keys.record in values else None
+        record = plain.loads(Record, values[keys.record]) if keys.record in values else await self._just_ended()
         nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
         self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
         self._stored = record
         self._spawn(self._watch_nodes(snapshot.revision, nodes))
         now_s = self._around.clock.now_s()
         await self._carry_out(take_over(self._around.spec, record, nodes, now_s))
+
+    async def _just_ended(self) -> Record | None:
+        """The end that the last Master left when it cleared the job, so that a straggler does not run it again."""
+        farewell = self._around.keys.farewell
+        for entry in (await self._retrying(lambda: self._around.store.read(farewell))).entries:
+            if entry.key == farewell:
+                outcome = plain.loads(Finish, entry.value)
+                return Record(Phase.ENDED, reason=outcome.reason, outcome=outcome)
+        return None
 
     async def _carry_out(self, decision: ev.Decision) -> None:
         """Write what changed, then run the effects in order."""
@@ -152,14 +166,17 @@ class MasterShell:
     async def _watch_nodes(self, revision: int, present: list[NodeInfo]) -> None:
         prefix = self._around.keys.nodes
         known = {info.node: info.incarnation for info in present}
-        async for change in self._around.store.watch(prefix, revision):
-            node = NodeId(change.entry.key[len(prefix) :])
-            if change.kind is ChangeKind.PUT:
-                info = plain.loads(NodeInfo, change.entry.value)
-                known[node] = info.incarnation
-                self._events.put_nowait(ev.NodeRegistered(info))
-            elif node in known:
-                self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
+        try:
+            async for change in self._around.store.watch(prefix, revision):
+                node = NodeId(change.entry.key[len(prefix) :])
+                if change.kind is ChangeKind.PUT:
+                    info = plain.loads(NodeInfo, change.entry.value)
+                    known[node] = info.incarnation
+                    self._events.put_nowait(ev.NodeRegistered(info))
+                elif node in known:
+                    self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
+        except StoreError as error:
+            self._events.put_nowait(error)  # a Master that does not see who comes and goes must not go on
 
     async def _probe(self, info: NodeInfo) -> None:
         """Ask again and again while the node stays away: a dying process may accept for a moment longer."""
@@ -206,6 +223,8 @@ class MasterShell:
                     self._events.put_nowait(ev.NodeAttached(message))
                 elif info is not None:
                     self._events.put_nowait(ev.NodeSaid(info.node, info.incarnation, message))
+        except ProtocolError as error:
+            self._around.log(f"closing the stream of {info.node if info else 'an unknown node'}: {error}")
         finally:
             if info is not None:
                 self._detach(info, outgoing)
@@ -229,8 +248,8 @@ class MasterShell:
 
     @property
     def serving(self) -> bool:
-        """Whether the take-over is done and questions can be answered."""
-        return self._state is not None
+        """Whether the take-over is done and the rule is not over: streams and questions are taken."""
+        return self._state is not None and not self._over
 
     def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
         """History, and with ``follow`` what comes."""
@@ -255,6 +274,7 @@ class MasterShell:
         task.add_done_callback(self._tasks.discard)
 
     def _let_go(self) -> None:
+        self._over = True
         self._set_timer(None)
         for task in self._tasks:
             task.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.master.state import MasterState, NodeEntry, NodeStatus
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase
 from edl.types import NodeId
 from edl.wire.messages import World
 from edl.wire.status import JobStatus, JournalEntry, NodeView
@@ -23,7 +23,7 @@ def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, 
         restarts_allowed=state.spec.max_restarts,
         master=master,
         nodes=tuple(
-            _node_view(entry, record.world)
+            _node_view(entry, record.world, running=record.phase is Phase.RUNNING)
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
         journal=journal,
@@ -42,10 +42,10 @@ def _position(entry: NodeEntry, world: World | None) -> int:
     return world.position(entry.info.node)
 
 
-def _node_view(entry: NodeEntry, world: World | None) -> NodeView:
+def _node_view(entry: NodeEntry, world: World | None, *, running: bool) -> NodeView:
     position = _position(entry, world)
     member = world.members[position] if world and position >= 0 else None
-    spare = entry.status is NodeStatus.READY and member is None
+    spare = running and entry.status is NodeStatus.READY and member is None
     return NodeView(
         node=entry.info.node,
         host=entry.info.host,

@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON-like values and back, for what lies in the store.
 
 Only what edl's own dataclasses use: None, bool, int, float, str, enums, NewTypes, tuples of one kind, optional
-values, mappings from strings, and dataclasses of these. Unknown keys are ignored, so that an older program can read
+values, and dataclasses of these. Unknown keys are ignored, so that an older program can read
 what a newer one wrote; a missing key takes the field's default.
 """
 
@@ -58,14 +58,18 @@ def _read(kind: Any, value: Any) -> Any:
             return None
         return _read(next(option for option in typing.get_args(kind) if option is not type(None)), value)
     if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(f"{value!r} where a list belongs")
         return tuple(_read(typing.get_args(kind)[0], item) for item in value)
     if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r} where a {kind.__name__} belongs")  # type: ignore[union-attr]
         known = hints(kind)  # type: ignore[arg-type]
         return kind(**{name: _read(known[name], item) for name, item in value.items() if name in known})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(kind, type) and not isinstance(value, kind):
+    if isinstance(kind, type) and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise TypeError(f"{value!r} where a value of type {kind.__name__} belongs")
     return value

@@ -50,6 +50,8 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
     sys.orig_argv[:] = shown_command(order)
     namespace = types.ModuleType("__main__")
     namespace.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        namespace.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = namespace
     if order.kind == "module":
         sys.argv[:] = ["-m", *order.arguments]

@@ -126,9 +126,7 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
             _import_required(name)
         sys.path.remove(own)
     took = time.monotonic() - started
-    return Image(
-        _summary(found, took), environment, frozenset(linux.open_descriptors() - before)
-    )
+    return Image(_summary(found, took), environment, frozenset(linux.open_descriptors() - before))
 
 
 def _import_required(name: str) -> None:

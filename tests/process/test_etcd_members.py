@@ -168,7 +168,7 @@ def test_without_a_majority_calls_fail_and_afterwards_all_is_there(tmp_path: Pat
             await members[0].wait_ready(15)
             await persistently(lambda: store.write([Put("/j/2", b"")]))
             assert list(dict.fromkeys(await watch)) == ["2"]
-            assert len((await store.read("/j/")).entries) == 2
+            assert len((await persistently(lambda: store.read("/j/"))).entries) == 2
             await store.close()
 
     run(body())

@@ -38,6 +38,8 @@ class FaultKind(enum.Enum):
     """A lease ends although its launcher lives."""
     DRAIN = "drain"
     """A launcher gets SIGTERM."""
+    KILL_NURSERY = "kill-nursery"
+    """The process that creates workers dies, and its workers with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ _WEIGHTS: dict[FaultKind, int] = {
     FaultKind.PAUSE_MASTER: 3,
     FaultKind.LOSE_LEASE: 4,
     FaultKind.DRAIN: 3,
+    FaultKind.KILL_NURSERY: 3,
 }
 
 

@@ -119,10 +119,10 @@ def _store_away(world: SimWorld, fault: Fault) -> None:
 
 
 def _slow_network(world: SimWorld, fault: Fault) -> None:
-    world.network.slowness = 1.0 + 60.0 * fault.pick
+    world.network.slowness = world.network.usual_slowness + 60.0 * fault.pick
 
     def back() -> None:
-        world.network.slowness = 1.0
+        world.network.slowness = world.network.usual_slowness
 
     world.timeline.after(fault.for_s, back)
 
@@ -153,6 +153,12 @@ def _drain(world: SimWorld, fault: Fault) -> None:
         victim.run(victim.interrupt, 15)
 
 
+def _kill_nursery(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None and victim.agent is not None:
+        victim.lose_nursery()
+
+
 _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.CRASH: _crash,
     FaultKind.CRASH_MASTER: _crash_master,
@@ -172,4 +178,5 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.PAUSE_MASTER: _pause_master,
     FaultKind.LOSE_LEASE: _lose_lease,
     FaultKind.DRAIN: _drain,
+    FaultKind.KILL_NURSERY: _kill_nursery,
 }

@@ -9,6 +9,7 @@ from edl.agent.machine import begin, step
 from edl.agent.state import AgentPhase, AgentState, Outcome
 from edl.errors import LeaseLost, StoreError, StoreUnavailable
 from edl.master import election as el
+from edl.master.machine import absent
 from edl.testing.sim.network import STORE, End, Stream
 from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, SimProcess, Surroundings
 from edl.testing.sim.ruling import Ruling
@@ -34,6 +35,8 @@ class Launcher(SimProcess):
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
         self.departing = False
+        self.store_seen_s = 0.0
+        """When its lease was last granted or renewed, on its own clock."""
         self.cut_off_s: float | None = None
         """Since when it has reached neither the store nor the real Master; kept by the world."""
         self._ports: tuple[int, ...] = ()
@@ -75,6 +78,7 @@ class Launcher(SimProcess):
             self._job_has_ended(found)
             return
         self.info = self._named(found)
+        self.store_seen_s = self.now_s
         self.say(f"registered as {self.info.node} incarnation {found}")
         if self.agent is None:
             self.agent = AgentState(self.info, self.around.spec.timeouts, contact_s=self.now_s)
@@ -108,8 +112,16 @@ class Launcher(SimProcess):
                     return
             else:
                 if around.network.open(STORE, self.host):
+                    self.store_seen_s = self.now_s
                     self.tell_agent(ag.LeaseRenewed())
+        self._look_at_rule()
         self.after(around.spec.timeouts.lease_ttl_s / 3, self._renew, lease)
+
+    def _look_at_rule(self) -> None:
+        ruling = self.ruling
+        silent = self.now_s - self.store_seen_s >= self.around.spec.timeouts.lease_ttl_s
+        if silent and ruling is not None and ruling.state is not None and absent(ruling.state):
+            self.elect(el.OutOfTouch())
 
     def lease_gone(self) -> None:
         """The store says that the lease has ended."""
@@ -335,6 +347,14 @@ class Launcher(SimProcess):
         """A worker process is gone; the nursery reports it."""
         event = ag.WorkerEnded(worker.round, worker.local_rank, code, peer_loss=peer_loss)
         self.after(0.001, self.tell_agent, event)
+
+    def lose_nursery(self) -> None:
+        """The process that creates workers is killed; what it had started dies with it."""
+        for worker in self.workers:
+            if worker.alive:
+                self.around.checks.worker_failures += 1
+                self.around.training.training_of(worker).end(worker, -SIGKILL)
+        self.after(0.001, self.tell_agent, ag.NurseryGone("killed by SIGKILL"))
 
     def interrupt(self, number: int) -> None:
         """The launcher gets a signal to leave by."""

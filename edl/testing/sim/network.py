@@ -33,8 +33,9 @@ class Network:
     def __init__(self, timeline: Timeline, rng: random.Random) -> None:
         self.timeline = timeline
         self.rng = rng
+        self.usual_slowness = 1.0
         self.slowness = 1.0
-        """Factor on every delay."""
+        """Factor on every delay, now."""
         self.changed: list[Callable[[], None]] = []
         self._blocked: Counter[Pair] = Counter()
 

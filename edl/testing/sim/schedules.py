@@ -37,6 +37,7 @@ class Schedule:
     starts_s: tuple[float, ...]
     total_s: float
     warm_s: float
+    slowness: float
     plan: FaultPlan
 
     @classmethod
@@ -52,7 +53,7 @@ class Schedule:
         starts_s = tuple(rng.uniform(0.0, 0.5 if together else 6.0) for _ in range(nodes))
         total_s = rng.choice((3.0, 15.0, 100.0, 100.0, 100.0))
         warm_s = rng.choice((0.05, 0.5, 2.0))
-        return cls(seed, spec, nodes, starts_s, total_s, warm_s, FaultPlan.draw(rng))
+        return cls(seed, spec, nodes, starts_s, total_s, warm_s, rng.choice((1.0, 1.0, 10.0, 40.0)), FaultPlan.draw(rng))
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
     world = SimWorld(
         schedule.seed, schedule.spec, total_s=schedule.total_s, warm_s=schedule.warm_s, trace=trace
     )
+    world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):
         world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))

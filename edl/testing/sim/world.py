@@ -9,6 +9,7 @@ from itertools import product
 from edl.agent import events as ag
 from edl.agent.state import AgentPhase
 from edl.config import FaultTolerance, JobSpec
+from edl.master.machine import absent
 from edl.master.state import Phase
 from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
@@ -172,7 +173,7 @@ class SimWorld:
     def _look_around(self) -> None:
         """Now and then: nobody works on who has been cut off for long (B11)."""
         spec = self.spec.timeouts
-        limit_s = 2 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
+        limit_s = 3 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
         master = self.master
         for launcher in self.alive():
             self._note_contact(launcher, master)
@@ -185,11 +186,18 @@ class SimWorld:
 
     def _note_contact(self, launcher: Launcher, master: Launcher | None) -> None:
         reaches_store = not self.store.away and self.network.both(launcher.host, STORE)
-        to_master = launcher.connected_to()
-        if reaches_store or launcher.paused or self.store.away or (to_master is not None and to_master is master):
+        if reaches_store or launcher.paused or self.store.away or self._led_well(launcher, master):
             launcher.cut_off_s = None
         elif launcher.cut_off_s is None:
             launcher.cut_off_s = self.timeline.now_s
+
+    def _led_well(self, launcher: Launcher, master: Launcher | None) -> bool:
+        """Attached to the real Master, or to one that misses nobody."""
+        leader = launcher.connected_to()
+        if leader is None or not isinstance(leader, Launcher) or leader.ruling is None:
+            return False
+        state = leader.ruling.state
+        return leader is master or (state is not None and not absent(state))
 
     # --- whole schedules -----------------------------------------------------------------------------------------------
 
@@ -208,7 +216,7 @@ class SimWorld:
     def heal(self) -> None:
         """Undo every fault that can be undone, and see that there are nodes enough."""
         self.training.shorten(5.0)
-        self.network.slowness = 1.0
+        self.network.slowness = self.network.usual_slowness
         self.around.kill_on_write = False
         self.network.heal_all()
         if self.store.away:
