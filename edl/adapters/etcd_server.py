@@ -140,8 +140,8 @@ class EtcdMember:
             "initial-cluster-state": "existing" if existing else "new",
             "initial-cluster-token": self._token,
             # Together they make 1 s the shortest lease etcd grants. A single member only waits for itself to vote.
-            "heartbeat-interval": "20" if plan.size == 1 else "50",
-            "election-timeout": "100" if plan.size == 1 else "500",
+            "heartbeat-interval": "20" if plan.size == 1 else "30",
+            "election-timeout": "100" if plan.size == 1 else "300",
             # Watches that were away for a while still find what they missed; nothing else needs the past.
             "auto-compaction-mode": "revision",
             "auto-compaction-retention": "10000",

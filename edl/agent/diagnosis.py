@@ -24,7 +24,9 @@ _PEER_LOSS = re.compile(
 )
 """Texts by which gloo, NCCL and the frameworks' stores report that the other side of a connection is gone."""
 
-_HEADER = "Traceback (most recent call last):"
+_HEADER = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):", re.MULTILINE)
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""What torch puts before each line of a traceback once a process group exists."""
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -82,12 +84,13 @@ def _from_error_file(text: str) -> tuple[str, str]:
 
 def _from_tail(tail: str) -> tuple[str, str]:
     """The last Python traceback among the lines, with what led to it: its final line, and all of it."""
-    header = tail.rfind(_HEADER)
-    if header < 0:
+    tail = _RANK_PREFIX.sub("", tail)
+    headers = [match.start() for match in _HEADER.finditer(tail)]
+    if not headers:
         return _from_headless_tail(tail.splitlines())
-    start = header
+    start = header = headers.pop()
     while start > 0 and tail[:start].rstrip().endswith(_CHAINED):
-        start = max(tail.rfind(_HEADER, 0, start), 0)
+        start = headers.pop() if headers else 0
     lines = tail[header:].splitlines()
     for index, line in enumerate(lines[1:], start=1):
         if line and not line[0].isspace():

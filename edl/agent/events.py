@@ -160,7 +160,8 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Get a new lease and register under it; comes back as ``Registered`` or ``Fatal``."""
+    """Hang up and call the Master again, since a stream belongs to one incarnation (what the Master still says on the
+    old one is not for the next), get a new lease and register under it; comes back as ``Registered`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,8 @@ def _warmed(turn: _Turn, event: Warmed) -> None:
 
 def _connected(turn: _Turn, event: Connected) -> None:
     turn.set(connected=True, contact_s=turn.now_s)
+    if not turn.state.registered:
+        return  # a stream belongs to one incarnation, and the next one has no name yet
     turn.do(Say(turn.state.attach()))
     if turn.state.phase is AgentPhase.LEAVING:
         turn.say(Leaving(turn.state.reason))
@@ -155,7 +157,7 @@ def _registered(turn: _Turn, event: Registered) -> None:
 def _become_stranger(turn: _Turn, why: str) -> None:
     """The job may go on without this node: no worker may survive that."""
     if turn.state.registered and turn.state.phase is not AgentPhase.LEAVING:
-        turn.set(registered=False)
+        turn.set(registered=False, connected=False)
         turn.log(why + (": stopping the workers" if turn.state.alive else ""))
         _stop_workers(turn)
         turn.do(Register())

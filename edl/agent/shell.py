@@ -15,7 +15,7 @@ from edl.agent.state import AgentState, Outcome
 from edl.agent.workers import WorkerGroup
 from edl.errors import EdlError, StoreUnavailable
 from edl.ports import Clock, NurseryLost, ProcessEvent, Processes, WorkerExited, WorkerResumed, WorkerSuspended
-from edl.types import Token
+from edl.types import Round, Token
 from edl.wire.messages import AgentMessage, MasterMessage, NodeInfo, Ready
 
 RECONNECT_PAUSE_S = 0.05
@@ -55,7 +55,9 @@ class AgentShell:
         self._state = state
         self._events: asyncio.Queue[ev.Event | ProcessEvent] = asyncio.Queue()
         self._ports = PortReservation()
+        self._ports_good_for: tuple[Stream | None, Round] | None = None
         self._stream: Stream | None = None
+        self._ruler: tuple[str, int, Token] | None = None
         self._link: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -103,6 +105,7 @@ class AgentShell:
                 case ev.Warm():
                     self._spawn(self._warm())
                 case ev.Register():
+                    self._dial()  # a stream belongs to one incarnation
                     self._spawn(self._register())
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
@@ -113,6 +116,11 @@ class AgentShell:
         self._set_timer(min(wakes, default=None))
 
     def _announce(self) -> None:
+        # A world may have been made from ports that were announced on an earlier stream, or before the last order.
+        good_for = (self._stream, self._state.seen_round)
+        if good_for != self._ports_good_for:
+            self._ports.use()
+            self._ports_good_for = good_for
         try:
             ports = self._ports.ports(1 + self._state.info.slots)
         except OSError as error:
@@ -125,9 +133,15 @@ class AgentShell:
 
     def follow(self, host: str, port: int, token: Token) -> None:
         """Attach to this Master instead of the last one."""
+        self._ruler = (host, port, token)
+        self._dial()
+
+    def _dial(self) -> None:
+        if self._ruler is None:
+            return
         if self._link is not None:
             self._link.cancel()
-        self._link = asyncio.ensure_future(self._keep_attached(host, port, token, self._link))
+        self._link = asyncio.ensure_future(self._keep_attached(*self._ruler, self._link))
 
     async def _keep_attached(self, host: str, port: int, token: Token, before: asyncio.Task[None] | None) -> None:
         if before is not None:

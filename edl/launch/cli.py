@@ -49,6 +49,10 @@ CONF_KEYS = {
 }
 """What ``--rdzv-conf`` understands."""
 
+REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
+"""A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
+dies, too. Members next door answer in milliseconds."""
+
 DEFAULT_PORT = 29400
 """Port of an endpoint given without one, as in torchrun."""
 
@@ -206,7 +210,7 @@ def _store(options: Mapping[str, Any]) -> StoreSettings:
         backend=BACKENDS[name],
         endpoints=endpoints,
         data_dir=conf.get("data_dir", ""),
-        request_timeout_s=conf.get("request_timeout", 2.0),
+        request_timeout_s=conf.get("request_timeout", REQUEST_TIMEOUT_S[BACKENDS[name]]),
         connect_timeout_s=conf.get("connect_timeout", 10.0),
         user=conf.get("user", ""),
         password=conf.get("password", ""),

@@ -28,6 +28,7 @@ class StoreSettings:
     data_dir: str = ""
     """Folder of an embedded member's data; empty for one under the temporary directory, by job and host."""
     request_timeout_s: float = 2.0
+    """How long one call may take before another member is asked or the call is made again."""
     connect_timeout_s: float = 10.0
     """How long a launcher tries to reach the store before it gives up."""
     ca: str = ""

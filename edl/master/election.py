@@ -40,6 +40,8 @@ class ElectionState:
     role: Role = Role.FOLLOWER
     ruler: Ruler | None = None
     token: Token = Token(0)
+    seen: Token = Token(0)
+    """Newest revision of the election key heard of, be it a ruler's or the end of one; what is older is old news."""
     registered: bool = False
     """This launcher has a living lease; without one it cannot stand."""
 
@@ -48,8 +50,8 @@ class ElectionState:
 class KeyChanged:
     """The election key as the watch shows it; ``ruler`` None when it is gone.
 
-    ``token`` is its create revision, or the revision at which it went. A watch may lag behind what this launcher has
-    done itself: what is older than the token known already is old news. 0: the order is not known.
+    ``token`` is its create revision, or the revision at which it went (0: not known). A watch may lag behind what
+    this launcher has done itself, so the order of arrival says nothing.
     """
 
     ruler: Ruler | None
@@ -155,14 +157,16 @@ def elect(state: ElectionState, event: ElectionEvent) -> ElectionDecision:
         case Unregistered():
             return _resign(dataclasses.replace(state, registered=False), "this launcher's lease ended")
         case FencedOff():
-            return _resign(state, "another Master has been elected")
+            lost = dataclasses.replace(state, ruler=None, token=Token(0)) if state.role is Role.MASTER else state
+            return _resign(lost, "another Master has been elected")
         case OutOfTouch():
             return _retire(state)
 
 
 def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
-    if 0 < event.token < state.token:
+    if 0 < event.token < state.seen:
         return ElectionDecision(state, (), "old news")
+    state = dataclasses.replace(state, seen=max(state.seen, event.token))
     if event.ruler is None:
         if state.role is Role.MASTER:
             return _resign(dataclasses.replace(state, ruler=None, token=Token(0)), "the election key is gone")
@@ -183,12 +187,12 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
 def _campaign_ended(state: ElectionState, event: CampaignEnded) -> ElectionDecision:
     if state.role is not Role.CANDIDATE:
         return ElectionDecision(state, (), "the campaign was given up")
-    if event.won and state.registered and event.token >= state.token:
-        master = dataclasses.replace(state, role=Role.MASTER, token=event.token)
+    if event.won and state.registered and event.token >= state.seen:
+        master = dataclasses.replace(state, role=Role.MASTER, token=event.token, seen=event.token)
         return ElectionDecision(master, (Rule(event.token),), "elected")
     follower = dataclasses.replace(state, role=Role.FOLLOWER)
-    if not event.won and not state.token and state.registered:
-        # The store was away, or the winner's key has not been seen yet, or has come and gone: ask again.
+    if not state.token and state.registered:
+        # The store was away, or the winner's key (be it ours) has not been seen yet, or has come and gone: ask again.
         return _stand(follower, Token(0), "nobody is known to rule: trying again")
     return ElectionDecision(follower, (), "another launcher was faster")
 

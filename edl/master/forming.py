@@ -28,7 +28,8 @@ FAREWELL_S = 5.0
 def stop_world(turn: Turn, reason: str) -> None:
     """Begin the change to the next world. The next one forms as soon as every living member has stopped."""
     turn.write(phase=Phase.FORMING, reason=reason, done=())
-    turn.note(Kind.WORLD_STOPPED, reason)
+    if reason != turn.reason:  # else what led to it has just been noted in the same words
+        turn.note(Kind.WORLD_STOPPED, reason)
     turn.forming_since_s = turn.now_s
     turn.grace_until_s = None
     for entry in list(turn.nodes.values()):

@@ -280,10 +280,10 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
         return
     used = record.restarts + 1
     turn.write(restarts=used, charged=True, failures=(failure,))
-    turn.note(Kind.WORKER_FAILED, _describe(failure), failure.node)
     budget = turn.spec.max_restarts
-    count = f"; restart {used} of {budget}" if used <= budget else ""
-    stop_world(turn, _describe(failure) + count)
+    what = _describe(failure) + (f"; restart {used} of {budget}" if used <= budget else "")
+    turn.note(Kind.WORKER_FAILED, what, failure.node)
+    stop_world(turn, what)
 
 
 def _describe(failure: Failure) -> str:

@@ -2,24 +2,89 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
-import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from edl.testing.sim.schedules import Schedule, play, shrink
+import click
+from rich.console import Console
+from rich.progress import track
+
+from edl.testing.sim.schedules import Result, Schedule, play, shrink
+
+
+def replay(seed: int, *, shorten: bool, trace: bool) -> Result:
+    """Run one schedule and tell about it."""
+    schedule = Schedule.draw(seed)
+    if shorten:
+        schedule = shrink(schedule)
+    result = play(schedule, click.echo if trace else None)
+    click.echo(f"seed {seed}: {schedule.describe()}")
+    for fault in schedule.plan.faults:
+        click.echo(f"  {fault}")
+    return result
+
+
+def run_seed(seed: int) -> Result:
+    """Run the schedule of a seed."""
+    return play(Schedule.draw(seed))
+
+
+def results(seeds: range, jobs: int) -> Iterator[Result]:
+    """Run schedules, on several processes if asked."""
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=20)
+
+
+def summary(done: Iterable[Result]) -> str:
+    """What a number of runs came to."""
+    total: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for result in done:
+        total["schedules"] += 1
+        total["faults"] += result.faults
+        total["steps"] += result.steps
+        total["worlds"] += result.worlds
+        total["milliseconds"] += int(result.virtual_s * 1000)
+        total["violations"] += bool(result.violation)
+        outcomes[result.outcome or "no outcome"] += 1
+    hours = total["milliseconds"] / 3_600_000
+    ends = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    return (
+        f"{total['schedules']} schedules, {total['faults']} faults, {total['steps']} steps of the machines, "
+        f"{hours:.1f} virtual hours, {total['worlds']} worlds formed; {ends}; {total['violations']} violations"
+    )
+
+
+@click.command()
+@click.option("--seed", type=int, help="Replay this one schedule.")
+@click.option("--shrink", "shorten", is_flag=True, help="With --seed: leave out the faults that do not matter.")
+@click.option("--trace", is_flag=True, help="With --seed: show everything that happens.")
+@click.option("--runs", type=click.IntRange(1), default=1000, show_default=True, help="How many schedules to run.")
+@click.option("--first-seed", type=int, default=0, show_default=True, help="Seed of the first one.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes to use.")
+def main(seed: int | None, shorten: bool, trace: bool, runs: int, first_seed: int, jobs: int) -> None:
+    """Run random schedules of faults against the real machines, in virtual time.
+
+    Ends with status 1 when something that must hold did not; each such schedule is printed as a line to replay.
+    """
+    if seed is not None:
+        result = replay(seed, shorten=shorten, trace=trace)
+        click.echo(result.violation or summary([result]))
+        sys.exit(bool(result.violation))
+    console = Console(stderr=True)
+    done = []
+    for result in track(results(range(first_seed, first_seed + runs), jobs), "schedules", runs, console=console):
+        done.append(result)
+        if result.violation:
+            click.echo(f"python -m edl.testing --seed={result.seed} --trace    # {result.violation.splitlines()[0]}")
+    click.echo(summary(done))
+    sys.exit(any(result.violation for result in done))
+
 
 if __name__ == "__main__":
-    first, count = int(sys.argv[1]), int(sys.argv[2])
-    if count == 1:
-        r = play(Schedule.draw(first), print)
-        print(r.violation); print(Schedule.draw(first)); sys.exit()
-    t=time.time(); bad=0; n=0;ev=0;st=0
-    for seed in range(first, first+count):
-        try:
-            r = play(Schedule.draw(seed))
-        except Exception as e:
-            print("EXC", seed, repr(e)); bad+=1; continue
-        n+=1; ev+=r.events; st+=r.steps
-        if r.violation:
-            bad+=1
-            print(seed, r.violation.splitlines()[0][:200])
-    print(n, "bad", bad, "events", ev/n, "steps", st/n, (time.time()-t)/n*1000, "ms each")
+    main(prog_name="python -m edl.testing")

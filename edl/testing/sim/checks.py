@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from edl.agent import events as ag
 from edl.agent.state import AgentPhase, AgentState
-from edl.config import JobSpec
+from edl.config import FaultTolerance, JobSpec
 from edl.master import events as ev
 from edl.master.invariants import step_violations, world_violations
 from edl.master.state import MasterState, Phase, Record
@@ -18,6 +18,19 @@ from edl.wire.messages import World
 
 class Violation(AssertionError):
     """Something that must never happen did."""
+
+
+def succession_violations(before: World, after: World, level: FaultTolerance) -> Iterator[str]:
+    """Rules that one world owes to the one before it."""
+    old, new = len(before.members), len(after.members)
+    if after.round != before.round + 1:
+        yield f"round {before.round} is followed by {after.round}"
+    if level is FaultTolerance.RECOVER and new != old:
+        yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=recover"
+    if level is FaultTolerance.SHRINK and new > old:
+        yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=shrink"
+    if before.members and before.master_port == after.master_port and before.master_host == after.master_host:
+        yield f"round {after.round} has the master address of the one before"
 
 
 class Checks:
@@ -50,7 +63,7 @@ class Checks:
         self._next_port += count
         return tuple(range(first, first + count))
 
-    # --- told by the shells --------------------------------------------------------------------------------------------
+    # --- told by the shells ------------------------------------------------------------------------------------------
 
     def master_stepped(self, before: MasterState, decision: ev.Decision, where: str) -> None:
         """A Master has decided; nothing is written or sent yet."""
@@ -74,6 +87,8 @@ class Checks:
             if known != record.world:
                 self.fail(f"round {record.round} got a second world")
             self.demand(world_violations(record.world, self.spec.nodes))
+            if before is not None and before.world is not None and before.round < record.round:
+                self.demand(succession_violations(before.world, record.world, self.spec.fault_tolerance))
         self._check_budget(record)
 
     def _check_budget(self, record: Record) -> None:

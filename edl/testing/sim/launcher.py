@@ -40,8 +40,10 @@ class Launcher(SimProcess):
         self.cut_off_s: float | None = None
         """Since when it has reached neither the store nor the real Master; kept by the world."""
         self._ports: tuple[int, ...] = ()
+        self._ports_good_for: object = None
         self._campaign = 0
         self._dial = 0
+        self._target: tuple[el.Ruler, Token] | None = None
         self._line: tuple[Stream, End] | None = None
         self._timer: Timer | None = None
         self._watching = False
@@ -209,12 +211,14 @@ class Launcher(SimProcess):
             entry = store.entries.get(MASTER_KEY)
             return Token(entry.create_revision if entry is not None and entry.lease == lease else 0)
 
+        def ended(token: Token) -> None:
+            self._campaign_ended(campaign, token)
+
+        def unanswered(_: StoreError) -> None:
+            self.after(0.05, self._find_out, campaign, lease)
+
         if campaign == self._campaign:
-            self.ask(
-                mine,
-                lambda token: self._campaign_ended(campaign, token),
-                lambda _: self.after(0.05, self._find_out, campaign, lease),
-            )
+            self.ask(mine, ended, unanswered)
 
     def _campaign_ended(self, campaign: int, token: Token) -> None:
         if campaign == self._campaign and not self.departing:
@@ -230,6 +234,7 @@ class Launcher(SimProcess):
     # --- the stream to the Master ------------------------------------------------------------------------------------
 
     def _follow(self, ruler: el.Ruler, token: Token) -> None:
+        self._target = (ruler, token)
         self._dial += 1
         self._hang_up()
         self._call(self._dial, ruler, token)
@@ -240,7 +245,7 @@ class Launcher(SimProcess):
             stream, end = line
             if end.open:
                 stream.close(end)
-                self.tell_agent(ag.Disconnected())
+                self.after(0.0, self.tell_agent, ag.Disconnected())
 
     def connected_to(self) -> SimProcess | None:
         """The process at the other end of its open stream."""
@@ -311,6 +316,8 @@ class Launcher(SimProcess):
                 case ag.Warm():
                     self.after(self.warm_s * self.around.rng.uniform(0.5, 1.5), self.tell_agent, ag.Warmed())
                 case ag.Register():
+                    if self._target is not None:
+                        self._follow(*self._target)
                     self.elect(el.Unregistered())
                     self._register()
                 case ag.WakeAt(at_s):
@@ -328,8 +335,11 @@ class Launcher(SimProcess):
 
     def _announce(self) -> None:
         assert self.agent is not None  # noqa: S101 - an effect of the agent
-        if not self._ports:
+        # A world may have been made from ports that were announced on another stream, or before the last order.
+        good_for = (self._line, self.agent.seen_round)
+        if not self._ports or self._ports_good_for != good_for:
             self._ports = self.around.checks.fresh_ports(1 + self.info.slots)
+            self._ports_good_for = good_for
         self._say(Ready(self.agent.seen_round, self._ports))
 
     def _start(self, world: World) -> None:

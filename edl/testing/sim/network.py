@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -82,8 +82,10 @@ class End:
         self.hear = hear
         self.broke = broke
         self.open = True
-        self.held: list[Any] = []
-        """Arrived for it, as far as the cut in the network."""
+        self.coming: deque[Any] = deque()
+        """Sent to it, not heard yet."""
+        self.held = 0
+        """How many of these have come as far as a cut in the network."""
         self.last_arrival_s = 0.0
         self.suspicion: Timer | None = None
         """When its keep-alive gives up."""
@@ -101,7 +103,8 @@ class Stream:
         """Send from an end; silently lost when the stream is broken."""
         target = self._peer(source)
         if source.open:
-            self._later(target, self._arrive, target, message)
+            target.coming.append(message)
+            self._later(target, self._arrive, target)
 
     def close(self, end: End) -> None:
         """Close an end; the other one notices as soon as the network lets it."""
@@ -126,9 +129,9 @@ class Stream:
             if end.suspicion is not None:
                 end.suspicion.cancel()
                 end.suspicion = None
-            held, end.held = end.held, []
-            for message in held:
-                self._later(end, self._arrive, end, message)
+            held, end.held = end.held, 0
+            for _ in range(held):
+                self._later(end, self._arrive, end)
             if end.open and not self._peer(end).open:
                 self._later(end, self._arrive_end, end)
 
@@ -145,13 +148,13 @@ class Stream:
         target.last_arrival_s = max(target.last_arrival_s, network.timeline.now_s + network.delay_s())
         network.timeline.at(target.last_arrival_s, call, *args)
 
-    def _arrive(self, target: End, message: Any) -> None:
+    def _arrive(self, target: End) -> None:
         if not target.open:
             return
-        if target.held or not self.network.open(self._peer(target).owner.host, target.owner.host):
-            target.held.append(message)
+        if self.network.open(self._peer(target).owner.host, target.owner.host):
+            target.owner.run(self._hear, target, target.coming.popleft())
         else:
-            target.owner.run(self._hear, target, message)
+            target.held += 1
 
     @staticmethod
     def _hear(target: End, message: Any) -> None:

@@ -104,11 +104,9 @@ class SimProcess:
         if self.around.trace is not None:
             self.around.trace(f"{self.host:>8}  {text}")
 
-    # --- the store -----------------------------------------------------------------------------------------------------
+    # --- the store ---------------------------------------------------------------------------------------------------
 
-    def ask(
-        self, do: Callable[[SimStore], T], done: Callable[[T], None], failed: Callable[[StoreError], None]
-    ) -> None:
+    def ask(self, do: Callable[[SimStore], T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
         """Have the store do something. When no answer comes, it may have happened all the same."""
         self.around.timeline.after(self.around.network.delay_s(), self._request_arrives, do, done, failed)
 
@@ -135,7 +133,7 @@ class SimProcess:
     def _unanswered(self, failed: Callable[[StoreError], None]) -> None:
         self.after(self.around.rng.uniform(0.1, 0.6), failed, StoreUnavailable("no answer"))
 
-    # --- watches -------------------------------------------------------------------------------------------------------
+    # --- watches -----------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str, position: int, show: Callable[[StoreChange], None]) -> Watch:
         """Follow a prefix from a place in the history on."""

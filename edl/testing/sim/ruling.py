@@ -72,7 +72,7 @@ class Ruling:
         self._known: dict[str, Incarnation] = {}
         self._load()
 
-    # --- taking over ---------------------------------------------------------------------------------------------------
+    # --- taking over -------------------------------------------------------------------------------------------------
 
     def _load(self, error: StoreError | None = None) -> None:
         if not self.over:
@@ -114,7 +114,7 @@ class Ruling:
         for line in self.all_lines:
             line.stream.close(line.end)
 
-    # --- events in -----------------------------------------------------------------------------------------------------
+    # --- events in ---------------------------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> None:
         """Queue an event; they are taken strictly in order."""
@@ -138,7 +138,7 @@ class Ruling:
         elif node in self._known:
             self.feed(ev.NodeExpired(NodeId(node), self._known.pop(node)))
 
-    # --- effects out ---------------------------------------------------------------------------------------------------
+    # --- effects out -------------------------------------------------------------------------------------------------
 
     def _carry_out(self, before: MasterState, decision: ev.Decision) -> None:
         self.around.checks.master_stepped(before, decision, self.launcher.host)
@@ -152,7 +152,7 @@ class Ruling:
         record, token = decision.state.record, self.token
 
         def guarded(store: SimStore) -> None:
-            if store.token(MASTER_KEY) != token:
+            if not fence_holds(store, token):
                 raise FencedOut("another Master has been elected")
             store.put(RECORD_KEY, record)
             self.around.checks.record_written(record, token, store.token(MASTER_KEY))
@@ -230,6 +230,11 @@ class Ruling:
                 store.put(FAREWELL_KEY, outcome)
 
         self.launcher.ask(farewell, lambda _: self.launcher.rule_concluded(), lambda _: self.launcher.rule_concluded())
+
+
+def fence_holds(store: SimStore, token: Token) -> bool:
+    """The condition of every write of a Master."""
+    return store.token(MASTER_KEY) == token
 
 
 def describe(state: MasterState | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,13 +33,22 @@ class Schedule:
 
     seed: int
     spec: JobSpec
-    nodes: int
-    """Launchers that start at the beginning."""
     starts_s: tuple[float, ...]
+    """When the launchers of the beginning start."""
     total_s: float
     warm_s: float
     slowness: float
+    ranked: bool
+    """Nodes ask for their positions with ``--node-rank``."""
     plan: FaultPlan
+
+    def describe(self) -> str:
+        """In one line."""
+        spec = self.spec
+        return (
+            f"--nnodes={spec.nodes}, {spec.fault_tolerance.value}, {spec.max_restarts} restarts, "
+            f"{len(self.starts_s)} nodes, {self.total_s:g} s of work, {len(self.plan.faults)} faults"
+        )
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
@@ -53,7 +63,9 @@ class Schedule:
         starts_s = tuple(rng.uniform(0.0, 0.5 if together else 6.0) for _ in range(nodes))
         total_s = rng.choice((3.0, 15.0, 100.0, 100.0, 100.0))
         warm_s = rng.choice((0.05, 0.5, 2.0))
-        return cls(seed, spec, nodes, starts_s, total_s, warm_s, rng.choice((1.0, 1.0, 10.0, 40.0)), FaultPlan.draw(rng))
+        slowness = rng.choice((1.0, 1.0, 10.0, 40.0))
+        ranked = rng.random() < 0.15
+        return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, FaultPlan.draw(rng))
 
 
 @dataclass(slots=True)
@@ -72,15 +84,13 @@ class Result:
 
 def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Result:
     """Run a schedule from beginning to end."""
-    world = SimWorld(
-        schedule.seed, schedule.spec, total_s=schedule.total_s, warm_s=schedule.warm_s, trace=trace
-    )
+    world = SimWorld(schedule.seed, schedule.spec, total_s=schedule.total_s, warm_s=schedule.warm_s, trace=trace)
     world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):
-        world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2)
+        node_rank = index if schedule.ranked else -1
+        world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2, node_rank)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))
     try:
-        world.run(0.0)
         world.play(schedule.plan)
         world.judge()
     except Violation as violation:
@@ -96,8 +106,6 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
 
 def shrink(schedule: Schedule) -> Schedule:
     """Leave out one fault after the other as long as the run still fails."""
-    import dataclasses
-
     index = 0
     while index < len(schedule.plan.faults):
         fewer = dataclasses.replace(schedule, plan=schedule.plan.without(index))

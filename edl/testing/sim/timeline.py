@@ -13,9 +13,9 @@ class Timer:
 
     __slots__ = ("args", "at_s", "call")
 
-    def __init__(self, at_s: float, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def __init__(self, at_s: float, call: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.at_s = at_s
-        self.call: Callable[..., None] | None = call
+        self.call: Callable[..., object] | None = call
         self.args = args
 
     def cancel(self) -> None:
@@ -33,11 +33,11 @@ class Timeline:
         self._heap: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
 
-    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> Timer:
+    def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> Timer:
         """Call ``call(*args)`` when ``delay_s`` (0 or more) has passed."""
         return self.at(self.now_s + delay_s, call, *args)
 
-    def at(self, at_s: float, call: Callable[..., None], *args: Any) -> Timer:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> Timer:
         """Call ``call(*args)`` at a moment; one that has passed means now."""
         timer = Timer(max(at_s, self.now_s), call, args)
         heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))

@@ -91,8 +91,7 @@ class Training:
             self._end = self.job.timeline.after(self.job.left_s, self._complete)
 
     def _complete(self) -> None:
-        assert self._since_s is not None  # noqa: S101 - set with the timer
-        self.job.progress(self._since_s)
+        self.job.left_s = 0.0
         self._since_s = None
         for worker in self.workers.values():
             worker.done = True

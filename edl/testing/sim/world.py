@@ -9,6 +9,7 @@ from itertools import product
 from edl.agent import events as ag
 from edl.agent.state import AgentPhase
 from edl.config import FaultTolerance, JobSpec
+from edl.exit_codes import ExitCode
 from edl.master.machine import absent
 from edl.master.state import Phase
 from edl.rendezvous.rules import next_size
@@ -64,7 +65,7 @@ class SimWorld:
         self.network.changed.append(self._store_changed)
         timeline.after(LOOK_EVERY_S, self._look_around)
 
-    # --- people's doings -----------------------------------------------------------------------------------------------
+    # --- people's doings ---------------------------------------------------------------------------------------------
 
     def start(self, name: str, slots: int = 2, node_rank: int = -1) -> Launcher:
         """Start a launcher on a node, for the first time or again."""
@@ -122,7 +123,7 @@ class SimWorld:
         self.network.block(pairs)
         return pairs
 
-    # --- looking -------------------------------------------------------------------------------------------------------
+    # --- looking -----------------------------------------------------------------------------------------------------
 
     @property
     def master(self) -> Launcher | None:
@@ -154,7 +155,7 @@ class SimWorld:
                 lines.append(f"    rules {launcher.ruling.token}: {describe(launcher.ruling.state)}")
         return "\n".join(lines)
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time --------------------------------------------------------------------------------------------------------
 
     def run(self, for_s: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Let time pass, less when ``stop`` holds before."""
@@ -199,7 +200,7 @@ class SimWorld:
         state = leader.ruling.state
         return leader is master or (state is not None and not absent(state))
 
-    # --- whole schedules -----------------------------------------------------------------------------------------------
+    # --- whole schedules ---------------------------------------------------------------------------------------------
 
     def play(self, plan: FaultPlan) -> None:
         """Run a plan of faults to its end and heal everything."""
@@ -267,12 +268,21 @@ class SimWorld:
         self.run_until(self.ended, work_s, "the job ends")
         home_s = times.shutdown_s + 3 * times.lease_ttl_s + KEEPALIVE_S + 20.0
         self.run_until(lambda: not self.alive(), home_s, "every launcher exits")
+        self._judge_outcome()
+
+    def _judge_outcome(self) -> None:
+        """The job ended for a reason that holds, and everybody agrees about it."""
         assert self.checks.record is not None and self.checks.record.outcome is not None  # noqa: S101 - ended
-        expected = self.checks.record.outcome.exit_code
+        outcome = self.checks.record.outcome
+        expected = outcome.exit_code
+        if expected == ExitCode.OK and self.training.left_s > 0:
+            self.checks.fail(f"success with {self.training.left_s:g} s of work left")
+        if expected == ExitCode.WORKER_FAILED and self.checks.worker_failures <= self.spec.max_restarts:
+            self.checks.fail(f"{outcome.reason}, but only {self.checks.worker_failures} workers failed")
         for launcher in [*self.launchers.values(), *self.retired]:
-            outcome = launcher.outcome
-            if outcome is not None and outcome.exit_code not in (expected, 128 + 15):
-                self.checks.fail(f"{launcher.node} exits with {outcome}, the job with {expected}")
+            own = launcher.outcome
+            if own is not None and own.exit_code not in (expected, ExitCode.TERMINATED):
+                self.checks.fail(f"{launcher.node} exits with {own}, the job with {expected}")
         if self.training.alive():
             self.checks.fail(f"workers outlive the job: {self.training.alive()}")
 

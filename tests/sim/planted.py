@@ -1,0 +1,156 @@
+"""Bugs of the kind that comparable programs have shipped, planted one at a time to see the simulator find them.
+
+``python -m tests.sim.planted`` prints after how many schedules each is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from edl.agent import machine as agent_machine
+from edl.agent.events import Start
+from edl.agent.state import AgentPhase, Worker
+from edl.config import NodeRange
+from edl.exit_codes import ExitCode
+from edl.master import forming, machine
+from edl.master.state import NodeStatus, Phase
+from edl.master.turn import Turn
+from edl.testing.sim import ruling
+from edl.testing.sim.schedules import Schedule, play
+from edl.types import Rank
+from edl.wire.messages import StartRound
+
+Plant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def joiner_wipes_the_world() -> contextlib.AbstractContextManager[Any]:
+    """A node that joins after a world was formed throws it away (DLRover)."""
+
+    def consider(turn: Turn) -> None:
+        newcomers = [entry for entry in turn.ready() if turn.member(entry) is None]
+        if newcomers:
+            forming.stop_world(turn, "somebody joined")
+            forming.try_to_form(turn)
+
+    return mock.patch.object(machine, "consider_growth", consider)
+
+
+def world_above_maximum() -> contextlib.AbstractContextManager[Any]:
+    """Whoever is there when the wait ends is taken in (DLRover: 5 joiners with MAX=4)."""
+
+    def fit(bounds: NodeRange, available: int) -> int:
+        size = available // bounds.unit * bounds.unit
+        return size if size >= bounds.lowest else 0
+
+    return mock.patch.object(NodeRange, "fit", fit)
+
+
+def trimmed_below_minimum() -> contextlib.AbstractContextManager[Any]:
+    """The minimum is compared before the world is cut to the unit (DLRover: MIN=3, unit 2, a world of 2)."""
+
+    def fit(bounds: NodeRange, available: int) -> int:
+        return min(available, bounds.maximum) // bounds.unit * bounds.unit if available >= bounds.minimum else 0
+
+    return mock.patch.object(NodeRange, "fit", fit)
+
+
+def stale_master_address() -> contextlib.AbstractContextManager[Any]:
+    """Ranks other than 0 keep the address they got first (torchrun with a shared store)."""
+    tell = Turn.tell
+    first: dict[tuple[Any, ...], Any] = {}
+
+    def stale_tell(self: Turn, entry: Any, message: Any) -> None:
+        if isinstance(message, StartRound) and message.world.members[0].node != entry.info.node:
+            leader = message.world.members[0]
+            kept = first.setdefault((entry.info.incarnation, leader.node), leader)
+            world = dataclasses.replace(message.world, members=(kept, *message.world.members[1:]))
+            message = StartRound(world, message.reason)
+        tell(self, entry, message)
+
+    return mock.patch.object(Turn, "tell", stale_tell)
+
+
+def writes_without_fence() -> contextlib.AbstractContextManager[Any]:
+    """A Master that has been replaced, and does not know it, writes on."""
+    return mock.patch.object(ruling, "fence_holds", lambda store, token: True)
+
+
+def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
+    """Workers that fail because a node died use up restarts (torchrun)."""
+    return mock.patch.object(machine, "_give_back_charge", lambda turn, reason: None)
+
+
+def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:
+    """A node that leaves in good order ends the job for all (torchrun's closed rendezvous)."""
+
+    def leaving(turn: Turn, entry: Any, reason: str) -> None:
+        turn.update(entry, status=NodeStatus.LEAVING)
+        if turn.record.phase is not Phase.ENDED:
+            forming._end(turn, ExitCode.OK, "a node has left")
+
+    return mock.patch.object(machine, "_leaving", leaving)
+
+
+@contextlib.contextmanager
+def stale_order_is_obeyed() -> Iterator[None]:
+    """A start order is sent again to who has had it, and the agent does not look at the round."""
+
+    def start(turn: Any, world: Any, reason: str) -> None:
+        member = world.member(turn.state.info.node)
+        if member is None or turn.state.phase is not AgentPhase.IDLE:
+            return
+        workers = tuple(Worker(index, Rank(member.first_rank + index)) for index in range(member.slots))
+        turn.set(phase=AgentPhase.RUNNING, seen_round=world.round, world=world, workers=workers, killed=False)
+        turn.do(Start(world))
+
+    catch_up = machine._catch_up
+
+    def forgetful(turn: Turn, entry: Any, attach: Any) -> None:
+        catch_up(turn, entry, dataclasses.replace(attach, seen_round=0))
+
+    with mock.patch.object(agent_machine, "_start", start), mock.patch.object(machine, "_catch_up", forgetful):
+        yield
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A planted bug and how many schedules may pass before it is found."""
+
+    plant: Plant
+    within: int
+
+
+BUGS: dict[str, Planted] = {
+    plant.__name__: Planted(plant, within)
+    for plant, within in (
+        (joiner_wipes_the_world, 100),
+        (world_above_maximum, 100),
+        (trimmed_below_minimum, 100),
+        (stale_master_address, 300),
+        (writes_without_fence, 1000),
+        (collateral_is_charged, 300),
+        (exit_closes_the_job, 300),
+        (stale_order_is_obeyed, 3000),
+    )
+}
+
+
+def seeds_needed(planted: Planted) -> tuple[int, str]:
+    """How many schedules, from seed 0 on, until something is found, and what; 0 when nothing is."""
+    with planted.plant():
+        for seed in range(planted.within):
+            result = play(Schedule.draw(seed))
+            if result.violation:
+                return seed + 1, result.violation.splitlines()[0]
+    return 0, f"nothing found in {planted.within} schedules"
+
+
+if __name__ == "__main__":
+    for name, bug in BUGS.items():
+        count, violation = seeds_needed(bug)
+        print(f"{name:24} {count:5}  {violation}")

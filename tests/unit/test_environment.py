@@ -1,0 +1,169 @@
+"""Each worker is told its place in the world, in the words of every framework."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.agent.environment import LocalPaths, nursery_environment, worker_environment
+from edl.config import JobSpec, NodeRange
+from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire.messages import Member, World
+
+SPEC = JobSpec(JobId("my-job"), NodeRange(2, 4), max_restarts=7)
+WORLD = World(
+    Round(3),
+    (
+        Member(NodeId("a"), Incarnation(1), "10.0.0.1", 2, Rank(0), (100, 101, 102)),
+        Member(NodeId("b"), Incarnation(2), "10.0.0.2", 1, Rank(2), (200, 201)),
+        Member(NodeId("c"), Incarnation(3), "10.0.0.3", 3, Rank(3), (300, 301, 302, 303)),
+    ),
+    restarts=1,
+)
+ENDPOINTS = "10.0.0.1:101,10.0.0.1:102,10.0.0.2:201,10.0.0.3:301,10.0.0.3:302,10.0.0.3:303"
+PATHS = LocalPaths("/logs/2/1/error.json", "/logs/2/1")
+TORCHRUN = {
+    "LOCAL_RANK",
+    "RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
+
+
+def told(node: str, local_rank: int, base: dict[str, str] | None = None, world: World = WORLD) -> dict[str, str]:
+    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS)
+
+
+def part(environment: dict[str, str], *names: str) -> tuple[str, ...]:
+    return tuple(environment[name] for name in names)
+
+
+class TestTorch:
+    def test_torchruns_seventeen_variables(self) -> None:
+        environment = told("c", 1)
+        assert len(TORCHRUN) == 17
+        assert {name: environment[name] for name in TORCHRUN} == {
+            "LOCAL_RANK": "1",
+            "RANK": "4",
+            "GROUP_RANK": "2",
+            "ROLE_RANK": "4",
+            "ROLE_NAME": "default",
+            "LOCAL_WORLD_SIZE": "3",
+            "WORLD_SIZE": "6",
+            "GROUP_WORLD_SIZE": "3",
+            "ROLE_WORLD_SIZE": "6",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "100",
+            "TORCHELASTIC_RESTART_COUNT": "2",
+            "TORCHELASTIC_MAX_RESTARTS": "7",
+            "TORCHELASTIC_RUN_ID": "my-job",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_ERROR_FILE": "/logs/2/1/error.json",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        }
+
+    @pytest.mark.parametrize(
+        ("node", "local_rank", "rank", "group_rank", "local_size"),
+        [("a", 0, 0, 0, 2), ("a", 1, 1, 0, 2), ("b", 0, 2, 1, 1), ("c", 0, 3, 2, 3), ("c", 2, 5, 2, 3)],
+    )
+    def test_ranks_follow_the_nodes_slots(
+        self, node: str, local_rank: int, rank: int, group_rank: int, local_size: int
+    ) -> None:
+        environment = told(node, local_rank)
+        assert part(environment, "RANK", "ROLE_RANK", "LOCAL_RANK") == (str(rank), str(rank), str(local_rank))
+        assert part(environment, "GROUP_RANK", "LOCAL_WORLD_SIZE") == (str(group_rank), str(local_size))
+        assert part(environment, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE") == ("10.0.0.1", "100", "6")
+
+    def test_the_users_own_choice_about_nccl_errors_stays(self) -> None:
+        assert told("a", 0, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+class TestPaddle:
+    def test_its_variables(self) -> None:
+        environment = told("c", 1)
+        ours = {name: value for name, value in environment.items() if name.startswith(("PADDLE_", "TRAINING_", "FLAGS"))}
+        assert ours == {
+            "PADDLE_MASTER": "10.0.0.1:100",
+            "PADDLE_GLOBAL_SIZE": "6",
+            "PADDLE_LOCAL_SIZE": "3",
+            "PADDLE_GLOBAL_RANK": "4",
+            "PADDLE_LOCAL_RANK": "1",
+            "PADDLE_NNODES": "3",
+            "PADDLE_CURRENT_ENDPOINT": "10.0.0.3:302",
+            "PADDLE_TRAINER_ID": "4",
+            "PADDLE_TRAINERS_NUM": "6",
+            "PADDLE_RANK_IN_NODE": "1",
+            "PADDLE_TRAINER_ENDPOINTS": ENDPOINTS,
+            "PADDLE_AUTO_CLUSTER": "0",
+            "PADDLE_LOG_DIR": "/logs/2/1",
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "TRAINING_ROLE": "TRAINER",
+        }
+
+    def test_every_worker_has_its_own_endpoint_apart_from_the_masters(self) -> None:
+        places = [("a", 0), ("a", 1), ("b", 0), ("c", 0), ("c", 1), ("c", 2)]
+        environments = [told(node, local_rank) for node, local_rank in places]
+        assert [environment["PADDLE_CURRENT_ENDPOINT"] for environment in environments] == ENDPOINTS.split(",")
+        assert environments[0]["PADDLE_MASTER"] not in ENDPOINTS.split(",")
+
+    def test_the_users_own_backend_stays(self) -> None:
+        assert told("a", 0, {"PADDLE_DISTRI_BACKEND": "nccl"})["PADDLE_DISTRI_BACKEND"] == "nccl"
+
+    def test_with_accelerators_paddle_picks_the_backend_and_each_worker_has_one(self) -> None:
+        base = {"EDL_ACCELERATORS": "4,6"}
+        assert "PADDLE_DISTRI_BACKEND" not in told("a", 0, base)
+        assert [told("a", local_rank, base)["FLAGS_selected_gpus"] for local_rank in range(2)] == ["4", "6"]
+        assert [told("c", local_rank, base)["FLAGS_selected_gpus"] for local_rank in range(3)] == ["4", "6", "4"]
+
+    def test_a_node_with_one_worker_gives_it_all_accelerators(self) -> None:
+        assert told("b", 0, {"EDL_ACCELERATORS": "4,6"})["FLAGS_selected_gpus"] == "4,6"
+
+
+class TestEdl:
+    def test_its_variables(self) -> None:
+        environment = told("b", 0)
+        ours = {name: value for name, value in environment.items() if name.startswith("EDL_")}
+        assert ours == {"EDL_JOB_ID": "my-job", "EDL_ROUND": "3", "EDL_NODE_ID": "b", "EDL_NODES": "3"}
+
+
+class TestBase:
+    def test_the_launchers_own_environment_is_kept_and_not_changed(self) -> None:
+        base = {"PATH": "/bin", "EMPTY": "", "RANK": "99", "PADDLE_TRAINER_ID": "99", "EDL_ROUND": "99"}
+        before = dict(base)
+        environment = told("a", 1, base)
+        assert part(environment, "PATH", "EMPTY") == ("/bin", "")
+        assert part(environment, "RANK", "PADDLE_TRAINER_ID", "EDL_ROUND") == ("1", "1", "3")
+        assert base == before
+
+    def test_several_workers_share_the_cores(self) -> None:
+        assert told("a", 0)["OMP_NUM_THREADS"] == "1"
+        assert told("a", 0, {"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "8"
+
+    def test_one_worker_has_them_all(self) -> None:
+        assert "OMP_NUM_THREADS" not in told("b", 0)
+
+    def test_the_framework_is_imported_under_the_same_rule(self) -> None:
+        base = {"PATH": "/bin"}
+        assert nursery_environment(base, 2) == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+        assert nursery_environment(base, 1) == {"PATH": "/bin"}
+        assert nursery_environment({"OMP_NUM_THREADS": "4"}, 2) == {"OMP_NUM_THREADS": "4"}
+        assert base == {"PATH": "/bin"}
+
+    def test_everything_is_text(self) -> None:
+        assert all(isinstance(value, str) for value in told("c", 2, {"EDL_ACCELERATORS": "0"}).values())
+
+    def test_a_node_outside_the_world_is_a_mistake(self) -> None:
+        with pytest.raises(KeyError, match="stranger"):
+            told("stranger", 0)

@@ -1,0 +1,212 @@
+"""A job's history and its state as people see them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+
+import pytest
+
+from edl.config import FaultTolerance, JobSpec, NodeRange
+from edl.master.events import Kind, Note
+from edl.master.journal import KEPT, Journal
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.master.view import job_status
+from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire.messages import Failure, Member, NodeInfo, World
+from edl.wire.status import JournalEntry
+
+TURNS = 20
+
+
+def filled(count: int) -> Journal:
+    journal = Journal()
+    for number in range(1, count + 1):
+        journal.publish([journal.make(Note(Kind.NODE_JOINED, f"text {number}", "a"), 3, 100.0 + number)])
+    return journal
+
+
+def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(scene())
+
+
+async def numbers(lines: AsyncIterator[JournalEntry]) -> list[int]:
+    return [entry.number async for entry in lines]
+
+
+async def turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+class TestNumbering:
+    def test_counts_from_one_and_keeps_what_a_note_says(self) -> None:
+        journal = Journal()
+        first = journal.make(Note(Kind.NODE_LOST, "gone", "a"), 3, 12.5)
+        assert first == JournalEntry(1, 12.5, "node-lost", "gone", "a", 3)
+        assert journal.make(Note(Kind.WAITING, "why"), 3, 13.0).number == 2
+
+    def test_a_line_is_not_shown_before_it_is_published(self) -> None:
+        journal = Journal()
+        entry = journal.make(Note(Kind.WAITING, "why"), 0, 1.0)
+        assert journal.last(10) == ()
+        journal.publish([entry])
+        assert journal.last(10) == (entry,)
+
+    def test_goes_on_where_the_last_master_stopped(self) -> None:
+        journal = Journal()
+        journal.load([JournalEntry(7, 2.0, "k", "b"), JournalEntry(6, 1.0, "k", "a")])
+        assert [entry.number for entry in journal.last(10)] == [6, 7]
+        assert journal.make(Note(Kind.WAITING, "why"), 0, 3.0).number == 8
+
+    def test_begins_anew_when_there_is_nothing(self) -> None:
+        journal = Journal()
+        journal.load([])
+        assert journal.make(Note(Kind.WAITING, "why"), 0, 3.0).number == 1
+
+
+class TestKeeping:
+    def test_forgets_the_oldest(self) -> None:
+        journal = filled(KEPT + 5)
+        kept = journal.last(KEPT * 2)
+        assert (len(kept), kept[0].number, kept[-1].number) == (KEPT, 6, KEPT + 5)
+
+    def test_names_what_falls_out_of_the_store(self) -> None:
+        journal = filled(KEPT - 1)
+        added = [journal.make(Note(Kind.WAITING, "why"), 0, 1.0) for _ in range(3)]
+        assert [entry.number for entry in added] == [KEPT, KEPT + 1, KEPT + 2]
+        assert journal.outdated(added) == [1, 2]
+
+    def test_last_gives_the_newest_oldest_first(self) -> None:
+        assert [entry.number for entry in filled(9).last(3)] == [7, 8, 9]
+
+
+class TestReading:
+    def test_everything_or_what_comes_after(self) -> None:
+        async def scene() -> None:
+            journal = filled(5)
+            assert await numbers(journal.read(0, False)) == [1, 2, 3, 4, 5]
+            assert await numbers(journal.read(3, False)) == [4, 5]
+            assert await numbers(journal.read(99, False)) == []
+
+        play(scene)
+
+    def test_a_follower_gets_the_past_and_what_comes_without_gap_or_repetition(self) -> None:
+        async def scene() -> None:
+            journal = filled(3)
+            lines = journal.read(1, True)
+            assert (await anext(lines)).number == 2
+            # One more comes while the follower is still busy with the past.
+            journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0)])
+            rest = asyncio.ensure_future(numbers(lines))
+            await turns()
+            journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0) for _ in range(2)])
+            await turns()
+            assert not rest.done()
+            journal.close()
+            assert await rest == [3, 4, 5, 6]
+
+        play(scene)
+
+    def test_a_follower_of_the_future_is_not_shown_the_present(self) -> None:
+        async def scene() -> None:
+            journal = filled(3)
+            rest = asyncio.ensure_future(numbers(journal.read(5, True)))
+            await turns()
+            for _ in range(4):
+                journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0)])
+            journal.close()
+            assert await rest == [6, 7]
+
+        play(scene)
+
+    def test_several_follow_at_once_and_one_that_leaves_is_forgotten(self) -> None:
+        async def scene() -> None:
+            journal = filled(1)
+            leaving = journal.read(0, True)
+            assert (await anext(leaving)).number == 1
+            staying = asyncio.ensure_future(numbers(journal.read(0, True)))
+            await turns()
+            assert len(journal._followers) == 2
+            assert isinstance(leaving, AsyncGenerator)
+            await leaving.aclose()
+            assert len(journal._followers) == 1
+            journal.publish([journal.make(Note(Kind.WAITING, "why"), 0, 1.0)])
+            journal.close()
+            assert await staying == [1, 2]
+
+        play(scene)
+
+    def test_nobody_waits_for_a_master_that_has_gone(self) -> None:
+        async def scene() -> None:
+            journal = filled(2)
+            journal.close()
+            assert await asyncio.wait_for(numbers(journal.read(0, True)), 1) == [1, 2]
+
+        play(scene)
+
+
+SPEC = JobSpec(JobId("my-job"), NodeRange(1, 4), max_restarts=3, fault_tolerance=FaultTolerance.SHRINK)
+
+
+def node(name: str, incarnation: int, joined: int, status: NodeStatus, slots: int = 2) -> NodeEntry:
+    info = NodeInfo(NodeId(name), Incarnation(incarnation), f"{name}.host", 5000, slots)
+    return NodeEntry(info, joined, status, registered=True, attached=status is not NodeStatus.STOPPING)
+
+
+def member(name: str, incarnation: int, first_rank: int, slots: int = 2) -> Member:
+    return Member(NodeId(name), Incarnation(incarnation), f"{name}.host", slots, Rank(first_rank), ())
+
+
+WORLD = World(Round(5), (member("c", 13, 0), member("a", 11, 2, slots=1), member("d", 4, 3)), restarts=1)
+NODES = [
+    node("a", 11, 0, NodeStatus.RUNNING, slots=1),
+    node("b", 12, 1, NodeStatus.READY),
+    node("c", 13, 2, NodeStatus.STOPPING),
+    node("d", 14, 3, NodeStatus.WARMING),  # another life of the member d
+]
+FAILURE = Failure(NodeId("d"), Round(5), Rank(3), 0, 1, "w")
+RUNNING = Record(Phase.RUNNING, Round(5), WORLD, "two nodes are enough", restarts=1, failures=(FAILURE,))
+STATE = MasterState(SPEC, RUNNING, {entry.info.node: entry for entry in NODES}, reason="a reason")
+LINES = (JournalEntry(1, 1.0, "k", "t"),)
+
+
+class TestStatus:
+    def test_says_how_the_job_stands(self) -> None:
+        status = job_status(STATE, NodeId("a"), LINES)
+        assert (status.job, status.phase, status.round, status.world_size) == ("my-job", "running", 5, 5)
+        assert (status.nnodes, status.fault_tolerance, status.master) == ("1:4", "shrink", "a")
+        assert (status.restarts_used, status.restarts_allowed) == (1, 3)
+        assert (status.reason, status.journal, status.failures) == ("a reason", LINES, (FAILURE,))
+
+    def test_members_come_first_in_the_order_of_their_ranks(self) -> None:
+        nodes = job_status(STATE, NodeId("a"), ()).nodes
+        assert [view.node for view in nodes] == ["c", "a", "b", "d"]
+        assert [(view.position, view.first_rank, view.slots) for view in nodes] == [
+            (0, 0, 2),
+            (1, 2, 1),
+            (-1, -1, 2),
+            (-1, -1, 2),
+        ]
+        assert [view.host for view in nodes] == ["c.host", "a.host", "b.host", "d.host"]
+        assert [view.attached for view in nodes] == [False, True, True, True]
+
+    def test_a_ready_node_outside_the_running_world_is_a_spare(self) -> None:
+        nodes = job_status(STATE, NodeId("a"), ()).nodes
+        assert [view.state for view in nodes] == ["stopping", "running", "spare", "warming"]
+
+    @pytest.mark.parametrize("world", [WORLD, None])
+    def test_while_no_world_runs_there_are_no_spares(self, world: World | None) -> None:
+        state = dataclasses.replace(STATE, record=Record(Phase.FORMING, Round(5), world))
+        assert {view.node: view.state for view in job_status(state, NodeId("a"), ()).nodes}["b"] == "ready"
+
+    def test_before_the_first_world_nodes_come_in_the_order_of_their_arrival(self) -> None:
+        status = job_status(dataclasses.replace(STATE, record=Record(), reason=""), NodeId("a"), ())
+        assert [view.node for view in status.nodes] == ["a", "b", "c", "d"]
+        assert (status.round, status.world_size, status.phase) == (0, 0, "forming")
+        assert status.reason == "waiting for the first nodes"
+
+    def test_the_failure_that_ends_the_job_is_no_restart(self) -> None:
+        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, restarts=4))
+        assert job_status(state, NodeId("a"), ()).restarts_used == 3

@@ -1,0 +1,362 @@
+"""What a worker writes goes where it was asked for, and no trouble with that ever reaches the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from edl.agent import logs
+from edl.agent.logs import CHUNK_BYTES, DRAIN_CHUNKS, TAIL_BYTES, TAIL_LINES, OutputStream, StreamPlan
+
+LOOKS = 1000
+"""Turns of the event loop that a test gives a stream; one is usually enough."""
+
+
+class Worker:
+    """The far end of a stream, and everything that came out at this end."""
+
+    def __init__(self, file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None) -> None:
+        self.console = io.BytesIO()
+        self.warnings: list[str] = []
+        shown = self.console if console is None else console
+        self.stream = OutputStream(StreamPlan(shown, prefix, file), self.warnings.append)
+        self.write_fd = os.dup(self.stream.write_fd)
+        self.stream.close_write_end()
+
+    def write(self, data: bytes) -> None:
+        """At most as much as a pipe takes, 64 KiB."""
+        assert os.write(self.write_fd, data) == len(data)
+
+    def end(self) -> None:
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    async def shows(self, text: bytes) -> None:
+        await until(lambda: self.console.getvalue() == text)
+
+
+@contextlib.asynccontextmanager
+async def worker(file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None) -> AsyncIterator[Worker]:
+    made = Worker(file, prefix, console)
+    try:
+        yield made
+    finally:
+        made.end()
+        made.stream.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(LOOKS):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come")
+
+
+def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(scene())
+
+
+class TestConsole:
+    def test_lines_come_out_as_they_are_written(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"one\ntwo\n")
+                await it.shows(b"one\ntwo\n")
+                it.write(b"three\n")
+                await it.shows(b"one\ntwo\nthree\n")
+
+        play(scene)
+
+    def test_each_line_has_the_prefix(self) -> None:
+        async def scene() -> None:
+            async with worker(prefix=b"[default4]:") as it:
+                it.write(b"one\n\ntwo\n")
+                await it.shows(b"[default4]:one\n[default4]:\n[default4]:two\n")
+
+        play(scene)
+
+    def test_half_a_line_waits_for_its_end(self) -> None:
+        async def scene() -> None:
+            async with worker(prefix=b">") as it:
+                it.write(b"one\nlo")
+                await it.shows(b">one\n")
+                it.write(b"ss 0.5\n")
+                await it.shows(b">one\n>loss 0.5\n")
+
+        play(scene)
+
+    def test_half_a_line_is_shown_at_the_end(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"one\nlast words")
+                it.stream.close()
+                assert it.console.getvalue() == b"one\nlast words\n"
+
+        play(scene)
+
+    def test_what_still_sits_in_the_pipe_is_taken_at_the_end(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"x" * 1023 + b"\n")
+                it.end()
+                it.stream.close()
+                assert it.console.getvalue() == b"x" * 1023 + b"\n"
+
+        play(scene)
+
+    def test_a_line_without_end_is_passed_on_in_pieces(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                for _ in range(3):
+                    it.write(b"\r 10%" * 8000)
+                    it.stream.tail()
+                assert len(it.console.getvalue()) > CHUNK_BYTES
+                it.stream.close()
+                assert it.console.getvalue().replace(b"\n", b"") == b"\r 10%" * 24000
+
+        play(scene)
+
+    def test_closing_twice_is_no_error(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.stream.close()
+                it.stream.close()
+                it.stream.close_write_end()
+
+        play(scene)
+
+    def test_no_descriptor_is_left(self) -> None:
+        async def scene() -> None:
+            before = set(os.listdir("/proc/self/fd"))
+            stream = OutputStream(StreamPlan(None, b"", None), print)
+            stream.close()
+            assert set(os.listdir("/proc/self/fd")) == before
+
+        play(scene)
+
+
+class TestFile:
+    def test_the_file_has_the_lines_without_prefix(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            file = tmp_path / "attempt_0" / "0" / "stdout.log"
+            async with worker(file, b"[default0]:") as it:
+                it.write(b"one\ntw")
+                await it.shows(b"[default0]:one\n")
+                assert file.read_bytes() == b"one\n"
+                it.write(b"o")
+                it.stream.close()
+            assert file.read_bytes() == b"one\ntwo\n"
+
+        play(scene)
+
+    def test_the_file_may_be_all_there_is(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            file = tmp_path / "stderr.log"
+            warnings: list[str] = []
+            stream = OutputStream(StreamPlan(None, b"", file), warnings.append)
+            os.write(stream.write_fd, b"one\n")
+            stream.close()
+            assert file.read_bytes() == b"one\n"
+            assert warnings == []
+
+        play(scene)
+
+    def test_an_old_file_is_added_to(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            file = tmp_path / "stdout.log"
+            file.write_bytes(b"before\n")
+            async with worker(file) as it:
+                it.write(b"after\n")
+            assert file.read_bytes() == b"before\nafter\n"
+
+        play(scene)
+
+    def test_a_full_device_costs_one_warning_and_nothing_else(self) -> None:
+        async def scene() -> None:
+            async with worker(Path("/dev/full")) as it:
+                it.write(b"one\n")
+                await it.shows(b"one\n")
+                it.write(b"two\n")
+                await it.shows(b"one\ntwo\n")
+                assert it.stream.tail() == "one\ntwo"
+            assert len(it.warnings) == 1
+            assert "/dev/full (No space left on device)" in it.warnings[0]
+            assert "--log-dir" in it.warnings[0]
+
+        play(scene)
+
+    def test_a_disk_that_fills_up_costs_only_what_comes_after(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept: list[bytes] = []
+
+        class Filling(io.BytesIO):
+            def write(self, data: object, /) -> int:
+                if len(kept) == 1:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                kept.append(bytes(data))  # type: ignore[call-overload]
+                return 0
+
+        monkeypatch.setattr(logs, "open", lambda *_: Filling(), raising=False)
+
+        async def scene() -> None:
+            async with worker(tmp_path / "stdout.log") as it:
+                for number in range(4):
+                    it.write(b"line %d\n" % number)
+                    it.stream.tail()
+                assert it.console.getvalue().count(b"line") == 4
+            assert kept == [b"line 0\n"]
+            assert len(it.warnings) == 1
+
+        play(scene)
+
+    def test_a_file_that_cannot_be_made_costs_one_warning(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            (tmp_path / "taken").write_bytes(b"")
+            async with worker(tmp_path / "taken" / "stdout.log") as it:
+                it.write(b"one\n")
+                await it.shows(b"one\n")
+            assert len(it.warnings) == 1
+            assert str(tmp_path / "taken") in it.warnings[0]
+
+        play(scene)
+
+
+class TestTail:
+    def test_the_last_lines_are_kept(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"".join(b"line %d\n" % number for number in range(1000)))
+                lines = it.stream.tail().splitlines()
+                assert len(lines) == TAIL_LINES
+                assert (lines[0], lines[-1]) == (f"line {1000 - TAIL_LINES}", "line 999")
+
+        play(scene)
+
+    def test_includes_what_has_not_been_read_yet_and_has_no_end(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"one\nSegmentation fau")
+                assert it.stream.tail() == "one\nSegmentation fau"
+
+        play(scene)
+
+    def test_still_has_the_unfinished_line_after_the_worker_has_gone(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"one\nlast words")
+                it.end()
+                await it.shows(b"one\nlast words\n")
+                assert it.stream.tail() == "one\nlast words"
+
+        play(scene)
+
+    def test_is_small_whatever_the_lines_are(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                for _ in range(20):
+                    it.write(b"x" * 20_000 + b"\n")
+                    it.stream.tail()
+                it.write(b"the end\n")
+                tail = it.stream.tail()
+                assert len(tail) == TAIL_BYTES
+                assert tail.endswith("x\nthe end")
+
+        play(scene)
+
+    def test_of_a_silent_worker_is_empty(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                assert it.stream.tail() == ""
+
+        play(scene)
+
+    def test_bytes_that_are_no_text_do_no_harm(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                it.write(b"caf\xe9\n")
+                assert it.stream.tail() == "caf\N{REPLACEMENT CHARACTER}"
+                await it.shows(b"caf\xe9\n")
+
+        play(scene)
+
+
+class TestClosedConsole:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            BrokenPipeError(errno.EPIPE, "Broken pipe"),
+            ValueError("write to closed file"),
+            BlockingIOError(errno.EAGAIN, "write could not complete without blocking"),
+        ],
+    )
+    def test_costs_one_warning_and_the_file_goes_on(self, error: Exception, tmp_path: Path) -> None:
+        class Gone(io.BytesIO):
+            def write(self, data: object, /) -> int:
+                raise error
+
+        async def scene() -> None:
+            async with worker(tmp_path / "stdout.log", b">", Gone()) as it:
+                for number in range(3):
+                    it.write(b"line %d\n" % number)
+                    it.stream.tail()
+            assert len(it.warnings) == 1
+            assert "console" in it.warnings[0]
+            assert (tmp_path / "stdout.log").read_bytes() == b"line 0\nline 1\nline 2\n"
+
+        play(scene)
+
+
+class TestOthersOnThePipe:
+    def test_a_grandchild_that_holds_the_pipe_does_not_hold_the_launcher(self) -> None:
+        async def scene() -> None:
+            async with worker() as it:
+                grandchild = os.dup(it.write_fd)
+                it.write(b"bye\n")
+                it.end()
+                it.stream.close()
+                assert it.console.getvalue() == b"bye\n"
+                with pytest.raises(BrokenPipeError):
+                    os.write(grandchild, b"is anybody there?\n")
+                os.close(grandchild)
+
+        play(scene)
+
+    def test_a_worker_that_never_stops_writing_does_not_stop_the_launcher(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reads = 0
+        real = os.read
+
+        async def scene() -> None:
+            nonlocal reads
+            async with worker() as it:
+                pipe = it.stream._read_fd
+
+                def endless(descriptor: int, count: int) -> bytes:
+                    nonlocal reads
+                    if descriptor != pipe:
+                        return real(descriptor, count)
+                    reads += 1
+                    assert reads < 10 * DRAIN_CHUNKS
+                    return b"y\n" * (count // 2)
+
+                monkeypatch.setattr(logs.os, "read", endless)
+                it.write(b"go\n")
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert 0 < reads <= 2  # the event loop gets its turn after each piece
+                it.stream.close()
+                assert reads <= 2 + DRAIN_CHUNKS
+
+        play(scene)

@@ -1,0 +1,397 @@
+"""A launcher finds its place in a job: the same settings for all, one name for each, as long as its lease lives."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+import pytest
+
+from edl.agent import registration as registration_module
+from edl.agent.registration import JobEnded, Registration
+from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
+from edl.errors import JobConflict, StoreRefused, StoreUnavailable
+from edl.exit_codes import ExitCode
+from edl.ports import Condition, Delete, Operation, Put, Snapshot
+from edl.testing.clock import FakeClock
+from edl.testing.memory_store import MemoryStore
+from edl.types import Incarnation, JobId, NodeId
+from edl.wire import plain
+from edl.wire.keys import JobKeys
+from edl.wire.messages import Finish, NodeInfo
+
+JOB = JobId("my-job")
+KEYS = JobKeys(JOB)
+TTL_S = 3.0
+SPEC = JobSpec(JOB, NodeRange(1, 4), timeouts=Timeouts(lease_ttl_s=TTL_S))
+OTHER_SPEC = dataclasses.replace(SPEC, max_restarts=9, fault_tolerance=FaultTolerance.RECOVER)
+
+
+def info(name: str, port: int = 5000, node_rank: int = -1) -> NodeInfo:
+    return NodeInfo(NodeId(name), Incarnation(0), "10.0.0.1", port, 1, node_rank)
+
+
+class Hosts:
+    """Which agents' ports refuse connections; asked only about those named."""
+
+    def __init__(self, dead: set[int] | None = None) -> None:
+        self.dead = dead or set()
+        self.asked: list[int] = []
+
+    async def refuses(self, host: str, port: int) -> bool:
+        self.asked.append(port)
+        return port in self.dead
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        self.hosts = Hosts()
+
+    def registration(self, spec: JobSpec = SPEC, store: MemoryStore | None = None) -> Registration:
+        return Registration(store or self.store, KEYS, spec, self.hosts.refuses)
+
+    def value(self, key: str) -> bytes | None:
+        found = [entry.value for entry in self.store.read_now(key).entries if entry.key == key]
+        return found[0] if found else None
+
+    def keys(self) -> list[str]:
+        return [entry.key for entry in self.store.read_now("").entries]
+
+
+def play(scene: Callable[[Bench], Coroutine[None, None, None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(scene(Bench()), 5)
+
+    asyncio.run(limited())
+
+
+async def refused(work: Awaitable[object]) -> str:
+    with pytest.raises(JobConflict) as caught:
+        await work
+    assert caught.value.exit_code is ExitCode.JOB_CONFLICT
+    return str(caught.value)
+
+
+class TestAgree:
+    def test_the_first_writes_settings_and_secret(self) -> None:
+        async def scene(bench: Bench) -> None:
+            first = bench.registration()
+            await first.agree()
+            assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == SPEC
+            assert len(first.token) == 32
+            assert (bench.value(KEYS.token) or b"").decode() == first.token
+
+        play(scene)
+
+    def test_the_second_takes_them_over(self) -> None:
+        async def scene(bench: Bench) -> None:
+            first, second = bench.registration(), bench.registration()
+            await first.agree()
+            revision = bench.store.revision
+            await second.agree()
+            assert second.token == first.token
+            assert bench.store.revision == revision
+
+        play(scene)
+
+    def test_two_at_once_have_one_secret(self) -> None:
+        async def scene(bench: Bench) -> None:
+            class Racing(MemoryStore):
+                """Another launcher is faster between this one's look and its write."""
+
+                async def write(
+                    self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
+                ) -> int | None:
+                    if not faster.token:
+                        await faster.agree()
+                    return bench.store.write_now(operations, conditions)
+
+                async def read(self, prefix: str) -> Snapshot:
+                    return bench.store.read_now(prefix)
+
+            faster = bench.registration()
+            slower = bench.registration(store=Racing(bench.clock))
+            await slower.agree()
+            assert faster.token
+            assert slower.token == faster.token
+
+        play(scene)
+
+    def test_each_job_has_its_own_secret(self) -> None:
+        async def scene(bench: Bench) -> None:
+            first = bench.registration()
+            await first.agree()
+            bench.store.write_now([Delete(KEYS.prefix, prefix=True)])
+            second = bench.registration()
+            await second.agree()
+            assert second.token != first.token
+
+        play(scene)
+
+    @pytest.mark.parametrize("living", [KEYS.node(NodeId("a")), KEYS.master])
+    def test_other_settings_than_those_of_a_living_job_are_a_conflict(self, living: str) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().agree()
+            bench.store.write_now([Put(living, b"{}", bench.store.grant_now(TTL_S))])
+            before = bench.store.revision
+            message = await refused(bench.registration(OTHER_SPEC).agree())
+            assert "job my-job is running with other settings" in message
+            assert "--max-restarts=9 (the running job has 3)" in message
+            assert "--fault-tolerance=recover (the running job has elastic)" in message
+            assert "another --rdzv-id" in message
+            assert bench.store.revision == before
+
+        play(scene)
+
+    def test_what_a_dead_job_left_is_replaced(self) -> None:
+        async def scene(bench: Bench) -> None:
+            old = bench.registration()
+            await old.agree()
+            leftovers = [KEYS.record, KEYS.journal_entry(1), KEYS.journal_entry(2)]
+            bench.store.write_now([Put(key, b"{}") for key in leftovers])
+            bench.store.write_now([Put(KEYS.node(NodeId("a")), b"{}", bench.store.grant_now(TTL_S))])
+            bench.clock.advance(TTL_S)
+            new = bench.registration(OTHER_SPEC)
+            await new.agree()
+            assert bench.keys() == [KEYS.spec, KEYS.token]
+            assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
+            assert new.token != old.token
+
+        play(scene)
+
+    def test_the_same_settings_go_on_with_what_a_dead_job_left(self) -> None:
+        async def scene(bench: Bench) -> None:
+            old, new = bench.registration(), bench.registration()
+            await old.agree()
+            bench.store.write_now([Put(KEYS.record, b"kept")])
+            await new.agree()
+            assert bench.value(KEYS.record) == b"kept"
+
+        play(scene)
+
+    def test_a_job_that_has_just_ended_is_not_started_again(self) -> None:
+        async def scene(bench: Bench) -> None:
+            outcome = Finish(1, "worker 3 failed")
+            bench.store.write_now([Put(KEYS.farewell, plain.dumps(outcome), bench.store.grant_now(10))])
+            with pytest.raises(JobEnded, match="already ended: worker 3 failed") as caught:
+                await bench.registration().agree()
+            assert caught.value.outcome == outcome
+            assert bench.keys() == [KEYS.farewell]
+            bench.clock.advance(10)
+            await bench.registration().agree()
+
+        play(scene)
+
+    def test_the_end_of_a_job_with_a_longer_name_is_not_ours(self) -> None:
+        async def scene(bench: Bench) -> None:
+            bench.store.write_now([Put(KEYS.farewell + "-2", plain.dumps(Finish(0, "done")))])
+            await bench.registration().agree()
+            assert bench.value(KEYS.spec) is not None
+
+        play(scene)
+
+    def test_gives_up_when_others_never_stop_changing_them(self) -> None:
+        async def scene(bench: Bench) -> None:
+            class Restless(MemoryStore):
+                async def write(
+                    self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
+                ) -> int | None:
+                    return None
+
+            message = await refused(bench.registration(store=Restless(bench.clock)).agree())
+            assert "keep changing its settings" in message
+
+        play(scene)
+
+
+class TestJoin:
+    def test_takes_a_name_on_a_lease(self) -> None:
+        async def scene(bench: Bench) -> None:
+            joining = bench.registration()
+            named = await joining.join(info("a"))
+            assert named == dataclasses.replace(info("a"), incarnation=joining.lease)
+            assert joining.lease > 0
+            (entry,) = bench.store.read_now(KEYS.nodes).entries
+            assert (entry.key, entry.lease) == (KEYS.node(NodeId("a")), joining.lease)
+            assert plain.loads(NodeInfo, entry.value) == named
+            bench.clock.advance(TTL_S)
+            assert bench.keys() == []
+
+        play(scene)
+
+    def test_a_living_namesake_is_a_conflict(self) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", port=5000))
+            late = bench.registration()
+            message = await refused(late.join(info("a", port=6000)))
+            assert "node id a is in use in job my-job" in message
+            assert "10.0.0.1:5000" in message
+            assert "another --node-id" in message
+            assert bench.hosts.asked == [5000]
+            assert late.lease == 0
+            assert list(bench.store._leases) == [1]  # the one of the first; the late one's was given back
+
+        play(scene)
+
+    def test_a_dead_namesake_is_cleared_before_its_lease_ends(self) -> None:
+        async def scene(bench: Bench) -> None:
+            dead = await bench.registration().join(info("a", port=5000))
+            bench.hosts.dead = {5000}
+            named = await bench.registration().join(info("a", port=6000))
+            (entry,) = bench.store.read_now(KEYS.nodes).entries
+            assert plain.loads(NodeInfo, entry.value) == named
+            assert dead.incarnation not in bench.store._leases
+
+        play(scene)
+
+    def test_ones_own_former_life_is_cleared_without_asking(self) -> None:
+        async def scene(bench: Bench) -> None:
+            joining = bench.registration()
+            first = await joining.join(info("a"))
+            second = await joining.join(first)
+            assert second.incarnation != first.incarnation
+            assert joining.lease == second.incarnation
+            assert bench.hosts.asked == []
+            assert list(bench.store._leases) == [second.incarnation]
+
+        play(scene)
+
+    def test_names_that_only_begin_alike_do_not_meet(self) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("node-1"))
+            await bench.registration().join(info("node-12", port=6000))
+            await bench.registration().join(info("node", port=7000))
+            assert bench.hosts.asked == []
+
+        play(scene)
+
+    def test_a_place_that_a_living_node_asked_for_is_taken(self) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", port=5000, node_rank=2))
+            late = bench.registration()
+            message = await refused(late.join(info("b", port=6000, node_rank=2)))
+            assert "--node-rank=2 is taken in job my-job by node a" in message
+            assert "its own rank, or none" in message
+            assert list(bench.store._leases) == [1]
+
+        play(scene)
+
+    def test_a_dead_nodes_place_is_free(self) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", port=5000, node_rank=2))
+            bench.hosts.dead = {5000}
+            named = await bench.registration().join(info("b", port=6000, node_rank=2))
+            assert named.node_rank == 2
+
+        play(scene)
+
+    def test_other_places_and_none_at_all_are_free(self) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", port=5000, node_rank=2))
+            await bench.registration().join(info("b", port=6000, node_rank=1))
+            await bench.registration().join(info("c", port=7000))
+            await bench.registration().join(info("d", port=8000))
+            assert bench.hosts.asked == []
+            assert len(bench.store.read_now(KEYS.nodes).entries) == 4
+
+        play(scene)
+
+    def test_a_store_that_is_away_is_said_so(self) -> None:
+        async def scene(bench: Bench) -> None:
+            bench.store.available = False
+            with pytest.raises(StoreUnavailable):
+                await bench.registration().join(info("a"))
+
+        play(scene)
+
+
+class TestKeep:
+    def test_renews_three_times_in_a_life_and_ends_with_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scene(bench: Bench) -> None:
+            pauses: list[float] = []
+
+            async def pass_time(seconds: float) -> None:
+                pauses.append(seconds)
+                if len(pauses) == 10:
+                    bench.store.revoke_now(joining.lease)
+                bench.clock.advance(seconds)
+
+            joining = bench.registration()
+            await joining.join(info("a"))
+            monkeypatch.setattr(registration_module.asyncio, "sleep", pass_time)
+            renewed: list[float] = []
+            await joining.keep(lambda: renewed.append(bench.clock.now_s()))
+            assert pauses == [TTL_S / 3] * 10
+            assert renewed == [float(second) for second in range(10)]
+
+        play(scene)
+
+    def test_a_lease_that_has_run_out_is_noticed_at_once(self) -> None:
+        async def scene(bench: Bench) -> None:
+            joining = bench.registration()
+            await joining.join(info("a"))
+            bench.clock.advance(TTL_S)
+            renewed: list[str] = []
+            await joining.keep(lambda: renewed.append("renewed"))
+            assert renewed == []
+
+        play(scene)
+
+    def test_asks_again_soon_while_the_store_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scene(bench: Bench) -> None:
+            pauses: list[float] = []
+
+            async def pass_time(seconds: float) -> None:
+                pauses.append(seconds)
+                bench.clock.advance(seconds)
+                bench.store.available = len(pauses) >= 5
+                if len(pauses) == 7:
+                    bench.store.revoke_now(joining.lease)
+
+            joining = bench.registration()
+            await joining.join(info("a"))
+            bench.store.available = False
+            monkeypatch.setattr(registration_module.asyncio, "sleep", pass_time)
+            renewed: list[float] = []
+            await joining.keep(lambda: renewed.append(bench.clock.now_s()))
+            assert pauses == [registration_module.RETRY_S] * 5 + [TTL_S / 3] * 2
+            assert len(renewed) == 2
+
+        play(scene)
+
+    def test_a_store_that_refuses_is_no_reason_to_go_on(self) -> None:
+        async def scene(bench: Bench) -> None:
+            class Strict(MemoryStore):
+                async def renew_lease(self, lease: int) -> float:
+                    raise StoreRefused("wrong password")
+
+            with pytest.raises(StoreRefused):
+                await bench.registration(store=Strict(bench.clock)).keep(lambda: None)
+
+        play(scene)
+
+
+class TestLeave:
+    def test_gives_the_name_back(self) -> None:
+        async def scene(bench: Bench) -> None:
+            joining = bench.registration()
+            await joining.join(info("a"))
+            await joining.leave()
+            assert bench.keys() == []
+            assert bench.store._leases == {}
+
+        play(scene)
+
+    def test_without_a_lease_or_a_store_is_no_error(self) -> None:
+        async def scene(bench: Bench) -> None:
+            joining = bench.registration()
+            await joining.leave()
+            await joining.join(info("a"))
+            bench.store.available = False
+            await joining.leave()
+
+        play(scene)
+
