@@ -80,7 +80,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One watched change. ``entry.value`` is empty for a DELETE; ``entry.mod_revision`` is the revision of the change."""
+    """One watched change. ``entry.mod_revision`` is the revision of the change; the value of a DELETE is empty."""
 
     kind: ChangeKind
     entry: KeyValue

@@ -11,3 +11,8 @@ class SystemClock:
     def now_s(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
         return time.monotonic()
+
+
+def wall_clock_s() -> float:
+    """Seconds since 1970, for what people read; never compared between hosts and never decided on."""
+    return time.time()

@@ -134,7 +134,10 @@ class Connection:
         self._outgoing.put_nowait(message)
 
     async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
-        """Open the stream, call ``opened`` once a Master has taken it, then ``heard`` for each message; returns why the stream ended."""
+        """Open the stream, call ``opened`` once a Master has taken it, then ``heard`` for each message.
+
+        Returns why the stream ended.
+        """
         method = self._channel.stream_stream(f"/{SERVICE}/Join", codec.encode_agent, codec.decode_master)
         try:
             call: Any = method(self._requests(), metadata=self._metadata)

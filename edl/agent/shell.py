@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +13,8 @@ from edl.agent.ports import PortReservation
 from edl.agent.state import AgentState, Outcome
 from edl.agent.workers import WorkerGroup
 from edl.errors import EdlError, StoreUnavailable
-from edl.ports import Clock, NurseryLost, ProcessEvent, Processes, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.ports import Clock, NurseryLost, Processes, ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.tasks import end
 from edl.types import Round, Token
 from edl.wire.messages import AgentMessage, MasterMessage, NodeInfo, Ready
 
@@ -25,9 +25,13 @@ REGISTER_PAUSE_S = 0.5
 class Stream(Protocol):
     """An agent's connection to a Master."""
 
-    def send(self, message: AgentMessage) -> None: ...
+    def send(self, message: AgentMessage) -> None:
+        """Send if the stream still stands."""
+        ...
 
-    async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str: ...
+    async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
+        """Stay until the stream ends; ``opened`` is called once a Master has taken it. Returns why it ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class AgentShell:
         self._ports_good_for: tuple[Stream | None, Round] | None = None
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
-        self._link: asyncio.Task[None] | None = None
+        self._redial = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._outcome: Outcome | None = None
@@ -76,6 +80,7 @@ class AgentShell:
     async def run(self) -> Outcome:
         """Live until the machine says how to exit."""
         self._spawn(self._watch_processes())
+        self._spawn(self._stay_attached())
         try:
             await self._carry_out(begin(self._state))
             while self._outcome is None:
@@ -137,35 +142,41 @@ class AgentShell:
         self._dial()
 
     def _dial(self) -> None:
-        if self._ruler is None:
-            return
-        if self._link is not None:
-            self._link.cancel()
-        self._link = asyncio.ensure_future(self._keep_attached(*self._ruler, self._link))
+        """Have the link hang up, if it talks, and call whoever rules now."""
+        self._redial.set()
 
-    async def _keep_attached(self, host: str, port: int, token: Token, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await before
+    async def _stay_attached(self) -> None:
+        """One link, one call at a time; a call ends by itself, or when there is somebody else to call."""
         while True:
-            stream = self._around.connect(host, port)
-            attached = False
+            await self._redial.wait()
+            self._redial.clear()
+            while not self._redial.is_set() and self._ruler is not None:
+                call = asyncio.ensure_future(self._call(*self._ruler))
+                hang_up = asyncio.ensure_future(self._redial.wait())
+                await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+                await end(call)
+                await end(hang_up)
 
-            def opened(stream: Stream = stream) -> None:
-                nonlocal attached
-                attached = True
-                self._stream = stream
-                self.post(ev.Connected())
+    async def _call(self, host: str, port: int, token: Token) -> None:
+        """Attach to a Master until the stream ends, and find out whether that Master is dead."""
+        stream = self._around.connect(host, port)
+        attached = False
 
-            try:
-                await stream.run(opened, self._hear)
-            finally:
-                if attached:
-                    self._stream = None
-                    self.post(ev.Disconnected())
-            if await self._around.refuses(host, port):
-                self._around.ruler_refused(token)
-            await asyncio.sleep(RECONNECT_PAUSE_S)
+        def opened() -> None:
+            nonlocal attached
+            attached = True
+            self._stream = stream
+            self.post(ev.Connected())
+
+        try:
+            await stream.run(opened, self._hear)
+        finally:
+            if attached:
+                self._stream = None
+                self.post(ev.Disconnected())
+        if await self._around.refuses(host, port):
+            self._around.ruler_refused(token)
+        await asyncio.sleep(RECONNECT_PAUSE_S)
 
     async def _hear(self, message: MasterMessage) -> None:
         self.post(ev.Heard(message))
@@ -226,5 +237,5 @@ class AgentShell:
     def _let_go(self) -> None:
         self._set_timer(None)
         self._ports.release()
-        for task in (*self._tasks, *([self._link] if self._link else [])):
+        for task in self._tasks:
             task.cancel()

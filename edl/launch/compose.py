@@ -4,7 +4,8 @@ A launcher
 1. reaches the job's store, starting an embedded etcd member if it is meant to (``_open_store``);
 2. begins to warm its nursery, the process that will fork the workers (``NurseryProcesses``);
 3. agrees with the others on the job's settings and takes a name on a lease (``Registration``);
-4. stands for election (``Candidate``); whoever wins runs the Master (``MasterShell`` around the pure ``edl.master.machine``);
+4. stands for election (``Candidate``); whoever wins runs the Master (``MasterShell`` around the pure
+   ``edl.master.machine``);
 5. runs its agent (``AgentShell`` around the pure ``edl.agent.machine``), which attaches to the Master, says that it is
    ready, and starts and stops workers on the Master's word;
 6. ends as the agent says, giving everything back (``farewell``).
@@ -15,12 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edl.adapters.clock import SystemClock
+from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import split_endpoint
@@ -37,6 +36,7 @@ from edl.agent.state import AgentState
 from edl.agent.workers import WorkerGroup
 from edl.config import environment
 from edl.errors import SettingError, StoreUnavailable
+from edl.launch.console import console
 from edl.launch.launcher import Launcher, Parts, ended_before
 from edl.launch.settings import Backend, LaunchSettings
 from edl.master.candidate import Callbacks, Candidate
@@ -52,7 +52,7 @@ STORE_RETRY_S = 0.1
 
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
-    log = _console(settings.node)
+    log = console(settings.node)
     # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
     nursery = nursery_environment(environment(), settings.slots)
     processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)
@@ -154,7 +154,7 @@ async def _assemble(
     info = await registration.join(unnamed)
 
     candidate = Candidate(
-        MasterSurroundings(store, clock, keys, spec, info.node, refuses, log, time.time),
+        MasterSurroundings(store, clock, keys, spec, info.node, refuses, log, wall_clock_s),
         Ruler(info.node, host, port),
         Callbacks(follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token), rule=server.serve),
     )
@@ -199,22 +199,3 @@ def _address_towards(endpoint: str) -> str:
             probe.connect(target)  # no packet is sent; the kernel only picks the route
             return str(probe.getsockname()[0])
     raise SettingError("--local-addr", "''", f"no route from here to {endpoint}", "Name this node's address")
-
-
-def _console(node: str) -> Callable[[str], None]:
-    """Plain lines on stderr, with the time and the node, so that the output of several nodes can be read together.
-
-    What the Master decides comes twice to its own launcher, as a decision and as an order; it is said once.
-    """
-    last = ""
-
-    def log(text: str) -> None:
-        nonlocal last
-        if text == last:
-            return
-        last = text
-        stamp = time.strftime("%H:%M:%S")
-        with contextlib.suppress(OSError, ValueError):
-            print(f"[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)
-
-    return log

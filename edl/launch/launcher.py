@@ -22,7 +22,8 @@ from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
-from edl.ports import Processes, Store
+from edl.ports import ChangeKind, Processes, Store
+from edl.tasks import end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import NodeInfo
@@ -35,9 +36,13 @@ FAREWELL_S = 6.0
 class Member(Protocol):
     """An embedded store member."""
 
-    async def stop(self, grace_s: float = 5.0) -> None: ...
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End the process; its data stays."""
+        ...
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        """Delete its data."""
+        ...
 
 
 @dataclass(slots=True)
@@ -88,9 +93,7 @@ class Launcher:
         finally:
             parts.note.remove()
             for task in (lease, election):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await end(task)
         await self._say_farewell(ended=outcome.exit_code not in (ExitCode.INTERRUPTED, ExitCode.TERMINATED))
         return outcome.exit_code
 
@@ -150,10 +153,14 @@ class Launcher:
 
 async def _others_gone(store: Store, keys: JobKeys) -> None:
     """Wait until no other node of the ended job needs the store, or until it has taken too long."""
-    deadline = asyncio.get_running_loop().time() + FAREWELL_S
-    with contextlib.suppress(StoreError):
-        while asyncio.get_running_loop().time() < deadline and (await store.read(keys.nodes)).entries:
-            await asyncio.sleep(0.05)
+    with contextlib.suppress(StoreError, asyncio.TimeoutError):
+        snapshot = await store.read(keys.nodes)
+        left = {entry.key for entry in snapshot.entries}
+        changes = store.watch(keys.nodes, snapshot.revision)
+        while left:
+            change = await asyncio.wait_for(changes.__anext__(), FAREWELL_S)
+            if change.kind is ChangeKind.DELETE:
+                left.discard(change.entry.key)
 
 
 def ended_before(error: JobEnded, log: Callable[[str], None]) -> int:

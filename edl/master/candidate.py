@@ -11,6 +11,7 @@ from edl.errors import FencedOut, StoreError, StoreRefused, StoreUnavailable
 from edl.master import election as el
 from edl.master.shell import MasterShell, Surroundings
 from edl.ports import ChangeKind, CreatedAt, Delete, Put
+from edl.tasks import end
 from edl.types import Incarnation, Token
 from edl.wire import plain
 
@@ -110,9 +111,7 @@ class Candidate:
         rule, self._rule, self.shell = self._rule, None, None
         if rule is not None:
             self._callbacks.rule(None)
-            rule.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await rule
+            await end(rule)
 
     async def _campaign(self, depose: Token) -> None:
         """Two transactions; whoever is faster between them wins, and either way exactly one rules."""

@@ -255,12 +255,14 @@ def _said(turn: Turn, event: NodeSaid) -> None:
 
 
 def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
-    running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
-    if running_here and ready.seen_round < turn.record.round:
-        return  # said before the start order that is on its way
+    member = turn.member(entry)
+    ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
+    if member is not None and ordered and ready.seen_round < turn.record.round:
+        return  # said before the start order that is on its way, or that came just before a stop order
     if entry.status is NodeStatus.LEAVING:
         return
-    newcomer = turn.member(entry) is None and entry.status is not NodeStatus.READY
+    running_here = turn.record.phase is Phase.RUNNING and member is not None
+    newcomer = member is None and entry.status is not NodeStatus.READY
     turn.update(entry, status=NodeStatus.READY, ports=ready.ports, seen_round=ready.seen_round, due_s=float("inf"))
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")

@@ -27,7 +27,7 @@ from edl.adapters.etcd_server import EtcdMember
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
 PLAIN = WORKERS / "plain.py"
-DEADLINE_S = 120.0
+DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "120"))
 MARK = "TEST_JOB_MARK"
 """Environment variable by which every process of a job is found again, whoever its parent is by then."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -175,7 +175,7 @@ class Job:
     folder: Path
     endpoints: Sequence[str]
     backend: str = "etcd"
-    name: str = "job"
+    name: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
     nnodes: str = "1:4"
     options: Sequence[str] = ()
     script: Sequence[str] = (str(PLAIN),)

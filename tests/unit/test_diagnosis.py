@@ -181,7 +181,11 @@ class TestPeerLoss:
         ("code", "tail", "exception"),
         [
             (1, GLOO_LOSS, "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by"),
-            (1, NCCL_LOSS, "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process"),
+            (
+                1,
+                NCCL_LOSS,
+                "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, remote process",
+            ),
             (ABORTED, NCCL_WATCHDOG, ""),
             (ABORTED, PADDLE_ABORT, ""),
             (1, STORE_LOSS, "torch.distributed.DistNetworkError: The client socket has timed out"),
@@ -217,7 +221,10 @@ class TestErrorFile:
             {
                 "message": {
                     "message": "ZeroDivisionError: division by zero",
-                    "extraInfo": {"py_callstack": "Traceback (most recent call last):\n  ...", "timestamp": "1760000000"},
+                    "extraInfo": {
+                        "py_callstack": "Traceback (most recent call last):\n  ...",
+                        "timestamp": "1760000000",
+                    },
                 }
             }
         )

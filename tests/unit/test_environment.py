@@ -93,7 +93,9 @@ class TestTorch:
 class TestPaddle:
     def test_its_variables(self) -> None:
         environment = told("c", 1)
-        ours = {name: value for name, value in environment.items() if name.startswith(("PADDLE_", "TRAINING_", "FLAGS"))}
+        ours = {
+            name: value for name, value in environment.items() if name.startswith(("PADDLE_", "TRAINING_", "FLAGS"))
+        }
         assert ours == {
             "PADDLE_MASTER": "10.0.0.1:100",
             "PADDLE_GLOBAL_SIZE": "6",

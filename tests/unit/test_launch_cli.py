@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from edl.config import FaultTolerance, LogPlan, NodeRange, Standby, StreamTarget, Timeouts
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.exit_codes import ExitCode
-from edl.launch import accelerators, cli
 from edl.launch import __main__ as program
+from edl.launch import accelerators, cli
 from edl.launch.cli import DEFAULT_PORT, settings_from, with_both_spellings
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
@@ -27,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('hello')\n")
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(cli.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return tmp_path
 
 
@@ -124,7 +125,9 @@ class TestOptions:
         assert (settings.logs.tee_all, settings.logs.redirect_all) == (3, 1)
 
     def test_both_spellings(self) -> None:
-        settings = read("--nproc_per_node=2", "--max_restarts", "5", "--node-id", "my_node", "train.py", "--batch_size=3")
+        settings = read(
+            "--nproc_per_node=2", "--max_restarts", "5", "--node-id", "my_node", "train.py", "--batch_size=3"
+        )
         assert (settings.slots, settings.spec.max_restarts, settings.node) == (2, 5, "my_node")
         assert settings.command.arguments == ("--batch_size=3",)
 
@@ -250,7 +253,7 @@ class TestSlots:
     )
     def test_are_counted_when_asked(self, text: str, gpus: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cli, "count_gpus", lambda: gpus)
-        monkeypatch.setattr(cli.os, "cpu_count", lambda: 16)
+        monkeypatch.setattr(os, "cpu_count", lambda: 16)
         assert read(f"--nproc-per-node={text}", "train.py").slots == slots
 
     @pytest.mark.parametrize(
@@ -434,4 +437,3 @@ def test_help_comes_without_network_libraries_or_frameworks() -> None:
     found = imported(ended.stderr)
     assert "click" in found
     assert found & {"grpc", "google", "pyetcd", "psutil", "torch", "paddle", "numpy"} == set()
-

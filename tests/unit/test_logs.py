@@ -45,7 +45,9 @@ class Worker:
 
 
 @contextlib.asynccontextmanager
-async def worker(file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None) -> AsyncIterator[Worker]:
+async def worker(
+    file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None
+) -> AsyncIterator[Worker]:
     made = Worker(file, prefix, console)
     try:
         yield made
@@ -351,7 +353,7 @@ class TestOthersOnThePipe:
                     assert reads < 10 * DRAIN_CHUNKS
                     return b"y\n" * (count // 2)
 
-                monkeypatch.setattr(logs.os, "read", endless)
+                monkeypatch.setattr(os, "read", endless)
                 it.write(b"go\n")
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)

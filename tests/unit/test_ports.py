@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl.agent import ports as ports_module
 from edl.agent.ports import PortReservation
 
 
@@ -117,7 +116,7 @@ def test_a_host_without_ports_says_so_and_keeps_nothing(
                 raise OSError(98, "Address already in use")
             super().bind(("", 0))
 
-    monkeypatch.setattr(ports_module.socket, "socket", Scarce)
+    monkeypatch.setattr(socket, "socket", Scarce)
     with pytest.raises(OSError, match="in use"):
         reservation.ports(5)
     assert [scarce.fileno() for scarce in made] == [-1, -1, -1]

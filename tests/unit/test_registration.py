@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import pytest
 
-from edl.agent import registration as registration_module
-from edl.agent.registration import JobEnded, Registration
+from edl.agent.registration import RETRY_S, JobEnded, Registration
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
@@ -321,7 +320,7 @@ class TestKeep:
 
             joining = bench.registration()
             await joining.join(info("a"))
-            monkeypatch.setattr(registration_module.asyncio, "sleep", pass_time)
+            monkeypatch.setattr(asyncio, "sleep", pass_time)
             renewed: list[float] = []
             await joining.keep(lambda: renewed.append(bench.clock.now_s()))
             assert pauses == [TTL_S / 3] * 10
@@ -354,10 +353,10 @@ class TestKeep:
             joining = bench.registration()
             await joining.join(info("a"))
             bench.store.available = False
-            monkeypatch.setattr(registration_module.asyncio, "sleep", pass_time)
+            monkeypatch.setattr(asyncio, "sleep", pass_time)
             renewed: list[float] = []
             await joining.keep(lambda: renewed.append(bench.clock.now_s()))
-            assert pauses == [registration_module.RETRY_S] * 5 + [TTL_S / 3] * 2
+            assert pauses == [RETRY_S] * 5 + [TTL_S / 3] * 2
             assert len(renewed) == 2
 
         play(scene)
@@ -394,4 +393,3 @@ class TestLeave:
             await joining.leave()
 
         play(scene)
-

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from edl.agent import events as ag
 from edl.agent.machine import begin, step
 from edl.agent.state import AgentPhase, AgentState, Outcome
-from edl.errors import LeaseLost, StoreError, StoreUnavailable
+from edl.errors import LeaseLost, StoreError
 from edl.master import election as el
 from edl.master.machine import absent
+from edl.testing.sim.candidate import Candidate
 from edl.testing.sim.network import STORE, End, Stream
-from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, SimProcess, Surroundings
-from edl.testing.sim.ruling import Ruling
-from edl.testing.sim.store import SimStore, StoreChange
+from edl.testing.sim.process import FAREWELL_KEY, NODES, SimProcess, Surroundings
+from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timer
 from edl.testing.sim.workers import SIGKILL, Worker
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import AgentMessage, Finish, MasterMessage, NodeInfo, Ready, World
 
 
-class Launcher(SimProcess):
+class Launcher(Candidate):
     """A launcher process on one node, from its start to its exit or crash."""
 
     def __init__(self, around: Surroundings, info: NodeInfo, warm_s: float) -> None:
-        super().__init__(around, info.host, info.port)
-        self.info = info
+        super().__init__(around, info)
         self.warm_s = warm_s
         """How long its nursery takes to come up."""
         self.agent: AgentState | None = None
-        self.election = el.ElectionState()
-        self.ruling: Ruling | None = None
         self.workers: list[Worker] = []
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
-        self.departing = False
         self.store_seen_s = 0.0
         """When its lease was last granted or renewed, on its own clock."""
         self.cut_off_s: float | None = None
         """Since when it has reached neither the store nor the real Master; kept by the world."""
         self._ports: tuple[int, ...] = ()
         self._ports_good_for: object = None
-        self._campaign = 0
         self._dial = 0
         self._target: tuple[el.Ruler, Token] | None = None
         self._line: tuple[Stream, End] | None = None
@@ -90,7 +83,7 @@ class Launcher(SimProcess):
         self.around.timeline.after(self.around.spec.timeouts.lease_ttl_s / 3, self.run, self._renew, found)
         if not self._watching:
             self._watching = True
-            self._look_at_key()
+            self.look_at_key()
         self.elect(el.Registered())
 
     def _job_has_ended(self, outcome: Finish) -> None:
@@ -130,99 +123,15 @@ class Launcher(SimProcess):
         self.elect(el.Unregistered())
         self.tell_agent(ag.LeaseGone())
 
-    # --- election ----------------------------------------------------------------------------------------------------
+    # --- ruling ------------------------------------------------------------------------------------------------------
 
-    def _look_at_key(self, error: StoreError | None = None) -> None:
-        def read(store: SimStore) -> tuple[el.Ruler | None, Token, int]:
-            entry = store.entries.get(MASTER_KEY)
-            if entry is None:
-                return None, Token(store.revision), len(store.history)
-            return entry.value, Token(entry.create_revision), len(store.history)
-
-        def follow_up(found: tuple[el.Ruler | None, Token, int]) -> None:
-            ruler, token, position = found
-            self.elect(el.KeyChanged(ruler, token))
-            self.watch(MASTER_KEY, position, self._key_changed)
-
-        self.ask(read, follow_up, lambda error: self.run(self._look_at_key, error))
-
-    def _key_changed(self, change: StoreChange) -> None:
-        if change.entry is None:
-            self.elect(el.KeyChanged(None, Token(change.revision)))
-        else:
-            self.elect(el.KeyChanged(change.entry.value, Token(change.entry.create_revision)))
-
-    def elect(self, event: el.ElectionEvent) -> None:
-        """Feed the election machine and do what it says."""
-        decision = el.elect(self.election, event)
-        if self.around.trace is not None:
-            self.say(f"election <- {event}: {decision.reason}")
-        self.election = decision.state
-        for effect in decision.effects:
-            match effect:
-                case el.Campaign(depose):
-                    self._campaign += 1
-                    self._stand(self._campaign, depose)
-                case el.Rule(token):
-                    self._step_down()
-                    self.ruling = Ruling(self, token)
-                case el.StepDown():
-                    self._step_down()
-                case el.Follow(ruler, token):
-                    self._follow(ruler, token)
-
-    def _step_down(self) -> None:
+    def step_down(self) -> None:
+        """Rule no longer; go if that was all that kept this launcher."""
         ruling, self.ruling = self.ruling, None
         if ruling is not None:
             ruling.stop()
         if self.outcome is not None:
             self.depart()
-
-    def _stand(self, campaign: int, depose: Token) -> None:
-        """Two transactions; others may come in between."""
-        lease = self.info.incarnation
-        ruler = el.Ruler(self.info.node, self.host, self.port)
-
-        def clear(store: SimStore) -> None:
-            if depose and store.token(MASTER_KEY) == depose:
-                store.delete(MASTER_KEY)
-
-        def create(_: Any) -> None:
-            self.ask(lambda store: store.create(MASTER_KEY, ruler, lease), ended, failed)
-
-        def ended(token: Token) -> None:
-            self.after(0.0 if token else 0.05, self._campaign_ended, campaign, token)
-
-        def failed(error: StoreError) -> None:
-            if isinstance(error, StoreUnavailable):
-                self._find_out(campaign, lease)
-            else:
-                ended(Token(0))
-
-        if depose:
-            self.ask(clear, create, failed)
-        else:
-            create(None)
-
-    def _find_out(self, campaign: int, lease: int) -> None:
-        """No answer; the key may have been created all the same. Look until the store says."""
-
-        def mine(store: SimStore) -> Token:
-            entry = store.entries.get(MASTER_KEY)
-            return Token(entry.create_revision if entry is not None and entry.lease == lease else 0)
-
-        def ended(token: Token) -> None:
-            self._campaign_ended(campaign, token)
-
-        def unanswered(_: StoreError) -> None:
-            self.after(0.05, self._find_out, campaign, lease)
-
-        if campaign == self._campaign:
-            self.ask(mine, ended, unanswered)
-
-    def _campaign_ended(self, campaign: int, token: Token) -> None:
-        if campaign == self._campaign and not self.departing:
-            self.elect(el.CampaignEnded(bool(token), token))
 
     def rule_concluded(self) -> None:
         """The Master has said goodbye."""
@@ -233,7 +142,8 @@ class Launcher(SimProcess):
 
     # --- the stream to the Master ------------------------------------------------------------------------------------
 
-    def _follow(self, ruler: el.Ruler, token: Token) -> None:
+    def follow(self, ruler: el.Ruler, token: Token) -> None:
+        """Attach to this Master instead of the last one."""
         self._target = (ruler, token)
         self._dial += 1
         self._hang_up()
@@ -317,7 +227,7 @@ class Launcher(SimProcess):
                     self.after(self.warm_s * self.around.rng.uniform(0.5, 1.5), self.tell_agent, ag.Warmed())
                 case ag.Register():
                     if self._target is not None:
-                        self._follow(*self._target)
+                        self.follow(*self._target)
                     self.elect(el.Unregistered())
                     self._register()
                 case ag.WakeAt(at_s):

@@ -20,7 +20,7 @@ from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import AgentMessage, Attach, NodeInfo
 
 if TYPE_CHECKING:
-    from edl.testing.sim.launcher import Launcher
+    from edl.testing.sim.candidate import Candidate
 
 Key = tuple[NodeId, Incarnation]
 
@@ -55,7 +55,7 @@ class Line:
 class Ruling:
     """One rule, from election to stepping down."""
 
-    def __init__(self, launcher: Launcher, token: Token) -> None:
+    def __init__(self, launcher: Candidate, token: Token) -> None:
         self.launcher = launcher
         self.around = launcher.around
         self.token = token

@@ -28,6 +28,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--fail", default="", metavar="RANK:STEP:HOW", help="HOW: a status, raise, or a signal's name")
     parser.add_argument("--fail-rounds", type=int, default=1, help="fail in so many first rounds")
     parser.add_argument("--on-sigterm", choices=("default", "ignore", "save"), default="default")
+    parser.add_argument("--ignore-sigint", action="store_true")
     parser.add_argument("--grandchild", action="store_true", help="leave processes behind, if one may")
     parser.add_argument("--say", default="", help="a line for stderr")
     return parser.parse_args()
@@ -127,6 +128,8 @@ def main() -> None:
     options = read_arguments()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     listen_to_sigterm(options.on_sigterm, options.folder, rank)
+    if options.ignore_sigint:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.grandchild:
         have_children()
     if options.say:

@@ -1,0 +1,355 @@
+"""A running job loses workers, nodes and its Master, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edl.exit_codes import ExitCode
+from tests.process.harness import ROOT, Job, OutsideEtcd, stopped, until
+
+@pytest.fixture
+def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
+    """Up to four nodes on a store that nobody breaks."""
+    with Job(tmp_path, [etcd.endpoint]) as job:
+        yield job
+
+
+def kinds(job: Job) -> list[str]:
+    return [event["kind"] for event in job.events()]
+
+
+def test_a_killed_worker_is_replaced_on_the_same_nodes_and_charged_once(job: Job) -> None:
+    job.start("a", "b", nproc=2)
+    before = job.wait_world(4)
+    os.kill(before.pids[1], signal.SIGKILL)
+    after = job.wait_world(4, after=before.round)
+    assert after.round == before.round + 1
+    assert after.nodes == before.nodes
+    assert not set(after.pids.values()) & set(before.pids.values())
+    status = job.status()
+    assert (status["restarts_used"], status["round"], status["phase"]) == (1, after.round, "running")
+    failures = sorted(status["failures"], key=lambda failure: failure["peer_loss"])
+    assert failures[0]["rank"] == 1
+    assert failures[0]["what"] == "was killed by SIGKILL"
+    assert kinds(job).count("world-formed") == 2
+
+
+def test_no_step_is_lost_and_at_most_one_is_done_again(job: Job) -> None:
+    job.arguments = ("--steps=60", "--pause=0.02")
+    job.start("a", "b", "c")
+    for _ in range(2):
+        seen = job.wait_steps(5, 3)
+        os.kill(seen.pids[2], signal.SIGKILL)
+        job.wait_world(3, after=seen.round)
+    assert job.exit_codes() == {"a": 0, "b": 0, "c": 0}
+    for rank in range(3):
+        made = [step.step for step in job.steps() if step.rank == rank]
+        assert sorted(set(made)) == list(range(1, 61))
+        assert len(made) <= 60 + 2
+
+
+def test_a_killed_node_takes_its_workers_with_it_and_the_others_go_on(job: Job) -> None:
+    job.start("a", "b", "c")
+    before = job.wait_world(3)
+    victim = next(node for node in ("a", "b", "c") if node != job.status()["master"])
+    job.kill(victim)
+    after = job.wait_world(2, after=before.round)
+    assert after.round == before.round + 1
+    assert all(not psutil.pid_exists(pid) for pid in before.pids_of(victim))
+    survivors = [node for node in (before.nodes[rank] for rank in range(3)) if node != victim]
+    assert [after.nodes[rank] for rank in range(2)] == survivors
+    assert job.status()["restarts_used"] == 0
+
+
+def test_the_masters_node_is_killed(job: Job) -> None:
+    job.start("a", "b", "c")
+    before = job.wait_world(3)
+    master = job.status()["master"]
+    job.kill(master)
+    after = job.wait_world(2, after=before.round)
+    assert after.round == before.round + 1
+    status = job.status()
+    assert status["master"] in set(after.nodes.values())
+    assert status["restarts_used"] == 0
+    assert [event["number"] for event in job.events()] == list(range(1, len(job.events()) + 1))
+
+
+def test_workers_do_not_notice_that_a_master_on_a_spare_is_killed(job: Job) -> None:
+    job.nnodes = "1"
+    start_master_on_a_spare(job, "m", "a")
+    before = job.wait_steps(3)
+    job.start("b")
+    job.wait_status(lambda status: states(status) == {"m": "spare", "a": "running", "b": "spare"}, "two spares")
+    job.kill("m")
+    status = job.wait_status(lambda status: status["master"] != "m" and "m" not in states(status), "a new Master")
+    assert status["master"] in ("a", "b")
+    assert states(status) == {"a": "running", "b": "spare"}
+    after = job.wait_steps(3)
+    assert after == before
+    assert status["round"] == before.round
+    steps = [step.step for step in job.steps()]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def start_master_on_a_spare(job: Job, master: str, trainer: str) -> None:
+    """The first to register rules; it warms up slowly, and the other one asks for the first place."""
+    (job.folder / "slow_to_import.py").write_text("import time\ntime.sleep(3)\n")
+    job.environment = {**job.environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{job.folder}"}
+    job.start(master, options=["--preload=slow_to_import"]).says("this node is the Master")
+    job.start(trainer, options=["--node-rank=0"])
+    seen = job.wait_world(1)
+    assert seen.nodes == {0: trainer}
+
+
+def states(status: Any) -> dict[str, str]:
+    return {node["node"]: node["state"] for node in status["nodes"]}
+
+
+def test_a_newcomer_makes_the_world_larger_and_ranks_stay(job: Job) -> None:
+    job.start("a", "b")
+    before = job.wait_world(2)
+    job.start("c")
+    after = job.wait_world(3, after=before.round)
+    assert after.round == before.round + 1
+    assert after.nodes == {**before.nodes, 2: "c"}
+    assert job.status()["restarts_used"] == 0
+
+
+def test_a_replacement_takes_the_vacated_place(job: Job) -> None:
+    job.nnodes = "3"
+    job.start("a", "b", "c")
+    before = job.wait_world(3)
+    victim = before.nodes[1]
+    job.kill(victim)
+    job.start("d")
+    after = job.wait_world(3, after=before.round)
+    assert after.nodes == {**before.nodes, 1: "d"}
+    assert job.status()["restarts_used"] == 0
+
+
+def test_node_ranks_are_respected(job: Job) -> None:
+    job.options = ("--join-grace=30",)
+    job.nnodes = "3"
+    for rank, node in ((2, "a"), (0, "b"), (1, "c")):
+        job.start(node, options=[f"--node-rank={rank}"])
+    assert job.wait_world(3).nodes == {0: "b", 1: "c", 2: "a"}
+
+
+def test_nodes_may_have_different_numbers_of_workers(job: Job) -> None:
+    job.start("a", nproc=1)
+    job.start("b", nproc=2)
+    before = job.wait_world(3)
+    assert sorted(len(before.ranks(node)) for node in ("a", "b")) == [1, 2]
+    job.kill("b")
+    job.wait_world(1, after=before.round)
+    job.start("c", nproc=3)
+    after = job.wait_world(4, after=before.round)
+    assert after.nodes == {0: "a", 1: "c", 2: "c", 3: "c"}
+
+
+def test_a_world_is_a_multiple_of_the_node_unit(job: Job) -> None:
+    job.options = ("--node-unit=2",)
+    job.nnodes = "2:4"
+    job.start("a", "b", "c")
+    before = job.wait_world(2)
+    status = job.wait_status(lambda status: sorted(states(status).values()) == ["running", "running", "spare"], "a spare")
+    spare = next(node for node, state in states(status).items() if state == "spare")
+    job.start("d")
+    after = job.wait_world(4, after=before.round)
+    assert set(after.nodes.values()) == {"a", "b", "c", "d"}
+    assert {rank: after.nodes[rank] for rank in (0, 1)} == before.nodes
+    assert after.nodes[2] == spare
+    victim = after.nodes[1]
+    job.kill(victim)
+    last = job.wait_world(2, after=after.round)
+    assert last.nodes[0] == after.nodes[0]
+    assert victim not in last.nodes.values()
+
+
+def test_recover_waits_for_a_replacement(job: Job) -> None:
+    job.options = ("--fault-tolerance=recover",)
+    job.nnodes = "1:3"
+    job.start("a", "b")
+    before = job.wait_world(2)
+    victim = before.nodes[0]
+    job.kill(victim)
+    job.wait_status(lambda status: "waiting for 1 replacement" in status["reason"], "the reason")
+    assert job.seen() == before
+    job.start("c")
+    after = job.wait_world(2, after=before.round)
+    assert after.nodes == {**before.nodes, 0: "c"}
+
+
+def test_recover_gives_up_when_no_replacement_comes(job: Job) -> None:
+    job.options = ("--fault-tolerance=recover", "--recover-timeout=2")
+    job.start("a", "b")
+    before = job.wait_world(2)
+    job.kill("b")
+    survivor = job.nodes["a"]
+    assert survivor.exit_code() == ExitCode.NOT_ENOUGH_NODES
+    for text in ("waiting for 1 replacement for 2 s", "--recover-timeout=2", "node b lost"):
+        assert text in survivor.text
+    assert job.seen() == before
+
+
+def test_shrink_goes_on_with_fewer_and_never_grows(job: Job) -> None:
+    job.options = ("--fault-tolerance=shrink",)
+    job.start("a", "b", "c")
+    before = job.wait_world(3)
+    job.kill(before.nodes[2])
+    after = job.wait_world(2, after=before.round)
+    job.start("d")
+    job.wait_status(lambda status: states(status).get("d") == "spare", "a spare")
+    job.wait_steps(10)
+    assert job.seen() == after
+    # A spare may fill a place that is left by another one later.
+    job.kill(after.nodes[1])
+    assert job.wait_world(2, after=after.round).nodes == {0: after.nodes[0], 1: "d"}
+
+
+def test_a_spent_budget_ends_the_job_with_the_root_cause_on_every_node(job: Job) -> None:
+    job.arguments = ("--fail=1:3:raise", "--fail-rounds=9")
+    job.options = ("--max-restarts=1",)
+    job.start("a", "b")
+    assert job.exit_codes() == {"a": ExitCode.WORKER_FAILED, "b": ExitCode.WORKER_FAILED}
+    for node in job.nodes.values():
+        report = node.report()
+        root = report["failures"][0]
+        assert (root["rank"], root["exit_code"], root["round"], root["peer_loss"]) == (1, 1, 2, False)
+        assert root["exception"] == "ValueError: the loss is not a number"
+        assert "in misbehave" in root["traceback"]
+        assert "all 1 restarts are used (--max-restarts=1)" in report["reason"]
+        block = node.text.split("Root Cause")[1]
+        assert block.index("rank      : 1") < block.index("the loss is not a number") < block.index("in misbehave")
+        assert "Traceback" in block
+
+
+def test_no_restarts_at_all(job: Job) -> None:
+    job.arguments = ("--fail=0:3:SIGSEGV",)
+    job.options = ("--max-restarts=0",)
+    job.start("a", "b")
+    assert job.exit_codes() == {"a": 1, "b": 1}
+    for node in job.nodes.values():
+        root = node.report()["failures"][0]
+        assert (root["rank"], root["exit_code"], root["what"]) == (0, -11, "was killed by SIGSEGV")
+        assert "was killed by SIGSEGV" in node.text
+        assert "--max-restarts=0" in node.text
+    assert job.seen().round == 1  # type: ignore[union-attr]
+
+
+def test_a_frozen_worker_is_killed_after_the_lease_and_replaced(job: Job) -> None:
+    job.options = ("--lease-ttl=2",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    os.kill(before.pids[1], signal.SIGSTOP)
+    after = job.wait_world(2, after=before.round)
+    assert after.nodes == before.nodes
+    status = job.status()
+    assert status["restarts_used"] == 1
+    root = min(status["failures"], key=lambda failure: failure["peer_loss"])
+    assert (root["rank"], root["what"]) == (1, "was frozen (stopped by a signal) for 2 s and killed")
+
+
+def test_a_worker_frozen_for_a_moment_goes_on(job: Job) -> None:
+    job.options = ("--lease-ttl=10",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    with stopped(before.pids[1]):
+        time.sleep(1)
+    assert job.wait_steps(3) == before
+
+
+@pytest.mark.parametrize("which", ["the Master's node", "another node"])
+def test_a_frozen_launcher_is_counted_out_and_comes_back_as_a_joiner(job: Job, which: str) -> None:
+    job.options = ("--lease-ttl=2",)
+    job.start("a", "b", "c")
+    before = job.wait_world(3)
+    master = job.status()["master"]
+    frozen = master if which == "the Master's node" else next(node for node in job.nodes if node != master)
+    with stopped(job.nodes[frozen].process.pid):
+        without = job.wait_world(2, after=before.round)
+        assert frozen not in without.nodes.values()
+    after = job.wait_world(3, after=without.round)
+    assert set(after.nodes.values()) == {"a", "b", "c"}
+    assert {rank: after.nodes[rank] for rank in (0, 1)} == without.nodes
+    assert all(not psutil.pid_exists(pid) for pid in before.pids.values())
+    assert job.status()["restarts_used"] == 0
+
+
+def test_sigterm_drains_one_node(job: Job) -> None:
+    job.start("a", "b", "c")
+    before = job.wait_world(3)
+    job.nodes["b"].send(signal.SIGTERM)
+    assert job.nodes["b"].exit_code() == ExitCode.TERMINATED
+    after = job.wait_world(2, after=before.round)
+    assert set(after.nodes.values()) == {"a", "c"}
+    status = job.status()
+    assert status["restarts_used"] == 0
+    assert sorted(states(status)) == ["a", "c"]
+    assert "node b leaves: SIGTERM" in [event["text"] for event in job.events()]
+
+
+def test_sigint_leaves_in_good_order(job: Job) -> None:
+    job.start("a")
+    job.wait_world(1)
+    job.nodes["a"].send(signal.SIGINT)
+    assert job.nodes["a"].exit_code() == ExitCode.INTERRUPTED
+
+
+def test_the_second_sigint_is_immediate(job: Job) -> None:
+    job.arguments = ("--on-sigterm=ignore", "--ignore-sigint")
+    job.start("a", "b")
+    seen = job.wait_world(2)
+    node = job.nodes["a"]
+    node.send(signal.SIGINT)
+    node.says("leaving the job; the workers have 30 s")
+    node.send(signal.SIGINT)
+    assert node.exit_code(15) == ExitCode.INTERRUPTED
+    until(lambda: not any(psutil.pid_exists(pid) for pid in seen.pids_of("a")), "the end of a's workers")
+
+
+def test_a_worker_that_is_deaf_to_sigterm_is_killed_after_the_grace(job: Job) -> None:
+    job.arguments = ("--on-sigterm=ignore",)
+    job.options = ("--shutdown-timeout=1",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    job.start("c")
+    after = job.wait_world(3, after=before.round)
+    assert not set(before.pids.values()) & set(after.pids.values())
+    assert job.status()["restarts_used"] == 0
+    job.nodes["a"].send(signal.SIGTERM)
+    assert job.nodes["a"].exit_code() == ExitCode.TERMINATED
+    assert "workers still run 1 s after the signal: killing them" in job.nodes["a"].text
+
+
+def test_a_workers_sigterm_handler_gets_to_run(job: Job) -> None:
+    job.arguments = ("--on-sigterm=save",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    job.nodes["b"].send(signal.SIGTERM)
+    assert job.nodes["b"].exit_code() == ExitCode.TERMINATED
+    job.wait_world(1, after=before.round)
+    assert sorted(path.name for path in job.steps_folder.glob("saved.*")) == ["saved.1.0", "saved.1.1"]
+
+
+def test_what_workers_have_started_ends_with_them(job: Job) -> None:
+    job.arguments = ("--grandchild",)
+    job.start("a")
+    before = job.wait_world(1)
+    first = {child.pid for child in psutil.Process(before.pids[0]).children()}
+    assert len(first) == 2
+    os.kill(before.pids[0], signal.SIGKILL)
+    job.wait_world(1, after=before.round)
+    # The one that left the worker's group ends at the latest with the launcher.
+    assert len([pid for pid in first if psutil.pid_exists(pid)]) <= 1
+    job.nodes["a"].send(signal.SIGTERM)
+    assert job.nodes["a"].exit_code() == ExitCode.TERMINATED
+    job.check_nothing_left()

@@ -1,0 +1,180 @@
+"""Real frameworks in workers of a real nursery: two ranks on gloo, data loaders, and Paddle without its pauses."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+
+import pytest
+
+from edl.config import Standby
+from tests.process.nursery_bench import Bench, Outcome, run, script_bench
+
+
+def needs(framework: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(framework) is None
+    return pytest.mark.skipif(missing, reason=f"{framework} is not installed")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in sockets]
+    for server in sockets:
+        server.close()
+    return ports
+
+
+def rank_environment(rank: int, size: int, ports: list[int]) -> dict[str, str]:
+    """What either framework needs to know about a rank."""
+    endpoints = [f"127.0.0.1:{port}" for port in ports[1 : size + 1]]
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ports[0]),
+        "PADDLE_DISTRI_BACKEND": "gloo",
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(size),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+    }
+
+
+async def world(bench: Bench, size: int) -> list[Outcome]:
+    """One world of workers, the last rank started first."""
+    ports = free_ports(size + 1)
+    ranks = list(reversed(range(size)))
+    pids = [await bench.spawn(f"rank{rank}", **rank_environment(rank, size, ports)) for rank in ranks]
+    codes = await bench.codes(pids)
+    return [bench.outcome(code, f"rank{rank}") for rank, code in sorted(zip(ranks, codes, strict=True))]
+
+
+async def worlds(bench: Bench, rounds: int, size: int = 2) -> list[Outcome]:
+    async with bench.open():
+        return [outcome for _ in range(rounds) for outcome in await world(bench, size)]
+
+
+TORCH = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    def main():
+        dist.init_process_group("gloo")
+        data = TensorDataset(torch.arange(64.0).reshape(64, 1))
+        loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data), num_workers=2)
+        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        # Large enough for every thread pool to be used.
+        torch.rand(700, 700) @ torch.rand(700, 700)
+        steps = 0
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            steps += 1
+        weight = model.module.weight.item()
+        del model, optimizer
+        dist.destroy_process_group()
+        print(steps, f"{weight:.6f}", torch.get_num_threads())
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@needs("torch")
+@pytest.mark.torch
+@pytest.mark.parametrize("standby", list(Standby), ids=lambda standby: standby.value)
+def test_torch_trains_on_two_ranks_with_data_loaders(tmp_path: Path, standby: Standby) -> None:
+    bench = script_bench(tmp_path, standby, TORCH, slots=2)
+    outcomes = run(worlds(bench, rounds=3 if standby is Standby.FORK else 1))
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.err
+        assert outcome.out.split()[0] == "4"
+    first, second = outcomes[:2]
+    assert first.out == second.out
+    if standby is not Standby.NONE:
+        assert "torch" in bench.warmed
+
+
+@needs("torch")
+@pytest.mark.torch
+def test_torch_gets_the_thread_count_of_its_worker(tmp_path: Path) -> None:
+    bench = script_bench(tmp_path, Standby.FORK, "import torch; print(torch.get_num_threads())")
+
+    async def main() -> list[str]:
+        async with bench.open():
+            return [(await bench.run(OMP_NUM_THREADS=count)).out for count in ("1", "3")]
+
+    assert run(main()) == ["1\n", "3\n"]
+
+
+PADDLE = """
+    import os, socket, time
+    import paddle
+    import paddle.distributed as dist
+
+    dist.init_parallel_env()
+    model = paddle.DataParallel(paddle.nn.Linear(4, 4))
+    optimizer = paddle.optimizer.SGD(0.01, parameters=model.parameters())
+    for _ in range(3):
+        model(paddle.ones([2, 4])).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    dist.barrier()
+    quick = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            peer = socket.socket(fileno=os.dup(int(name)))
+            to_store = peer.getpeername()[1] == int(os.environ["MASTER_PORT"])
+            quick += to_store and peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        except OSError:
+            pass
+    print(f"{float(model.weight.sum()):.5f} quick={quick}")
+"""
+
+
+@needs("paddle")
+@pytest.mark.paddle
+@pytest.mark.parametrize("standby", list(Standby), ids=lambda standby: standby.value)
+def test_paddle_trains_on_two_ranks_without_its_pauses(tmp_path: Path, standby: Standby) -> None:
+    bench = script_bench(tmp_path, standby, PADDLE, slots=2)
+    outcomes = run(worlds(bench, rounds=3 if standby is Standby.FORK else 1))
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.err
+        # Paddle says so before it sleeps for three seconds.
+        assert "Retry to connect" not in outcome.err
+        assert "quick=1" in outcome.out
+    assert outcomes[0].out == outcomes[1].out
+    if standby is not Standby.NONE:
+        assert "paddle" in bench.warmed
+
+
+@needs("paddle")
+@pytest.mark.paddle
+def test_paddles_wait_for_the_store_ends(tmp_path: Path) -> None:
+    from edl.paddle.startup import wait_until_open
+
+    (port,) = free_ports(1)
+    assert not wait_until_open(("127.0.0.1", port), longest_s=0.01)
+    with socket.create_server(("127.0.0.1", port)):
+        assert wait_until_open(("127.0.0.1", port), longest_s=60.0)
+
+
+@needs("paddle")
+@pytest.mark.paddle
+def test_paddle_gets_the_flags_of_its_worker(tmp_path: Path) -> None:
+    text = "import paddle; print(paddle.get_flags('FLAGS_check_nan_inf'))"
+    bench = script_bench(tmp_path, Standby.FORK, text)
+
+    async def main() -> list[str]:
+        async with bench.open():
+            return [(await bench.run(FLAGS_check_nan_inf=value, FLAGS_selected_nothing="1")).out for value in "01"]
+
+    assert run(main()) == ["{'FLAGS_check_nan_inf': False}\n", "{'FLAGS_check_nan_inf': True}\n"]

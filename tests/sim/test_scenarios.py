@@ -1,0 +1,321 @@
+"""Directed scenarios: one story each, told in a few lines, on the real machines in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
+from edl.exit_codes import ExitCode
+from edl.master.state import Phase, Record
+from edl.testing.sim.world import SimWorld
+from edl.types import JobId, NodeId
+
+RECOVER, SHRINK, ELASTIC = FaultTolerance.RECOVER, FaultTolerance.SHRINK, FaultTolerance.ELASTIC
+
+
+class Story:
+    """A world, and short words for what happens in it."""
+
+    def __init__(self, bounds: str, level: FaultTolerance = ELASTIC, restarts: int = 3, unit: int = 1) -> None:
+        low, _, high = bounds.partition(":")
+        nodes = NodeRange(int(low), int(high or low), unit)
+        timeouts = Timeouts(recover_s=20.0, shutdown_s=1.0)
+        self.world = SimWorld(7, JobSpec(JobId("story"), nodes, restarts, level, timeouts), total_s=1000.0)
+
+    def start(self, *names: str) -> None:
+        """One after the other, so that the first one of all becomes the Master."""
+        for name in names:
+            self.world.start(name)
+            self.world.run(0.05)
+
+    def master(self) -> str:
+        """The node the Master is on."""
+        assert self.world.master is not None
+        return self.world.master.node
+
+    def workers_of(self, name: str) -> int:
+        """How many workers of a node are alive."""
+        return sum(worker.alive for worker in self.world.launchers[NodeId(name)].workers)
+
+    def running(self, *names: str, round: int, within_s: float = 3.0) -> float:
+        """Wait until all workers of this world are up; returns how long that took."""
+        before_s = self.world.timeline.now_s
+
+        def holds() -> bool:
+            record = self.world.checks.record
+            if record is None or record.phase is not Phase.RUNNING or record.round != round or record.world is None:
+                return False
+            if [member.node for member in record.world.members] != list(names):
+                return False
+            training = self.world.training.rounds.get(record.round)
+            return training is not None and sum(w.up for w in training.workers.values()) == record.world.size
+
+        self.world.run_until(holds, within_s, f"round {round} runs on {names}")
+        return self.world.timeline.now_s - before_s
+
+    def stays(self, for_s: float) -> None:
+        """Nothing about the world changes for a while."""
+        before = self.record
+        self.world.run(for_s)
+        assert (self.record.phase, self.record.round) == (before.phase, before.round), self.record.reason
+
+    @property
+    def record(self) -> Record:
+        assert self.world.checks.record is not None
+        return self.world.checks.record
+
+    def ends(self, code: ExitCode, within_s: float = 60.0) -> str:
+        """Wait for the end; returns the reason."""
+        self.world.run_until(self.world.ended, within_s, "the job ends")
+        assert self.record.outcome is not None
+        assert self.record.outcome.exit_code == code
+        self.world.run_until(lambda: not self.world.alive(), 20.0, "every launcher exits")
+        return self.record.outcome.reason
+
+    def finish(self) -> str:
+        """Let the work come to its end."""
+        self.world.training.shorten(1.0)
+        return self.ends(ExitCode.OK)
+
+
+def test_first_world_waits_only_for_those_known_to_be_alive() -> None:
+    story = Story("2:4")
+    story.start("a", "b", "c", "d")
+    assert story.running("a", "b", "c", "d", round=1) < 1.5
+    assert story.record.reason == "4 nodes ready"
+
+
+def test_first_world_below_the_maximum_gives_others_the_join_grace() -> None:
+    story = Story("1:4")
+    story.start("a", "b")
+    took_s = story.running("a", "b", round=1)
+    assert 1.0 < took_s < 2.5
+    assert story.record.reason == "2 nodes ready"
+
+
+def test_killed_worker_restarts_the_round_and_is_charged() -> None:
+    story = Story("2")
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.world.kill_worker("b", 1)
+    assert story.running("a", "b", round=2) < 2.5
+    assert story.record.restarts == 1
+    assert story.record.failures[0].what == "was killed by SIGKILL"
+    assert [member.first_rank for member in story.world.checks.worlds[story.record.round].members] == [0, 2]
+
+
+def test_dead_node_is_replaced_without_waiting_for_its_lease() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.crash("b")
+    story.world.run_until(lambda: story.record.phase is Phase.FORMING, 1.0, "the loss is noticed")
+    assert story.record.reason == "node b lost: its launcher is gone (connection refused)"
+    assert story.running("a", "c", round=2) < 2.5  # the lease alone lasts 3 s
+    assert story.record.restarts == 0
+
+
+def test_silent_node_counts_until_its_lease_ends() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.cut(["c"])
+    took_s = story.running("a", "b", round=2, within_s=9.0)
+    assert 2.0 < took_s < 7.0
+    story.world.run(8.0)
+    assert story.workers_of("c") == 0, "no split brain"
+
+
+def test_isolated_master_does_not_keep_its_workers() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    assert story.master() == "a"
+    pairs = story.world.cut(["a"])
+    story.running("b", "c", round=2, within_s=9.0)
+    story.world.run(10.0)
+    assert story.workers_of("a") == 0, "no split brain"
+    story.world.network.heal(pairs)
+    story.running("b", "c", "a", round=3, within_s=9.0)
+
+
+def test_newcomer_makes_the_world_grow_and_comes_last() -> None:
+    story = Story("1:3")
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.start("c")
+    story.running("a", "b", "c", round=2)
+    assert story.record.restarts == 0
+
+
+def test_replacement_takes_the_vacated_place() -> None:
+    story = Story("3", RECOVER)
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.crash("b")
+    story.world.run(1.0)
+    story.start("d")
+    story.running("a", "d", "c", round=2)
+    assert story.record.reason == "all places are filled again"
+
+
+def test_spare_waits_and_steps_in() -> None:
+    story = Story("2")
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.start("c")
+    story.stays(5.0)
+    story.world.crash("b")
+    assert story.running("a", "c", round=2) < 2.0
+
+
+def test_death_of_a_master_that_is_a_spare_changes_no_world() -> None:
+    story = Story("2")
+    story.start("m")
+    for rank, name in enumerate(("a", "b")):
+        story.world.start(name, node_rank=rank)
+    story.running("a", "b", round=1)
+    assert story.master() == "m"
+    story.world.crash("m")
+    story.stays(10.0)
+    assert story.master() in ("a", "b")
+    assert story.workers_of("a") == story.workers_of("b") == 2
+
+
+def test_master_that_dies_between_write_and_send_is_made_good_by_the_next() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.around.kill_on_write = True
+    story.world.kill_worker("b")
+    story.running("b", "c", round=2, within_s=5.0)
+    assert not story.world.launchers[NodeId("a")].alive
+
+
+def test_store_outage_does_not_disturb_training() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.store.away = True
+    story.world.run(30.0)
+    assert all(worker.alive for worker in story.world.training.alive()) and len(story.world.training.alive()) == 6
+    story.world.store.come_back()
+    story.stays(10.0)
+
+
+def test_recover_waits_for_a_replacement_and_then_fails() -> None:
+    story = Story("1:3", RECOVER)
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.crash("c")
+    reason = story.ends(ExitCode.NOT_ENOUGH_NODES)
+    assert reason.startswith("--fault-tolerance=recover keeps 3 nodes: waiting for 1 replacement for 20 s")
+    assert "node c lost: its launcher is gone (connection refused)" in reason
+
+
+def test_shrink_never_grows() -> None:
+    story = Story("1:3", SHRINK)
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.crash("b")
+    story.running("a", "c", round=2)
+    story.start("d", "b")
+    story.stays(5.0)
+    story.world.crash("c")
+    story.world.run(5.0)
+    members = [member.node for member in story.world.checks.worlds[story.record.round].members]
+    assert (story.record.phase, members[0], len(members)) == (Phase.RUNNING, "a", 2)
+
+
+def test_unit_keeps_pairs_together() -> None:
+    story = Story("2:6", unit=2)
+    story.start("a", "b", "c", "d", "e")
+    story.running("a", "b", "c", "d", round=1)
+    story.world.crash("b")
+    story.running("a", "e", "c", "d", round=2)
+    story.world.crash("e")
+    story.running("a", "c", round=3)
+    story.start("f")
+    story.running("a", "c", "d", "f", round=4)
+
+
+def test_below_the_minimum_nothing_forms() -> None:
+    story = Story("3:6", unit=2)
+    story.start("a", "b", "c", "d")
+    story.running("a", "b", "c", "d", round=1)
+    story.world.crash("d")
+    reason = story.ends(ExitCode.NOT_ENOUGH_NODES)
+    assert reason.startswith("3 nodes ready, at least 4 needed (--nnodes=3:6 in units of 2) for 20 s")
+
+
+def test_leaving_node_is_counted_out_and_exits_in_good_order() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.launchers[NodeId("c")].interrupt(15)
+    assert story.running("a", "b", round=2) < 2.0
+    left = story.world.launchers[NodeId("c")].outcome
+    assert left is not None
+    assert (left.exit_code, left.reason) == (ExitCode.TERMINATED, "left the job on SIGTERM")
+    assert story.record.restarts == 0
+
+
+def test_budget_is_used_up() -> None:
+    story = Story("2", restarts=1)
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.world.fail_worker("a")
+    story.running("a", "b", round=2)
+    story.world.fail_worker("b", 1, code=3)
+    reason = story.ends(ExitCode.WORKER_FAILED)
+    assert reason == "worker 3 on b ended with exit status 3; all 1 restarts are used (--max-restarts=1)"
+    assert story.record.outcome is not None
+    assert story.record.outcome.failures[0].node == "b"
+
+
+def test_failures_that_come_before_the_node_loss_that_caused_them_are_not_charged() -> None:
+    story = Story("1:3", restarts=0)
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    pairs = story.world.cut(["c"])  # nobody can tell that c died ...
+    story.world.training.rounds[story.record.round].hangs = False
+    story.world.crash("c")
+    story.running("a", "b", round=2, within_s=9.0)  # ... until its lease has ended
+    assert story.record.restarts == 0
+    story.world.network.heal(pairs)
+
+
+def test_success_needs_every_worker() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    assert story.finish() == "all 6 workers of round 1 ended with status 0"
+    assert {launcher.outcome.exit_code for launcher in story.world.launchers.values() if launcher.outcome} == {0}
+
+
+def test_all_launchers_learn_the_outcome_although_the_master_dies_with_it() -> None:
+    story = Story("1:3")
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.training.shorten(0.5)
+
+    def last_write() -> bool:
+        done = story.record.done
+        story.world.around.kill_on_write = len(done) == 2
+        return story.world.ended()
+
+    story.world.run_until(last_write, 10.0, "the end is written")
+    story.world.run_until(lambda: not story.world.alive(), 30.0, "every launcher exits")
+    codes = [launcher.outcome.exit_code for launcher in story.world.launchers.values() if launcher.outcome]
+    assert codes == [0, 0]
+
+
+@pytest.mark.parametrize("level", FaultTolerance)
+def test_lease_lost_while_alive_costs_one_round(level: FaultTolerance) -> None:
+    story = Story("3", level)
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.store.revoke(story.world.launchers[NodeId("b")].info.incarnation)
+    story.running("a", "b", "c", round=2, within_s=6.0)
+    assert story.record.restarts == 0
+    story.stays(10.0)

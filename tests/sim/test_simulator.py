@@ -1,0 +1,79 @@
+"""Random schedules on the real machines: what must hold at every step, and that every job comes to an end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.config import FaultTolerance, JobSpec, NodeRange
+from edl.testing.__main__ import summary
+from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
+from edl.testing.sim.schedules import BOUNDS, Result, Schedule, play
+from edl.testing.sim.world import SimWorld
+from edl.types import JobId
+from tests.sim.planted import BUGS, Planted, seeds_needed
+
+SCHEDULES = 2400
+BATCHES = 8
+SEEDS = Path(__file__).with_name("seeds.txt")
+
+
+def known_seeds() -> list[int]:
+    """Schedules that have found something before."""
+    lines = SEEDS.read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def check(result: Result) -> None:
+    if result.violation:
+        pytest.fail(
+            f"replay with: python -m edl.testing --seed={result.seed} --trace\n{result.violation}", pytrace=False
+        )
+
+
+@pytest.mark.parametrize("seed", known_seeds())
+def test_known_seed(seed: int) -> None:
+    check(play(Schedule.draw(seed)))
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_schedules(batch: int) -> None:
+    size = SCHEDULES // BATCHES
+    results = []
+    for seed in range(batch * size, (batch + 1) * size):
+        result = play(Schedule.draw(seed))
+        check(result)
+        results.append(result)
+    print(summary(results))
+    assert sum(result.worlds for result in results) > 1.5 * size, "the schedules have become too gentle"
+    assert {"exit 0", "exit 1", "exit 3"} <= {result.outcome for result in results}
+
+
+def test_schedules_meet_every_variant() -> None:
+    specs = [Schedule.draw(seed).spec for seed in range(SCHEDULES)]
+    assert {(spec.nodes, spec.fault_tolerance) for spec in specs} == {(b, f) for b in BOUNDS for f in FaultTolerance}
+    assert {0, 1, 2, 3, 5} <= {spec.max_restarts for spec in specs}
+    kinds = {fault.kind for seed in range(SCHEDULES) for fault in Schedule.draw(seed).plan.faults}
+    assert kinds == set(FaultKind)
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    histories: list[list[str]] = [[], []]
+    for history in histories:
+        play(Schedule.draw(5), history.append)
+    assert histories[0] == histories[1]
+    assert len(histories[0]) > 100
+
+
+def test_a_fault_that_finds_nothing_to_strike_passes() -> None:
+    world = SimWorld(1, JobSpec(JobId("empty"), NodeRange(1, 1)))
+    world.play(FaultPlan(tuple(Fault(0.1, kind, 0.1) for kind in FaultKind), 1.0))
+    assert not world.checks.worlds
+
+
+@pytest.mark.parametrize("planted", BUGS.values(), ids=BUGS)
+def test_planted_bug_is_found(planted: Planted) -> None:
+    seeds, violation = seeds_needed(planted)
+    print(f"found after {seeds} schedules: {violation}")
+    assert seeds, violation
