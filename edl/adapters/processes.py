@@ -43,6 +43,7 @@ from edl.wire.nursery import (
 _MODULE = "edl.worker.nursery"
 _FAREWELL_S = 12.0
 """How long the nursery may take to kill and reap what it has made; then it is killed itself."""
+_IMPATIENT_FAREWELL_S = 1.0
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
@@ -80,6 +81,7 @@ class NurseryProcesses:
         self._alive: set[int] = set()
         self._unwanted: set[int] = set()
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+        self._warmed = False
         self._closing = False
 
     @property
@@ -90,7 +92,7 @@ class NurseryProcesses:
     async def warm(self) -> str:
         """See ``Processes.warm``."""
         await self._stop()
-        self._closing = False
+        self._warmed = self._closing = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -124,7 +126,7 @@ class NurseryProcesses:
         return [*head, command.kind.value, command.target, *command.arguments]
 
     async def spawn(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
-        """See ``Processes.spawn``. The worker's events come after this has been given its pid."""
+        """See ``Processes.spawn``. A worker's events are queued after its pid has been handed to this call."""
         command = self._command
         order = Order(command.kind.value, command.target, command.arguments, environment)
         number = next(self._ids)
@@ -133,14 +135,15 @@ class NurseryProcesses:
         try:
             self._spawning[number] = answer
             await self._send(Spawn(number), [memory, stdout, stderr])
-            return await answer
-        except OSError as error:
-            raise WorkerStartError(f"cannot start a worker: {error}") from error
+        except BaseException as error:
+            del self._spawning[number]
+            if isinstance(error, OSError):
+                raise WorkerStartError(f"cannot start a worker: {error}") from error
+            raise
         finally:
             os.close(memory)
-            # Not taken away before the answer: a worker that nobody waits for any more is found by it and killed.
-            if answer.done() and not answer.cancelled():
-                self._spawning.pop(number, None)
+        # A caller that is cancelled here leaves its entry behind, so that the answer finds it and kills the worker.
+        return await answer
 
     async def signal(self, pid: int, number: int) -> None:
         """See ``Processes.signal``."""
@@ -197,6 +200,7 @@ class NurseryProcesses:
     def _handle(self, message: Message) -> None:
         match message:
             case Warmed(text) if self._warming is not None and not self._warming.done():
+                self._warmed = True
                 self._warming.set_result(text)
             case WarmFailed() if self._warming is not None and not self._warming.done():
                 self._warming.set_exception(WorkerStartError(self._import_advice(message)))
@@ -261,21 +265,19 @@ class NurseryProcesses:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None
-        for pid in self._alive:
-            # The workers themselves die with the nursery, by order of the kernel; their children do not. A pid is
-            # not given out anew while its group has members, and an empty group is no error.
+        process, self._process = self._process, None
+        if process is None:
+            return "it was never started"
+        # Its socket is closed, so it is at its end or has lost its mind.
+        process.kill()
+        code = process.wait()
+        for pid in self._alive if code != 0 else ():
+            # It had no time to tidy up. The workers themselves die with it, by order of the kernel; their children do
+            # not. A pid is not given out anew while its group has members, and an empty group is no error.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
         self._alive.clear()
         self._unwanted.clear()
-        process = self._process
-        if process is None:
-            return "it was never started"
-        self._process = None
-        with contextlib.suppress(ProcessLookupError):
-            # Its socket is closed, so it is at its end or has lost its mind.
-            process.kill()
-        code = process.wait()
         return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
 
     async def _stop(self) -> None:
@@ -289,7 +291,8 @@ class NurseryProcesses:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(ended, _FAREWELL_S if self._alive else 1.0)
+            # One that is still importing does not listen, and has made nothing yet that outlives it.
+            await asyncio.wait_for(ended, _FAREWELL_S if self._warmed else _IMPATIENT_FAREWELL_S)
         self._lost()
 
     def _drain(self, ended: asyncio.Future[None]) -> None:

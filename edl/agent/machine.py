@@ -363,16 +363,19 @@ def _watch_deadlines(turn: _Turn) -> None:
     """Act on what is due and ask to be woken for the rest. Runs after every event."""
     if turn.state.phase is AgentPhase.OVER:
         return
-    for deadline_s, act in (_kill_deadline(turn), *_thaw_deadlines(turn), _isolation_deadline(turn)):
-        if deadline_s is None:
-            continue
-        if turn.now_s >= deadline_s:
+    for deadline_s, act in _deadlines(turn):
+        if deadline_s is not None and turn.now_s >= deadline_s:
             act()
-        else:
+    for deadline_s, _ in _deadlines(turn):  # again: to act on one may set another
+        if deadline_s is not None:
             turn.do(WakeAt(deadline_s))
 
 
 _Deadline = tuple[float | None, Callable[[], None]]
+
+
+def _deadlines(turn: _Turn) -> list[_Deadline]:
+    return [_kill_deadline(turn), *_thaw_deadlines(turn), _isolation_deadline(turn)]
 
 
 def _kill_deadline(turn: _Turn) -> _Deadline:

@@ -136,15 +136,22 @@ class Registration:
                     f"{other.host}:{other.port}. Give this one another --node-id"
                 )
 
-    async def keep(self, renewed: Callable[[], None]) -> None:
-        """Renew the lease three times in its life until it is lost; then return."""
+    async def keep(self, renewed: Callable[[], None], missed: Callable[[], None]) -> None:
+        """Renew the lease three times in its life until it is lost; then return.
+
+        ``renewed`` is called after each success, ``missed`` each time the store did not answer.
+        """
         pause_s = self._spec.timeouts.lease_ttl_s / 3
         while True:
+            lease = self.lease
             try:
-                await self._store.renew_lease(self.lease)
+                await self._store.renew_lease(lease)
             except LeaseLost:
-                return
+                if lease == self.lease:
+                    return
+                continue  # the node has registered anew meanwhile
             except StoreUnavailable:
+                missed()
                 await asyncio.sleep(RETRY_S)
                 continue
             renewed()

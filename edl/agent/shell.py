@@ -153,9 +153,11 @@ class AgentShell:
             while not self._redial.is_set() and self._ruler is not None:
                 call = asyncio.ensure_future(self._call(*self._ruler))
                 hang_up = asyncio.ensure_future(self._redial.wait())
-                await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
-                await end(call)
-                await end(hang_up)
+                try:
+                    await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+                finally:  # also when the agent lets go: the Master waits for the end of the stream
+                    await end(call)
+                    await end(hang_up)
 
     async def _call(self, host: str, port: int, token: Token) -> None:
         """Attach to a Master until the stream ends, and find out whether that Master is dead."""

@@ -62,6 +62,8 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(warming.cancel)
         store, member = await _open_store(settings, log)
         if member is not None:
+            if not (settings.store.endpoints or settings.store.data_dir):
+                cleanup.callback(member.discard)  # a private store is of no use to anybody else
             cleanup.push_async_callback(member.stop)
         cleanup.push_async_callback(store.close)
         launcher = await _assemble(settings, store, member, processes, warming, log)
@@ -175,6 +177,8 @@ async def _assemble(
     launcher = Launcher(
         Parts(
             job=spec.job,
+            lease_ttl_s=spec.timeouts.lease_ttl_s,
+            clock=clock,
             store=store,
             member=member,
             server=server,

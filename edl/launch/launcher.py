@@ -22,7 +22,7 @@ from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
-from edl.ports import ChangeKind, Processes, Store
+from edl.ports import ChangeKind, Clock, Processes, Store
 from edl.tasks import end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
@@ -50,6 +50,8 @@ class Parts:
     """What compose.py has put together."""
 
     job: JobId
+    lease_ttl_s: float
+    clock: Clock
     store: Store
     member: Member | None
     server: MasterServer
@@ -70,6 +72,8 @@ class Launcher:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._signalled = False
+        self._touched_s = 0.0
+        self._renewing = asyncio.Event()
 
     async def run(self) -> int:
         """Take part in the job; returns the exit status."""
@@ -107,14 +111,22 @@ class Launcher:
 
     async def _keep_lease(self) -> None:
         parts = self._parts
-        self._renewing = asyncio.Event()
         while True:
-            await parts.registration.keep(lambda: parts.agent.post(LeaseRenewed()))
+            self._touched_s = parts.clock.now_s()
+            await parts.registration.keep(self._renewed, self._missed)
             parts.registration.lease = Incarnation(0)
             parts.candidate.unregistered()
             self._renewing.clear()
             parts.agent.post(LeaseGone())
             await self._renewing.wait()
+
+    def _renewed(self) -> None:
+        self._touched_s = self._parts.clock.now_s()
+        self._parts.agent.post(LeaseRenewed())
+
+    def _missed(self) -> None:
+        if self._parts.clock.now_s() - self._touched_s >= self._parts.lease_ttl_s:
+            self._parts.candidate.out_of_touch()
 
     def _interrupt(self, number: int) -> None:
         self._parts.agent.post(Interrupted(number, again=self._signalled))
@@ -147,7 +159,7 @@ class Launcher:
         await parts.server.stop()
         if parts.member is not None and ended:
             await _others_gone(parts.store, JobKeys(parts.job))
-            await parts.member.stop()
+            await parts.member.stop(0)  # its data goes; a member without a majority would take long to stop in good order
             parts.member.discard()
 
 

@@ -56,6 +56,11 @@ class Candidate:
         """The Master's host refuses connections."""
         self._events.put_nowait(el.RulerRefused(token))
 
+    def out_of_touch(self) -> None:
+        """The store has been silent for as long as a lease lasts. A Master that misses a node gives its place up."""
+        if self.shell is not None and self.shell.misses_nodes:
+            self._events.put_nowait(el.OutOfTouch())
+
     async def run(self) -> None:
         """Take part in elections until cancelled."""
         watch = asyncio.ensure_future(self._watch())

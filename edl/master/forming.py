@@ -52,9 +52,7 @@ def try_to_form(turn: Turn) -> None:
         turn.wake_at(min(entry.due_s for entry in awaited))
         return
     if turn.record.restarts > turn.spec.max_restarts:
-        budget = turn.spec.max_restarts
-        spent = f"all {budget} restarts are used (--max-restarts={budget})" if budget else "--max-restarts=0"
-        _end(turn, ExitCode.WORKER_FAILED, f"{turn.record.reason}; {spent}")
+        _end_for_failures(turn)
         return
     ready = turn.ready()
     previous = turn.record.world.members if turn.record.world else ()
@@ -123,6 +121,20 @@ def _awaited(turn: Turn) -> list[NodeEntry]:
         if stopping or silent_member or warming:
             awaited.append(entry)
     return awaited
+
+
+def _end_for_failures(turn: Turn) -> None:
+    """The budget is spent. A member nobody has heard of since may be the cause of failures that only tell of lost
+    peers: time alone does not prove otherwise, least of all after the Master has waited for the store."""
+    unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.STOPPING and turn.member(e) is not None]
+    deadline_s = turn.forming_since_s + turn.spec.timeouts.recover_s
+    if unheard and turn.now_s < deadline_s and all(failure.peer_loss for failure in turn.record.failures):
+        turn.reason = f"{turn.record.reason}; waiting for word from {_names(unheard)}, which may be the cause"
+        turn.wake_at(deadline_s)
+        return
+    budget = turn.spec.max_restarts
+    spent = f"all {budget} restarts are used (--max-restarts={budget})" if budget else "--max-restarts=0"
+    _end(turn, ExitCode.WORKER_FAILED, f"{turn.record.reason}; {spent}")
 
 
 def _grace_is_over(turn: Turn, size: int) -> bool:

@@ -17,7 +17,7 @@ from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError, StoreUnavailable
 from edl.master import events as ev
 from edl.master.journal import Journal
-from edl.master.machine import step, take_over
+from edl.master.machine import absent, step, take_over
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status
 from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
@@ -219,7 +219,10 @@ class MasterShell:
                     if info is not None:
                         self._detach(info, outgoing)
                     info = message.info
+                    before = self._streams.get((info.node, info.incarnation))
                     self._streams[info.node, info.incarnation] = outgoing
+                    if before is not None:  # which of the two the agent listens to is not known: it calls again
+                        before.put_nowait(None)
                     self._events.put_nowait(ev.NodeAttached(message))
                 elif info is not None:
                     self._events.put_nowait(ev.NodeSaid(info.node, info.incarnation, message))
@@ -245,6 +248,11 @@ class MasterShell:
     def ended(self) -> bool:
         """Whether the outcome of the job is decided."""
         return self._state is not None and self._state.record.phase is Phase.ENDED
+
+    @property
+    def misses_nodes(self) -> bool:
+        """Whether a node that lives, as far as the store has said, is not attached."""
+        return self._state is not None and bool(absent(self._state))
 
     @property
     def serving(self) -> bool:

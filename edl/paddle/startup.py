@@ -15,10 +15,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-_LONGEST_WAIT_S = 120.0
+_LONGEST_WAIT_S = 60.0
 """After that Paddle tries for itself, with its own time limit and its own message."""
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
+_TRUE = ("1", "t", "true", "y", "yes")
 
 
 def why_unsafe() -> str:
@@ -41,7 +42,12 @@ def before_script(imported_under: Mapping[str, str], environment: Mapping[str, s
     if original is None or getattr(original, "_edl_patient", False):
         return
 
+    made = False
+
     def create_or_get_global_tcp_store(*arguments: Any, **named: Any) -> Any:
+        nonlocal made
+        if made:
+            return original(*arguments, **named)
         address = _store_address(environment)
         if address is not None and environment.get("PADDLE_TRAINER_ID", "0") != "0":
             wait_until_open(address, _LONGEST_WAIT_S)
@@ -49,6 +55,7 @@ def before_script(imported_under: Mapping[str, str], environment: Mapping[str, s
         store = original(*arguments, **named)
         for descriptor in _sockets() - before:
             _send_at_once(descriptor)
+        made = True
         return store
 
     create_or_get_global_tcp_store._edl_patient = True  # type: ignore[attr-defined]
@@ -61,15 +68,14 @@ def _apply_flags(paddle: Any, imported_under: Mapping[str, str], environment: Ma
         if name.startswith("FLAGS_") and imported_under.get(name) != value:
             # Variables of launchers begin with FLAGS_ as well, and are no flags of the library.
             with contextlib.suppress(ValueError, TypeError):
-                paddle.set_flags({name: value})
+                kind = type(paddle.get_flags(name)[name])
+                paddle.set_flags({name: value.lower() in _TRUE if kind is bool else kind(value)})
 
 
 def _store_address(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Where rank 0 serves the store: the same three places, in the same order, that Paddle looks at."""
-    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if not (host and port):
-        endpoint = environment.get("PADDLE_MASTER") or environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
-        host, _, port = endpoint.rpartition(":")
+    """Where rank 0 serves the store: as in Paddle's ``store_utils.cc``, which does not look at ``MASTER_ADDR``."""
+    endpoint = environment.get("PADDLE_MASTER") or environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
+    host, _, port = endpoint.rpartition(":")
     return (host, int(port)) if host and port.isdigit() else None
 
 

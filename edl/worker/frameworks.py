@@ -70,14 +70,19 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        """The module's usual spec, with a loader that adapts it; only that of the one module."""
+        if fullname != self._name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         loader = spec.loader
@@ -85,6 +90,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def execute_and_adapt(module: types.ModuleType) -> None:
             execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             startup(self._name).before_script(dict(os.environ), os.environ)
 
         loader.exec_module = execute_and_adapt  # type: ignore[method-assign]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import traceback
 import warnings
 from collections.abc import Collection, Sequence
+
+from edl.exit_codes import ExitCode
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,15 +52,24 @@ def fork() -> int:
             pid = os.fork()
         if pid == 0:
             before = set()
-            os.setsid()
-            die_with_parent(parent)
-            signal.set_wakeup_fd(-1)
-            for number in NURSERY_SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _settle(parent)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _settle(parent: int) -> None:
+    """In the child. It must never return to its caller half done: there it would go on as a second parent."""
+    try:
+        os.setsid()
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        for number in NURSERY_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(ExitCode.INTERNAL)
 
 
 def children() -> list[int]:
@@ -85,11 +98,11 @@ def _is_open(descriptor: int) -> bool:
 
 def close_all_but(keep: Collection[int]) -> None:
     """Close every descriptor above 2 that is not in ``keep``."""
-    low = 3
-    for descriptor in sorted(number for number in keep if number > 2):
-        os.closerange(low, descriptor)
-        low = descriptor + 1
-    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+    # One by one as listed: a range would mean a million calls where Python knows no close_range and the limit is high.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in keep:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def open_accelerator() -> str:

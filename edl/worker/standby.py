@@ -43,4 +43,4 @@ def _tell(nursery: socket.socket, message: ToAgent) -> None:
 
 def failed(failure: ImportFailed) -> WarmFailed:
     """The failure as a message, with a traceback short enough for one datagram."""
-    return WarmFailed(failure.module, failure.error[-4000:], failure.trace[-12000:])
+    return WarmFailed(failure.module[-1000:], failure.error[-2000:], failure.trace[-6000:])

@@ -38,6 +38,7 @@ def rank_environment(rank: int, size: int, ports: list[int]) -> dict[str, str]:
         "PADDLE_DISTRI_BACKEND": "gloo",
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(size),
+        "PADDLE_MASTER": f"127.0.0.1:{ports[0]}",
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
     }
@@ -121,7 +122,8 @@ PADDLE = """
     import paddle.distributed as dist
 
     dist.init_parallel_env()
-    model = paddle.DataParallel(paddle.nn.Linear(4, 4))
+    layer = paddle.nn.Linear(4, 4)
+    model = paddle.DataParallel(layer)
     optimizer = paddle.optimizer.SGD(0.01, parameters=model.parameters())
     for _ in range(3):
         model(paddle.ones([2, 4])).sum().backward()
@@ -136,7 +138,7 @@ PADDLE = """
             quick += to_store and peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         except OSError:
             pass
-    print(f"{float(model.weight.sum()):.5f} quick={quick}")
+    print(f"{float(layer.weight.sum()):.5f} quick={quick}")
 """
 
 

@@ -319,3 +319,25 @@ def test_lease_lost_while_alive_costs_one_round(level: FaultTolerance) -> None:
     story.running("a", "b", "c", round=2, within_s=6.0)
     assert story.record.restarts == 0
     story.stays(10.0)
+
+
+def test_deaf_workers_of_a_node_that_is_cut_off_are_killed_all_the_same() -> None:
+    story = Story("1:2")
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    for local_rank in (0, 1):
+        story.world.worker("b", local_rank).deaf = True
+    story.world.training.rounds[story.record.round].hangs = True
+    story.world.cut(["b"])
+    story.world.run(14.0)
+    assert story.workers_of("b") == 0
+
+
+def test_nursery_that_dies_before_the_start_order_comes_costs_one_round() -> None:
+    story = Story("2")
+    story.start("a", "b")
+    story.world.run_until(lambda: story.world.checks.record is not None, 3.0, "the Master has begun")
+    story.world.run_until(lambda: bool(story.world.checks.worlds), 3.0, "the first world is recorded")
+    story.world.launchers[NodeId("b")].lose_nursery()
+    story.running("a", "b", round=2)
+    assert story.record.restarts <= story.world.checks.worker_failures

@@ -9,6 +9,7 @@ import pytest
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.testing.__main__ import summary
 from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
+from edl.testing.sim.injection import play_out
 from edl.testing.sim.schedules import BOUNDS, Result, Schedule, play
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
@@ -68,7 +69,7 @@ def test_the_same_seed_is_the_same_history() -> None:
 
 def test_a_fault_that_finds_nothing_to_strike_passes() -> None:
     world = SimWorld(1, JobSpec(JobId("empty"), NodeRange(1, 1)))
-    world.play(FaultPlan(tuple(Fault(0.1, kind, 0.1) for kind in FaultKind), 1.0))
+    play_out(world, FaultPlan(tuple(Fault(0.1, kind, 0.1) for kind in FaultKind), 1.0))
     assert not world.checks.worlds
 
 

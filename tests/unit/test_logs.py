@@ -65,7 +65,15 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
-    asyncio.run(scene())
+    """Also what goes wrong where only the event loop sees it counts."""
+    problems: list[str] = []
+
+    async def whole() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
+        await scene()
+
+    asyncio.run(whole())
+    assert problems == []
 
 
 class TestConsole:

@@ -1,205 +1,37 @@
-"""The Master's and the candidate's shells: nothing is said that is not stored, and nobody rules twice."""
+"""The ruling Master's shell: nothing is said that is not stored."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
 import pytest
 
-from edl.config import JobSpec, NodeRange, Timeouts
-from edl.errors import FencedOut, ProtocolError, StoreError, StoreRefused, StoreUnavailable
+from edl.config import JobSpec
+from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
 from edl.master import shell as shell_module
-from edl.master.candidate import Callbacks, Candidate
-from edl.master.election import Ruler
-from edl.master.shell import MasterShell, Surroundings
-from edl.master.state import Phase, Record
-from edl.ports import Change, Condition, Delete, Operation, Put
-from edl.testing.clock import FakeClock
-from edl.testing.memory_store import MemoryStore
-from edl.types import Incarnation, JobId, NodeId, Rank, Round, Token
+from edl.master.shell import MasterShell
+from edl.master.state import Phase
+from edl.ports import Delete, Put
+from edl.types import NodeId, Rank, Round
 from edl.wire import plain
-from edl.wire.keys import JobKeys
 from edl.wire.messages import (
-    AgentMessage,
-    Attach,
     Failure,
     Finish,
-    MasterMessage,
-    NodeInfo,
-    Ready,
     StartRound,
     StopRound,
     WorkerFailed,
     WorkersDone,
 )
-from edl.wire.status import EventsRequest, JournalEntry
-
-JOB = JobId("my-job")
-KEYS = JobKeys(JOB)
-TTL_S = 3.0
-SPEC = JobSpec(JOB, NodeRange(1, 1), timeouts=Timeouts(lease_ttl_s=TTL_S, join_grace_s=0))
-TURNS = 2000
-"""Turns of the event loop that a test waits for something to happen."""
+from edl.wire.status import EventsRequest
+from tests.unit.master_bench import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell_module, "RETRY_S", 0)
     monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0)
-
-
-class FaultyStore(MemoryStore):
-    """A store whose writes can fail, before or after they happened, and whose watches can break."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock)
-        self.fail_writes = 0
-        self.fail_after_writing = 0
-        self.break_watches: list[StoreError] = []
-        self.watches = 0
-        self.on_failure: Callable[[], None] = lambda: None
-
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
-        if self.fail_writes:
-            self.fail_writes -= 1
-            self.on_failure()
-            raise StoreUnavailable("no answer")
-        revision = self.write_now(operations, conditions)
-        if self.fail_after_writing:
-            self.fail_after_writing -= 1
-            raise StoreUnavailable("no answer, but it happened")
-        return revision
-
-    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
-        self.watches += 1
-        async for change in super().watch(prefix, after_revision):
-            if self.break_watches:
-                raise self.break_watches.pop()
-            yield change
-
-
-class Bench:
-    """A store, a clock, and what a Master said to its launcher's log."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock(100.0)
-        self.store = FaultyStore(self.clock)
-        self.said: list[str] = []
-        self.dead_ports: set[int] = set()
-        self._tasks: list[asyncio.Future[None]] = []
-
-    def around(self, node: str = "a", spec: JobSpec = SPEC) -> Surroundings:
-        async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
-            return port in self.dead_ports
-
-        return Surroundings(
-            self.store, self.clock, KEYS, spec, NodeId(node), refuses, self.said.append, lambda: 1_760_000_000.0
-        )
-
-    def crown(self) -> Token:
-        """Replace the election key; returns its token."""
-        self.store.write_now([Delete(KEYS.master)])
-        revision = self.store.write_now([Put(KEYS.master, plain.dumps(Ruler(NodeId("a"), "h", 1)))])
-        assert revision is not None
-        return Token(revision)
-
-    def register(self, name: str, port: int = 5000) -> NodeInfo:
-        lease = Incarnation(self.store.grant_now(TTL_S))
-        info = NodeInfo(NodeId(name), lease, "10.0.0.1", port, 2)
-        self.store.write_now([Put(KEYS.node(info.node), plain.dumps(info), lease)])
-        return info
-
-    def start(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.append(task)
-        return task
-
-    async def master(self, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[None]]:
-        """A Master that has taken over."""
-        shell = MasterShell(self.around(spec=spec), self.crown())
-        run = self.start(shell.run())
-        await until(lambda: shell.serving or run.done())
-        return shell, run
-
-    def record(self) -> Record | None:
-        found = [entry.value for entry in self.store.read_now(KEYS.record).entries]
-        return plain.loads(Record, found[0]) if found else None
-
-    def history(self) -> list[JournalEntry]:
-        return [plain.loads(JournalEntry, entry.value) for entry in self.store.read_now(KEYS.journal).entries]
-
-    def stored(self) -> list[str]:
-        return [entry.key for entry in self.store.read_now("").entries]
-
-    async def end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StoreError):
-                await task
-
-
-class Agent:
-    """A node's end of a stream."""
-
-    def __init__(self, bench: Bench, shell: MasterShell, info: NodeInfo) -> None:
-        self.info = info
-        self.heard: list[MasterMessage] = []
-        self._outgoing: asyncio.Queue[AgentMessage | Exception | None] = asyncio.Queue()
-        self.stream = bench.start(self._listen(shell))
-
-    def say(self, message: AgentMessage | Exception | None) -> None:
-        self._outgoing.put_nowait(message)
-
-    def attach(self, running: int = 0) -> None:
-        self.say(Attach(self.info, Round(running), Round(running), False))
-
-    def ready(self, seen: int = 0) -> None:
-        self.say(Ready(Round(seen), (100, 101, 102)))
-
-    def last(self) -> type[MasterMessage] | None:
-        return type(self.heard[-1]) if self.heard else None
-
-    async def hears(self, kind: type[MasterMessage]) -> MasterMessage:
-        await until(lambda: self.last() is kind)
-        return self.heard[-1]
-
-    async def _requests(self) -> AsyncIterator[AgentMessage]:
-        while (message := await self._outgoing.get()) is not None:
-            if isinstance(message, Exception):
-                raise message
-            yield message
-
-    async def _listen(self, shell: MasterShell) -> None:
-        async for message in shell.join(self._requests()):
-            self.heard.append(message)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(TURNS):
-        if holds():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not come")
-
-
-async def turns(count: int = 50) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def play(scene: Callable[[Bench], Coroutine[None, None, None]]) -> None:
-    async def whole() -> None:
-        bench = Bench()
-        try:
-            await asyncio.wait_for(scene(bench), 10)
-        finally:
-            await bench.end()
-
-    asyncio.run(whole())
 
 
 async def running(bench: Bench, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[None], Agent]:
@@ -544,206 +376,5 @@ class TestEnd:
             bench.store.fail_writes = 1_000_000
             agent.say(None)
             await until(run.done)
-
-        play(scene)
-
-
-class Launcher:
-    """A candidate and what it was told."""
-
-    def __init__(self, bench: Bench, name: str) -> None:
-        self.follows: list[tuple[str, Token]] = []
-        self.rules: list[MasterShell | None] = []
-        self.ruler = Ruler(NodeId(name), f"{name}.host", 5000)
-        self.candidate = Candidate(bench.around(name), self.ruler, Callbacks(self._follow, self.rules.append))
-        self.run = bench.start(self.candidate.run())
-        self.lease = Incarnation(0)
-
-    def _follow(self, ruler: Ruler, token: Token) -> None:
-        self.follows.append((ruler.node, token))
-
-    def register(self, bench: Bench) -> None:
-        self.lease = Incarnation(bench.store.grant_now(TTL_S))
-        self.candidate.registered(self.lease)
-
-    @property
-    def rules_now(self) -> bool:
-        return bool(self.rules) and self.rules[-1] is not None
-
-
-async def two(bench: Bench) -> tuple[Launcher, Launcher]:
-    """One that rules and one that follows."""
-    first, second = Launcher(bench, "a"), Launcher(bench, "b")
-    first.register(bench)
-    await until(lambda: first.rules_now and bool(second.follows))
-    second.register(bench)
-    await turns()
-    return first, second
-
-
-class TestElection:
-    def test_one_rules_and_all_follow(self) -> None:
-        async def scene(bench: Bench) -> None:
-            launchers = [Launcher(bench, name) for name in "abc"]
-            for launcher in launchers:
-                launcher.register(bench)
-            await until(lambda: all(launcher.follows for launcher in launchers))
-            await turns()
-            assert [launcher.rules_now for launcher in launchers].count(True) == 1
-            (ruler,) = [launcher for launcher in launchers if launcher.rules_now]
-            (entry,) = bench.store.read_now(KEYS.master).entries
-            assert (entry.lease, plain.loads(Ruler, entry.value)) == (ruler.lease, ruler.ruler)
-            assert {launcher.follows[-1] for launcher in launchers} == {
-                (ruler.ruler.node, Token(entry.create_revision))
-            }
-
-        play(scene)
-
-    def test_who_has_no_lease_does_not_stand(self) -> None:
-        async def scene(bench: Bench) -> None:
-            launcher = Launcher(bench, "a")
-            await turns(200)
-            assert launcher.rules == []
-            assert bench.stored() == []
-
-        play(scene)
-
-    def test_the_next_one_rules_when_the_lease_of_the_first_ends(self) -> None:
-        async def scene(bench: Bench) -> None:
-            first, second = await two(bench)
-            bench.store.revoke_now(first.lease)
-            first.candidate.unregistered()
-            await until(lambda: second.rules_now and first.follows[-1][0] == "b")
-            assert not first.rules_now
-            assert second.follows[-1][1] > first.follows[0][1]
-
-        play(scene)
-
-    def test_a_master_whose_host_refuses_connections_is_replaced(self) -> None:
-        async def scene(bench: Bench) -> None:
-            first, second = await two(bench)
-            second.candidate.ruler_refused(second.follows[-1][1])
-            await until(lambda: second.rules_now and not first.rules_now)
-            await turns()  # what the watch tells late about the old key unseats nobody
-            assert second.rules_now
-            assert first.follows[-1] == second.follows[-1] == ("b", second.follows[-1][1])
-            assert first.candidate.shell is None
-
-        play(scene)
-
-    def test_an_old_hint_replaces_nobody(self) -> None:
-        async def scene(bench: Bench) -> None:
-            first, second = await two(bench)
-            second.candidate.ruler_refused(Token(second.follows[-1][1] - 1))
-            await turns()
-            assert first.rules_now
-            assert not second.rules_now
-
-        play(scene)
-
-    def test_whoever_leaves_stops_ruling(self) -> None:
-        async def scene(bench: Bench) -> None:
-            launcher = Launcher(bench, "a")
-            launcher.register(bench)
-            await until(lambda: launcher.rules_now)
-            shell = launcher.candidate.shell
-            assert shell is not None
-            await until(lambda: shell.serving)
-            launcher.run.cancel()
-            await until(launcher.run.done)
-            assert launcher.rules[-1] is None
-            assert not shell.serving
-
-        play(scene)
-
-
-class TestElectionWithoutStore:
-    def test_a_campaign_without_an_answer_that_was_won_is_found_out(self) -> None:
-        async def scene(bench: Bench) -> None:
-            bench.store.fail_after_writing = 1
-            launcher = Launcher(bench, "a")
-            launcher.register(bench)
-            await until(lambda: launcher.rules_now)
-            (entry,) = bench.store.read_now(KEYS.master).entries
-            assert launcher.follows == [("a", Token(entry.create_revision))]
-            assert entry.create_revision == entry.mod_revision  # it was not created a second time
-
-        play(scene)
-
-    def test_one_that_was_lost_is_tried_again(self) -> None:
-        async def scene(bench: Bench) -> None:
-            bench.store.fail_writes = 3
-            launcher = Launcher(bench, "a")
-            launcher.register(bench)
-            await until(lambda: launcher.rules_now)
-
-        play(scene)
-
-    def test_it_begins_when_the_store_comes(self) -> None:
-        async def scene(bench: Bench) -> None:
-            bench.store.available = False
-            launcher = Launcher(bench, "a")
-            launcher.candidate.registered(Incarnation(1))
-            await turns(200)
-            assert launcher.rules == []
-            bench.store.available = True
-            assert bench.store.grant_now(TTL_S) == 1
-            await until(lambda: launcher.rules_now)
-
-        play(scene)
-
-    def test_a_watch_that_lost_the_thread_begins_again(self) -> None:
-        async def scene(bench: Bench) -> None:
-            follower = Launcher(bench, "b")
-            await turns()
-            bench.store.break_watches = [StoreError("compacted")]
-            token = bench.crown()
-            await until(lambda: bench.store.watches >= 2)
-            await until(lambda: follower.follows == [("a", token)])
-            assert not follower.run.done()
-
-        play(scene)
-
-    def test_a_store_that_refuses_ends_the_launcher(self) -> None:
-        async def scene(bench: Bench) -> None:
-            follower = Launcher(bench, "b")
-            await turns()
-            bench.store.break_watches = [StoreRefused("wrong password")]
-            bench.crown()
-            await until(follower.run.done)
-            assert isinstance(follower.run.exception(), StoreRefused)
-
-        play(scene)
-
-    def test_a_master_that_lost_the_thread_makes_room_for_one_with_a_fresh_view(self) -> None:
-        async def scene(bench: Bench) -> None:
-            launcher = Launcher(bench, "a")
-            launcher.register(bench)
-            await until(lambda: launcher.candidate.shell is not None and launcher.candidate.shell.serving)
-            await until(lambda: launcher.follows != [])
-            first = launcher.candidate.shell
-            token = launcher.follows[-1][1]
-            await turns()
-            bench.store.break_watches = [StoreError("compacted")]
-            bench.register("b", port=6000)
-            await until(lambda: launcher.candidate.shell not in (None, first))
-            assert [text for text in bench.said if "giving the Master's place up: compacted" in text]
-            await until(lambda: launcher.follows[-1][1] > token)
-            await until(lambda: launcher.rules_now)
-
-        play(scene)
-
-    def test_a_master_that_finds_itself_replaced_follows(self) -> None:
-        async def scene(bench: Bench) -> None:
-            launcher = Launcher(bench, "a")
-            launcher.register(bench)
-            await until(lambda: launcher.rules_now and launcher.follows != [])
-            other = Ruler(NodeId("z"), "z.host", 1)
-            bench.store.write_now([Delete(KEYS.master)])
-            revision = bench.store.write_now([Put(KEYS.master, plain.dumps(other))])
-            await until(lambda: launcher.follows[-1] == ("z", revision))
-            assert not launcher.rules_now
-            assert launcher.candidate.shell is None
-            assert [text for text in bench.said if "no longer the Master" in text]
 
         play(scene)

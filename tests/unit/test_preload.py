@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,8 +10,10 @@ from edl.worker import preload
 from edl.worker.preload import FRAMEWORKS, Plan, Source, plan
 
 
-def plan_of(text: str, extra: tuple[str, ...] = (), package: str = "", **modules: str) -> Plan:
-    own = {name.replace("__", "."): textwrap.dedent(source) for name, source in modules.items()}
+def plan_of(
+    text: str, extra: tuple[str, ...] = (), package: str = "", modules: Mapping[str, str] | None = None
+) -> Plan:
+    own = dict(modules or {})
     parents = {name.rpartition(".")[0] for name in own}
 
     def source_of(name: str) -> Source | None:
@@ -19,7 +21,7 @@ def plan_of(text: str, extra: tuple[str, ...] = (), package: str = "", **modules
             return None
         return Source(own[name], name if name in parents else name.rpartition(".")[0])
 
-    return plan(Source(textwrap.dedent(text), package), source_of, extra)
+    return plan(Source(text, package), source_of, extra)
 
 
 def test_nothing_is_imported_for_a_script_without_frameworks() -> None:
@@ -81,10 +83,12 @@ def test_what_is_asked_for_is_a_must() -> None:
 def test_own_modules_are_followed_but_not_imported() -> None:
     found = plan_of(
         "from project.train import main",
-        project="",
-        project__train="from .model import Net\nfrom ..outside import x\nfrom . import data",
-        project__model="import torch",
-        project__data="def load():\n    import numpy\n    import project.train",
+        modules={
+            "project": "",
+            "project.train": "from .model import Net\nfrom ..outside import x\nfrom . import data",
+            "project.model": "import torch",
+            "project.data": "def load():\n    import numpy\n    import project.train",
+        },
     )
     assert found.required == ("torch",)
     assert "numpy" in found.optional
@@ -92,15 +96,16 @@ def test_own_modules_are_followed_but_not_imported() -> None:
 
 
 def test_an_own_module_that_may_not_be_imported_asks_for_nothing_firmly() -> None:
-    assert plan_of("def f():\n    import helper", helper="import torch").required == ()
+    assert plan_of("def f():\n    import helper", modules={"helper": "import torch"}).required == ()
 
 
 def test_relative_imports_of_a_module_start_in_its_package() -> None:
-    assert plan_of("from .net import Net", package="kit", kit="", kit__net="import paddle").required == ("paddle",)
+    kit = {"kit": "", "kit.net": "import paddle"}
+    assert plan_of("from .net import Net", package="kit", modules=kit).required == ("paddle",)
 
 
 def test_an_own_module_hides_a_library_of_the_same_name() -> None:
-    assert plan_of("import numpy", numpy="import torch") == plan_of("import torch")
+    assert plan_of("import numpy", modules={"numpy": "import torch"}) == plan_of("import torch")
 
 
 @pytest.mark.parametrize("text", ["x = (", "\0", "import torch\nx = ("])
@@ -110,7 +115,7 @@ def test_text_that_does_not_compile_is_left_to_the_worker(text: str) -> None:
 
 def test_reading_stops_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "MOST_FILES", 3)
-    chain = {f"m{number}": f"import m{number + 1}" for number in range(9)}
-    assert plan_of("import m0", **chain, m9="import torch") == Plan((), ())
+    chain = {f"m{number}": f"import m{number + 1}" for number in range(9)} | {"m9": "import torch"}
+    assert plan_of("import m0", modules=chain) == Plan((), ())
     monkeypatch.undo()
-    assert plan_of("import m0", **chain, m9="import torch").required == ("torch",)
+    assert plan_of("import m0", modules=chain).required == ("torch",)

@@ -264,6 +264,10 @@ class TestJoin:
             await bench.registration().join(info("node-12", port=6000))
             await bench.registration().join(info("node", port=7000))
             assert bench.hosts.asked == []
+            bench.hosts.dead = {6000, 7000}
+            await bench.registration().join(info("node", port=8000))
+            assert bench.hosts.asked == [7000]
+            assert len(bench.store.read_now(KEYS.nodes).entries) == 3
 
         play(scene)
 
@@ -284,6 +288,16 @@ class TestJoin:
             bench.hosts.dead = {5000}
             named = await bench.registration().join(info("b", port=6000, node_rank=2))
             assert named.node_rank == 2
+
+        play(scene)
+
+    def test_ones_own_place_is_free_after_a_restart(self) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", node_rank=2))
+            named = await bench.registration().join(info("a", node_rank=2))
+            (entry,) = bench.store.read_now(KEYS.nodes).entries
+            assert plain.loads(NodeInfo, entry.value) == named
+            assert bench.hosts.asked == []
 
         play(scene)
 
@@ -322,7 +336,7 @@ class TestKeep:
             await joining.join(info("a"))
             monkeypatch.setattr(asyncio, "sleep", pass_time)
             renewed: list[float] = []
-            await joining.keep(lambda: renewed.append(bench.clock.now_s()))
+            await joining.keep(lambda: renewed.append(bench.clock.now_s()), lambda: None)
             assert pauses == [TTL_S / 3] * 10
             assert renewed == [float(second) for second in range(10)]
 
@@ -334,7 +348,7 @@ class TestKeep:
             await joining.join(info("a"))
             bench.clock.advance(TTL_S)
             renewed: list[str] = []
-            await joining.keep(lambda: renewed.append("renewed"))
+            await joining.keep(lambda: renewed.append("renewed"), lambda: None)
             assert renewed == []
 
         play(scene)
@@ -355,7 +369,7 @@ class TestKeep:
             bench.store.available = False
             monkeypatch.setattr(asyncio, "sleep", pass_time)
             renewed: list[float] = []
-            await joining.keep(lambda: renewed.append(bench.clock.now_s()))
+            await joining.keep(lambda: renewed.append(bench.clock.now_s()), lambda: None)
             assert pauses == [RETRY_S] * 5 + [TTL_S / 3] * 2
             assert len(renewed) == 2
 
@@ -368,7 +382,7 @@ class TestKeep:
                     raise StoreRefused("wrong password")
 
             with pytest.raises(StoreRefused):
-                await bench.registration(store=Strict(bench.clock)).keep(lambda: None)
+                await bench.registration(store=Strict(bench.clock)).keep(lambda: None, lambda: None)
 
         play(scene)
 

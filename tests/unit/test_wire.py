@@ -190,6 +190,8 @@ class TestPlain:
             (World, "members", [[1, 2]]),
             (Record, "phase", "asleep"),
             (Record, "phase", ["running"]),
+            (Record, "done", "abc"),
+            (Record, "done", {"a": 1}),
             (Record, "charged", 1),
             (Record, "world", 7),
             (Timeouts, "recover_s", "600"),

@@ -6,14 +6,14 @@ from typing import Any
 
 from edl.errors import StoreError, StoreUnavailable
 from edl.master import election as el
-from edl.testing.sim.process import MASTER_KEY, SimProcess, Surroundings
-from edl.testing.sim.ruling import Ruling
+from edl.testing.sim.process import MASTER_KEY, Surroundings
+from edl.testing.sim.ruling import Ruling, RulingProcess
 from edl.testing.sim.store import SimStore, StoreChange
 from edl.types import Token
 from edl.wire.messages import NodeInfo
 
 
-class Candidate(SimProcess):
+class Candidate(RulingProcess):
     """A process that takes part in elections; what follows from them is the launcher's business."""
 
     def __init__(self, around: Surroundings, info: NodeInfo) -> None:
@@ -30,14 +30,6 @@ class Candidate(SimProcess):
 
     def step_down(self) -> None:
         """Rule no longer."""
-        raise NotImplementedError
-
-    def crash(self) -> None:
-        """Die at once."""
-        raise NotImplementedError
-
-    def rule_concluded(self) -> None:
-        """The Master has said goodbye."""
         raise NotImplementedError
 
     def look_at_key(self, error: StoreError | None = None) -> None:

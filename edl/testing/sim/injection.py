@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from edl.testing.sim.faults import Fault, FaultKind
+from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.network import STORE
-
-if TYPE_CHECKING:
-    from edl.testing.sim.workers import Worker
-    from edl.testing.sim.world import SimWorld
+from edl.testing.sim.workers import Worker
+from edl.testing.sim.world import SimWorld
 
 T = TypeVar("T")
 MAX_NODES = 7
 
 
+def play_out(world: SimWorld, plan: FaultPlan) -> None:
+    """Run a plan of faults to its end and heal everything."""
+    for fault in plan.faults:
+        world.timeline.at(fault.at_s, inject, world, fault)
+    world.run(plan.quiet_s - world.timeline.now_s)
+    world.heal()
+
+
 def inject(world: SimWorld, fault: Fault) -> None:
     """Do it; a fault that finds nothing to strike passes unnoticed."""
+    if world.around.trace is not None:
+        world.around.trace(f"  FAULT  {fault}")
     _HANDLERS[fault.kind](world, fault)
 
 

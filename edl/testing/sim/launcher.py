@@ -135,10 +135,14 @@ class Launcher(Candidate):
 
     def rule_concluded(self) -> None:
         """The Master has said goodbye."""
-        if self.ruling is not None:
-            self.ruling.stop()
+        ruling = self.ruling
+        if ruling is not None:
+            ruling.stop()
         if self.outcome is not None:
             self.depart()
+        elif ruling is not None and ruling.state is not None and ruling.state.record.outcome is not None:
+            # This node's own agent may not have heard it yet, and nobody else will tell it.
+            self.tell_agent(ag.Heard(ruling.state.record.outcome))
 
     # --- the stream to the Master ------------------------------------------------------------------------------------
 

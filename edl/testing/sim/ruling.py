@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from edl.errors import FencedOut, StoreError, StoreUnavailable
 from edl.master import election as el
@@ -13,16 +12,29 @@ from edl.master import events as ev
 from edl.master.machine import step, take_over
 from edl.master.state import MasterState, Record
 from edl.testing.sim.network import End, Stream
-from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY
+from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY, SimProcess
 from edl.testing.sim.store import SimStore, StoreChange, Watch
 from edl.testing.sim.timeline import Timer
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import AgentMessage, Attach, NodeInfo
 
-if TYPE_CHECKING:
-    from edl.testing.sim.candidate import Candidate
-
 Key = tuple[NodeId, Incarnation]
+
+
+class RulingProcess(SimProcess):
+    """What a rule needs of the process it lives in."""
+
+    def elect(self, event: el.ElectionEvent) -> None:
+        """Feed the election machine."""
+        raise NotImplementedError
+
+    def crash(self) -> None:
+        """Die at once."""
+        raise NotImplementedError
+
+    def rule_concluded(self) -> None:
+        """The Master has said goodbye."""
+        raise NotImplementedError
 
 
 class Line:
@@ -38,7 +50,10 @@ class Line:
         if isinstance(message, Attach):
             self._leave()
             self.key = (message.info.node, message.info.incarnation)
+            before = self.ruling.lines.get(self.key)
             self.ruling.lines[self.key] = self
+            if before is not None:  # which of the two the agent listens to is not known: it calls again if need be
+                before.stream.close(before.end)
             self.ruling.feed(ev.NodeAttached(message))
         elif self.key is not None:
             self.ruling.feed(ev.NodeSaid(*self.key, message))
@@ -55,7 +70,7 @@ class Line:
 class Ruling:
     """One rule, from election to stepping down."""
 
-    def __init__(self, launcher: Candidate, token: Token) -> None:
+    def __init__(self, launcher: RulingProcess, token: Token) -> None:
         self.launcher = launcher
         self.around = launcher.around
         self.token = token

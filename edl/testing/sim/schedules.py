@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultPlan
+from edl.testing.sim.injection import play_out
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
 
@@ -91,7 +92,7 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2, node_rank)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))
     try:
-        world.play(schedule.plan)
+        play_out(world, schedule.plan)
         world.judge()
     except Violation as violation:
         result.violation = f"at {world.timeline.now_s:.3f} s: {violation}"

@@ -14,8 +14,6 @@ from edl.master.machine import absent
 from edl.master.state import Phase
 from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
-from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
-from edl.testing.sim.injection import inject
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.process import MASTER_KEY, Surroundings
@@ -60,6 +58,7 @@ class SimWorld:
         """The latest launcher of each node, dead or alive."""
         self.retired: list[Launcher] = []
         """Earlier ones."""
+        self._healed = False
         self.training.started = self.checks.worker_started
         self.store.changed = self._store_changed
         self.network.changed.append(self._store_changed)
@@ -183,6 +182,8 @@ class SimWorld:
                 continue
             if any(worker.alive for worker in launcher.workers):
                 self.checks.fail(f"{launcher.node} has been cut off for {limit_s:g} s and its workers still run")
+        if self._healed:
+            self._replenish()
         self.timeline.after(LOOK_EVERY_S, self._look_around)
 
     def _note_contact(self, launcher: Launcher, master: Launcher | None) -> None:
@@ -202,18 +203,6 @@ class SimWorld:
 
     # --- whole schedules ---------------------------------------------------------------------------------------------
 
-    def play(self, plan: FaultPlan) -> None:
-        """Run a plan of faults to its end and heal everything."""
-        for fault in plan.faults:
-            self.timeline.at(fault.at_s, self._strike, fault)
-        self.run(plan.quiet_s - self.timeline.now_s)
-        self.heal()
-
-    def _strike(self, fault: Fault) -> None:
-        if self.around.trace is not None:
-            self.around.trace(f"  FAULT  {fault}")
-        inject(self, fault)
-
     def heal(self) -> None:
         """Undo every fault that can be undone, and see that there are nodes enough."""
         self.training.shorten(5.0)
@@ -228,10 +217,13 @@ class SimWorld:
             for worker in training.workers.values():
                 if worker.frozen:
                     training.thaw(worker)
-        if self.ended():
-            return
+        self._healed = True
+        self._replenish()
+
+    def _replenish(self) -> None:
+        """Somebody starts a launcher wherever one is missing, as long as the job goes on."""
         for node, launcher in list(self.launchers.items()):
-            if len(self.usable()) < self.spec.nodes.highest and not launcher.alive:
+            if not self.ended() and len(self.usable()) < self.spec.nodes.highest and not launcher.alive:
                 self.start(node, launcher.info.slots, launcher.info.node_rank)
 
     def ended(self) -> bool:
@@ -285,6 +277,3 @@ class SimWorld:
                 self.checks.fail(f"{launcher.node} exits with {own}, the job with {expected}")
         if self.training.alive():
             self.checks.fail(f"workers outlive the job: {self.training.alive()}")
-
-
-__all__ = ["Fault", "FaultKind", "FaultPlan", "SimWorld"]

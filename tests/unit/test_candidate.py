@@ -1,0 +1,223 @@
+"""The election's shell: somebody rules, nobody rules twice, and all know who."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.errors import StoreError, StoreRefused
+from edl.master import candidate as candidate_module
+from edl.master import shell as shell_module
+from edl.master.candidate import Callbacks, Candidate
+from edl.master.election import Ruler
+from edl.master.shell import MasterShell
+from edl.ports import Delete, Put
+from edl.types import Incarnation, NodeId, Token
+from edl.wire import plain
+from tests.unit.master_bench import KEYS, TTL_S, Bench, play, turns, until
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_module, "RETRY_S", 0)
+    monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0)
+
+
+class Launcher:
+    """A candidate and what it was told."""
+
+    def __init__(self, bench: Bench, name: str) -> None:
+        self.follows: list[tuple[str, Token]] = []
+        self.rules: list[MasterShell | None] = []
+        self.ruler = Ruler(NodeId(name), f"{name}.host", 5000)
+        self.candidate = Candidate(bench.around(name), self.ruler, Callbacks(self._follow, self.rules.append))
+        self.run = bench.start(self.candidate.run())
+        self.lease = Incarnation(0)
+
+    def _follow(self, ruler: Ruler, token: Token) -> None:
+        self.follows.append((ruler.node, token))
+
+    def register(self, bench: Bench) -> None:
+        self.lease = Incarnation(bench.store.grant_now(TTL_S))
+        self.candidate.registered(self.lease)
+
+    @property
+    def rules_now(self) -> bool:
+        return bool(self.rules) and self.rules[-1] is not None
+
+
+async def two(bench: Bench) -> tuple[Launcher, Launcher]:
+    """One that rules and one that follows."""
+    first, second = Launcher(bench, "a"), Launcher(bench, "b")
+    first.register(bench)
+    await until(lambda: first.rules_now and bool(second.follows))
+    second.register(bench)
+    await turns()
+    return first, second
+
+
+class TestElection:
+    def test_one_rules_and_all_follow(self) -> None:
+        async def scene(bench: Bench) -> None:
+            launchers = [Launcher(bench, name) for name in "abc"]
+            for launcher in launchers:
+                launcher.register(bench)
+            await until(lambda: all(launcher.follows for launcher in launchers))
+            await turns()
+            assert [launcher.rules_now for launcher in launchers].count(True) == 1
+            (ruler,) = [launcher for launcher in launchers if launcher.rules_now]
+            (entry,) = bench.store.read_now(KEYS.master).entries
+            assert (entry.lease, plain.loads(Ruler, entry.value)) == (ruler.lease, ruler.ruler)
+            assert {launcher.follows[-1] for launcher in launchers} == {
+                (ruler.ruler.node, Token(entry.create_revision))
+            }
+
+        play(scene)
+
+    def test_who_has_no_lease_does_not_stand(self) -> None:
+        async def scene(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            await turns(200)
+            assert launcher.rules == []
+            assert bench.stored() == []
+
+        play(scene)
+
+    def test_the_next_one_rules_when_the_lease_of_the_first_ends(self) -> None:
+        async def scene(bench: Bench) -> None:
+            first, second = await two(bench)
+            bench.store.revoke_now(first.lease)
+            first.candidate.unregistered()
+            await until(lambda: second.rules_now and first.follows[-1][0] == "b")
+            assert not first.rules_now
+            assert second.follows[-1][1] > first.follows[0][1]
+
+        play(scene)
+
+    def test_a_master_whose_host_refuses_connections_is_replaced(self) -> None:
+        async def scene(bench: Bench) -> None:
+            first, second = await two(bench)
+            second.candidate.ruler_refused(second.follows[-1][1])
+            await until(lambda: second.rules_now and not first.rules_now)
+            await turns()  # what the watch tells late about the old key unseats nobody
+            assert second.rules_now
+            assert first.follows[-1] == second.follows[-1] == ("b", second.follows[-1][1])
+            assert first.candidate.shell is None
+
+        play(scene)
+
+    def test_an_old_hint_replaces_nobody(self) -> None:
+        async def scene(bench: Bench) -> None:
+            first, second = await two(bench)
+            second.candidate.ruler_refused(Token(second.follows[-1][1] - 1))
+            await turns()
+            assert first.rules_now
+            assert not second.rules_now
+
+        play(scene)
+
+    def test_whoever_leaves_stops_ruling(self) -> None:
+        async def scene(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
+            shell = launcher.candidate.shell
+            assert shell is not None
+            await until(lambda: shell.serving)
+            launcher.run.cancel()
+            await until(launcher.run.done)
+            assert launcher.rules[-1] is None
+            assert not shell.serving
+
+        play(scene)
+
+
+class TestElectionWithoutStore:
+    def test_a_campaign_without_an_answer_that_was_won_is_found_out(self) -> None:
+        async def scene(bench: Bench) -> None:
+            bench.store.fail_after_writing = 1
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
+            (entry,) = bench.store.read_now(KEYS.master).entries
+            assert launcher.follows == [("a", Token(entry.create_revision))]
+            assert entry.create_revision == entry.mod_revision  # it was not created a second time
+
+        play(scene)
+
+    def test_one_that_was_lost_is_tried_again(self) -> None:
+        async def scene(bench: Bench) -> None:
+            bench.store.fail_writes = 3
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
+
+        play(scene)
+
+    def test_it_begins_when_the_store_comes(self) -> None:
+        async def scene(bench: Bench) -> None:
+            bench.store.available = False
+            launcher = Launcher(bench, "a")
+            launcher.candidate.registered(Incarnation(1))
+            await turns(200)
+            assert launcher.rules == []
+            bench.store.available = True
+            assert bench.store.grant_now(TTL_S) == 1
+            await until(lambda: launcher.rules_now)
+
+        play(scene)
+
+    def test_a_watch_that_lost_the_thread_begins_again(self) -> None:
+        async def scene(bench: Bench) -> None:
+            follower = Launcher(bench, "b")
+            await turns()
+            bench.store.break_watches = [StoreError("compacted")]
+            token = bench.crown()
+            await until(lambda: bench.store.watches >= 2)
+            await until(lambda: follower.follows == [("a", token)])
+            assert not follower.run.done()
+
+        play(scene)
+
+    def test_a_store_that_refuses_ends_the_launcher(self) -> None:
+        async def scene(bench: Bench) -> None:
+            follower = Launcher(bench, "b")
+            await turns()
+            bench.store.break_watches = [StoreRefused("wrong password")]
+            bench.crown()
+            await until(follower.run.done)
+            assert isinstance(follower.run.exception(), StoreRefused)
+
+        play(scene)
+
+    def test_a_master_that_lost_the_thread_makes_room_for_one_with_a_fresh_view(self) -> None:
+        async def scene(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.candidate.shell is not None and launcher.candidate.shell.serving)
+            await until(lambda: launcher.follows != [])
+            first = launcher.candidate.shell
+            token = launcher.follows[-1][1]
+            await turns()
+            bench.store.break_watches = [StoreError("compacted")]
+            bench.register("b", port=6000)
+            await until(lambda: launcher.candidate.shell not in (None, first))
+            assert [text for text in bench.said if "giving the Master's place up: compacted" in text]
+            await until(lambda: launcher.follows[-1][1] > token)
+            await until(lambda: launcher.rules_now)
+
+        play(scene)
+
+    def test_a_master_that_finds_itself_replaced_follows(self) -> None:
+        async def scene(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now and launcher.follows != [])
+            other = Ruler(NodeId("z"), "z.host", 1)
+            bench.store.write_now([Delete(KEYS.master)])
+            revision = bench.store.write_now([Put(KEYS.master, plain.dumps(other))])
+            await until(lambda: launcher.follows[-1] == ("z", revision))
+            assert not launcher.rules_now
+            assert launcher.candidate.shell is None
+            assert [text for text in bench.said if "no longer the Master" in text]
+
+        play(scene)

@@ -1,0 +1,117 @@
+"""The election, event by event."""
+
+from __future__ import annotations
+
+from edl.master import election as el
+from edl.types import NodeId, Token
+
+OTHER = el.Ruler(NodeId("other"), "other", 1)
+SELF = el.Ruler(NodeId("self"), "self", 1)
+
+
+def after(*events: el.ElectionEvent) -> el.ElectionDecision:
+    """The last decision of a launcher to which this has happened."""
+    decision = el.ElectionDecision(el.ElectionState(), (), "")
+    for event in events:
+        decision = el.elect(decision.state, event)
+    return decision
+
+
+def won(token: int) -> el.CampaignEnded:
+    return el.CampaignEnded(True, Token(token))
+
+
+def ruled_by(ruler: el.Ruler | None, token: int) -> el.KeyChanged:
+    return el.KeyChanged(ruler, Token(token))
+
+
+LOST = el.CampaignEnded(False, Token(0))
+MASTER = (el.Registered(), won(5))
+
+
+def test_the_first_one_stands() -> None:
+    decision = after(el.Registered())
+    assert decision.effects == (el.Campaign(Token(0)),)
+    assert decision.reason == "nobody rules"
+
+
+def test_a_winner_rules() -> None:
+    decision = after(*MASTER)
+    assert decision.effects == (el.Rule(Token(5)),)
+    assert decision.state.role is el.Role.MASTER
+    assert decision.reason == "elected"
+
+
+def test_who_is_not_registered_does_not_stand() -> None:
+    assert after(ruled_by(None, 3)).effects == ()
+    decision = after(ruled_by(OTHER, 3), el.RulerRefused(Token(3)))
+    assert (decision.effects, decision.reason) == ((), "an old hint")
+
+
+def test_a_loser_follows_whom_the_watch_shows() -> None:
+    decision = after(el.Registered(), LOST, ruled_by(OTHER, 4), LOST)
+    assert decision.state.role is el.Role.FOLLOWER
+    assert decision.reason == "another launcher was faster"
+    assert after(el.Registered(), ruled_by(OTHER, 4)).effects == (el.Follow(OTHER, Token(4)),)
+
+
+def test_a_loser_who_knows_of_nobody_asks_again() -> None:
+    decision = after(el.Registered(), LOST)
+    assert decision.effects == (el.Campaign(Token(0)),)
+    assert decision.reason == "nobody is known to rule: trying again"
+
+
+def test_a_dead_ruler_is_deposed_before_its_lease_ends() -> None:
+    known = (ruled_by(OTHER, 4), el.Registered())
+    assert after(*known).effects == ()
+    decision = after(*known, el.RulerRefused(Token(4)))
+    assert decision.effects == (el.Campaign(Token(4)),)
+    assert decision.reason == "the Master's host refuses connections: replacing it"
+    assert after(*known, el.RulerRefused(Token(3))).effects == ()
+
+
+def test_a_replaced_master_steps_down_and_follows() -> None:
+    decision = after(*MASTER, ruled_by(OTHER, 9))
+    assert decision.effects == (el.StepDown("other rules now"), el.Follow(OTHER, Token(9)))
+
+
+def test_a_fenced_master_steps_down_and_stands_again() -> None:
+    decision = after(*MASTER, el.FencedOff())
+    assert decision.effects == (el.StepDown("another Master has been elected"), el.Campaign(Token(0)))
+
+
+def test_a_watch_that_lags_behind_does_not_unseat_a_new_master() -> None:
+    decision = after(el.Registered(), ruled_by(OTHER, 3), won(5), ruled_by(None, 4))
+    assert (decision.effects, decision.reason) == ((), "old news")
+    assert decision.state.role is el.Role.MASTER
+    assert after(el.Registered(), won(5), ruled_by(SELF, 5)).effects == (el.Follow(SELF, Token(5)),)
+
+
+def test_a_win_that_has_come_and_gone_is_none() -> None:
+    decision = after(el.Registered(), ruled_by(SELF, 5), ruled_by(None, 6), won(5))
+    assert decision.state.role is el.Role.CANDIDATE
+    assert decision.effects == (el.Campaign(Token(0)),)
+
+
+def test_a_lost_lease_ends_a_rule() -> None:
+    decision = after(*MASTER, el.Unregistered())
+    assert decision.effects == (el.StepDown("this launcher's lease ended"),)
+    assert not decision.state.registered
+    again = after(*MASTER, el.Unregistered(), ruled_by(None, 8), el.Registered())
+    assert again.effects == (el.Campaign(Token(0)),)
+
+
+def test_a_campaign_whose_lease_ended_is_given_up() -> None:
+    decision = after(el.Registered(), el.Unregistered(), won(5))
+    assert (decision.effects, decision.reason) == ((), "the campaign was given up")
+
+
+def test_a_master_that_lost_store_and_nodes_asks_for_its_place_again() -> None:
+    decision = after(*MASTER, el.OutOfTouch())
+    reason = "out of touch with the store and with a node: another Master may rule"
+    assert decision.effects == (el.StepDown(reason), el.Campaign(Token(5)))
+    back = el.elect(decision.state, won(5))
+    assert back.effects == (el.Rule(Token(5)),)
+    beaten = el.elect(el.elect(decision.state, ruled_by(OTHER, 9)).state, LOST)
+    assert beaten.state.role is el.Role.FOLLOWER
+    assert after(el.Registered(), el.OutOfTouch()).reason == "not the Master any more"

@@ -1,0 +1,70 @@
+"""Order of the nodes in a world."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from edl.rendezvous.ranks import Candidate, order
+from edl.types import NodeId
+
+
+def nodes(text: str) -> list[NodeId]:
+    return [NodeId(name) for name in text.split()]
+
+
+def candidates(text: str) -> list[Candidate]:
+    """``"a b:0 c"``: in order of arrival, with the node rank asked for."""
+    made = []
+    for index, word in enumerate(text.split()):
+        name, _, rank = word.partition(":")
+        made.append(Candidate(NodeId(name), index, int(rank) if rank else -1))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("previous", "ready", "size", "expected"),
+    [
+        pytest.param("", "c a b", 3, "c a b", id="the first world is in order of arrival"),
+        pytest.param("", "c a b", 2, "c a", id="the last to arrive is a spare"),
+        pytest.param("a b c", "c a b", 3, "a b c", id="survivors keep their order"),
+        pytest.param("a b c", "c x a", 3, "a x c", id="a replacement takes the vacated place"),
+        pytest.param("a b c", "c a", 2, "a c", id="the others move up"),
+        pytest.param("a b", "b a x y", 4, "a b x y", id="newcomers come last"),
+        pytest.param("a b c d", "y d x a", 4, "a y x d", id="two places, in order of arrival"),
+        pytest.param("a b c", "x c b a", 2, "a b", id="survivors before newcomers, the last survivors go first"),
+        pytest.param("", "a:1 b:0", 2, "b a", id="a node rank asked for is given"),
+        pytest.param("", "a b:0 c:2", 3, "b a c", id="others take what is left"),
+        pytest.param("", "a b c:0", 2, "c a", id="who asked for a place comes before other newcomers"),
+        pytest.param("", "a:5 b", 2, "a b", id="a rank beyond the world counts as none"),
+        pytest.param("a b", "a b x:0", 3, "x a b", id="a node rank outweighs the order of survivors"),
+    ],
+)
+def test_order(previous: str, ready: str, size: int, expected: str) -> None:
+    assert order(nodes(previous), candidates(ready), size) == tuple(nodes(expected))
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_size_must_fit_the_candidates(size: int) -> None:
+    with pytest.raises(ValueError, match=rf"^size={size} with 2 candidates$"):
+        order([], candidates("a b"), size)
+
+
+def test_properties_hold_for_random_worlds() -> None:
+    rng = random.Random(1)
+    for _ in range(3000):
+        names = [NodeId(f"n{index}") for index in range(8)]
+        previous = rng.sample(names, rng.randint(0, 6))
+        ready = [Candidate(name, index) for index, name in enumerate(rng.sample(names, rng.randint(1, 8)))]
+        size = rng.randint(1, len(ready))
+        placed = order(previous, ready, size)
+        present = {candidate.node for candidate in ready}
+        survivors = [node for node in previous if node in present][:size]
+        assert len(set(placed)) == size
+        assert set(placed) <= present
+        assert [node for node in placed if node in survivors] == survivors, "survivors stay, in their order"
+        if size >= len(previous):
+            unmoved = [place for place, node in enumerate(previous) if node in present]
+            if size - len(survivors) >= len(previous) - len(survivors):
+                assert all(placed[place] == previous[place] for place in unmoved), "every gap is filled, nobody moves"

@@ -1,0 +1,243 @@
+"""A round's workers on one node: what they are started with, and what is known when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from edl.agent.events import WorkerEnded
+from edl.agent.workers import CANNOT_START, WorkerGroup
+from edl.config import JobSpec, LogPlan, NodeRange
+from edl.errors import WorkerStartError
+from edl.ports import ProcessEvent
+from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire.messages import Member, World
+
+WORLD = World(
+    Round(3),
+    (
+        Member(NodeId("a"), Incarnation(1), "h1", 1, Rank(0), (1, 2)),
+        Member(NodeId("b"), Incarnation(2), "h2", 2, Rank(1), (1, 2, 3)),
+    ),
+    0,
+)
+
+
+class FakeProcesses:
+    """Workers that are nothing but their ends of the pipes."""
+
+    def __init__(self) -> None:
+        self.environments: dict[int, dict[str, str]] = {}
+        self.outputs: dict[int, tuple[int, int]] = {}
+        self.signals: list[tuple[int, int]] = []
+        self.fail_at = ""
+
+    async def warm(self) -> str:
+        return ""
+
+    async def spawn(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+        await asyncio.sleep(0)
+        if environment["LOCAL_RANK"] == self.fail_at:
+            raise WorkerStartError("no more processes")
+        pid = 1000 + int(environment["LOCAL_RANK"])
+        self.environments[pid] = environment
+        self.outputs[pid] = (os.dup(stdout), os.dup(stderr))
+        return pid
+
+    async def signal(self, pid: int, number: int) -> None:
+        self.signals.append((pid, number))
+
+    async def events(self) -> AsyncIterator[ProcessEvent]:
+        return
+        yield
+
+    async def close(self) -> None:
+        self.end_all()
+
+    def write(self, pid: int, *, stdout: bytes = b"", stderr: bytes = b"") -> None:
+        for descriptor, data in zip(self.outputs[pid], (stdout, stderr), strict=True):
+            os.write(descriptor, data)
+
+    def end_all(self) -> None:
+        for descriptor in (descriptor for pair in self.outputs.values() for descriptor in pair):
+            os.close(descriptor)
+        self.outputs.clear()
+
+
+class Bench:
+    def __init__(self, folder: Path, **plan: int) -> None:
+        self.processes = FakeProcesses()
+        self.said: list[str] = []
+        self.folder = folder
+        spec = JobSpec(JobId("my-job"), NodeRange(1, 4))
+        logs = LogPlan(str(folder), **plan)  # type: ignore[arg-type]
+        self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, self.said.append)
+
+
+def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+
+    async def whole() -> None:
+        try:
+            await scene()
+        finally:
+            bench.processes.end_all()
+            for pid in (1000, 1001):
+                bench.group.ended(pid, 0)
+
+    asyncio.run(whole())
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        assert await bench.group.start(WORLD) == []
+        assert [bench.processes.environments[pid]["RANK"] for pid in (1000, 1001)] == ["1", "2"]
+        environment = bench.processes.environments[1001]
+        assert environment["PATH"] == "/bin"
+        assert environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2" / "1" / "error.json")
+        assert (tmp_path / "attempt_2" / "1").is_dir()
+        assert bench.group.place(1001) == (Round(3), 1)
+        assert bench.group.place(7) is None
+
+    play(bench, scene)
+
+
+def test_signals_reach_those_named_or_all(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD)
+        await bench.group.signal(15, (1,))
+        await bench.group.signal(9, ())
+        assert bench.processes.signals == [(1001, 15), (1000, 9), (1001, 9)]
+
+    play(bench, scene)
+
+
+def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD)
+        text = b'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: Connection closed by peer\n'
+        bench.processes.write(1001, stderr=text)
+        ended = bench.group.ended(1001, 1)
+        assert ended is not None
+        assert (ended.round, ended.local_rank, ended.exit_code) == (3, 1, 1)
+        assert ended.exception == "RuntimeError: Connection closed by peer"
+        assert ended.traceback == ended.tail == text.decode().rstrip()
+        assert ended.peer_loss
+        assert bench.group.place(1001) is None
+        assert bench.group.ended(1001, 1) is None
+
+    play(bench, scene)
+
+
+def test_the_error_file_knows_better(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD)
+        (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
+        ended = bench.group.ended(1000, 1)
+        assert ended is not None
+        assert ended.exception == "from the file"
+
+    play(bench, scene)
+
+
+def test_a_good_end_has_no_last_words(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD)
+        bench.processes.write(1000, stderr=b"ValueError: only a log line\n")
+        assert bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
+
+    play(bench, scene)
+
+
+def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    bench = Bench(tmp_path, redirect_all=1, tee_all=2)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD)
+        bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
+        bench.group.ended(1001, 0)
+        folder = tmp_path / "attempt_2" / "1"
+        assert (folder / "stdout.log").read_bytes() == b"to the file\n"
+        assert (folder / "stderr.log").read_bytes() == b"to both\n"
+
+    play(bench, scene)
+    shown = capfdbinary.readouterr()
+    assert shown.out == b""
+    assert shown.err == b"[default2]:to both\n"
+
+
+def test_a_worker_that_cannot_be_created_is_an_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.processes.fail_at = "1"
+
+    async def scene() -> None:
+        ends = await bench.group.start(WORLD)
+        assert ends == [WorkerEnded(Round(3), 1, CANNOT_START, exception="no more processes")]
+        assert bench.group.place(1000) == (Round(3), 0)
+
+    play(bench, scene)
+
+
+@pytest.mark.parametrize("pipes", [0, 1, 2, 3])
+def test_so_is_one_for_whose_output_there_is_no_pipe(
+    pipes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    real, made = os.pipe, [0]
+
+    def scarce() -> tuple[int, int]:
+        if made[0] == pipes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made[0] += 1
+        return real()
+
+    async def scene() -> None:
+        monkeypatch.setattr(os, "pipe", scarce)
+        ends = await bench.group.start(WORLD)
+        assert [end.local_rank for end in ends] == ([1] if pipes >= 2 else [0, 1])
+        assert {end.exit_code for end in ends} == {CANNOT_START}
+        assert "Too many open files" in ends[0].exception
+
+    play(bench, scene)
+
+
+def test_the_end_of_a_workers_output_is_noticed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        await bench.group.start(WORLD)
+        bench.processes.end_all()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert set(os.listdir("/proc/self/fd")) == before
+
+    play(bench, scene)
+
+
+def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    bench = Bench(tmp_path / "taken")
+
+    async def scene() -> None:
+        assert await bench.group.start(WORLD) == []
+        assert len(bench.said) == 2
+        assert "training goes on" in bench.said[0]
+
+    play(bench, scene)
