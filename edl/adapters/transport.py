@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
@@ -71,6 +72,7 @@ class MasterServer:
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
+        _check_can_listen(host, port)  # gRPC says less, and prints it as well
         self._server = grpc.aio.server(options=_OPTIONS)
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
@@ -144,6 +146,8 @@ class Connection:
             if _ACCEPTED in tuple(await call.initial_metadata() or ()):
                 opened()
             async for message in call:
+                if message is None:  # what gRPC makes of a message that could not be decoded
+                    raise ProtocolError("the Master sent a message that this version of edl cannot read")
                 await heard(message)
             return "the Master closed the stream"
         except grpc.aio.AioRpcError as error:
@@ -198,6 +202,18 @@ async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return False
+
+
+def _check_can_listen(host: str, port: int) -> None:
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    except OSError as error:
+        raise PortInUse(
+            f"cannot listen on {address(host, port)}: {error.strerror}. Name an address of this host with --local-addr"
+        ) from error
 
 
 def address(host: str, port: int) -> str:

@@ -33,14 +33,23 @@ def nursery_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
 
 
 def worker_environment(
-    base: Mapping[str, str], spec: JobSpec, world: World, node: NodeId, local_rank: int, paths: LocalPaths
+    base: Mapping[str, str],
+    spec: JobSpec,
+    world: World,
+    node: NodeId,
+    local_rank: int,
+    paths: LocalPaths,
+    gpus: int = 0,
 ) -> dict[str, str]:
-    """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
+    """The complete environment of one worker: the launcher's own, and what its place in the world adds.
+
+    ``gpus``: how many of this node's GPUs Paddle may use, 0 when it runs on the CPU.
+    """
     position = world.position(node)
     member = world.members[position]
     environment = nursery_environment(base, member.slots)
     environment.update(_torch(spec, world, member, position, local_rank))
-    environment.update(_paddle(base, world, member, local_rank))
+    environment.update(_paddle(base, world, member, local_rank, gpus))
     environment["TORCHELASTIC_ERROR_FILE"] = paths.error_file
     environment["PADDLE_LOG_DIR"] = paths.log_dir
     environment["EDL_JOB_ID"] = spec.job
@@ -74,11 +83,11 @@ def _torch(spec: JobSpec, world: World, member: Member, position: int, local_ran
     }
 
 
-def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: int) -> dict[str, str]:
-    endpoints = [f"{peer.host}:{port}" for peer in world.members for port in peer.ports[1 : 1 + peer.slots]]
+def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: int, gpus: int) -> dict[str, str]:
+    endpoints = [_address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots]]
     rank = member.first_rank + local_rank
     environment = {
-        "PADDLE_MASTER": f"{world.master_host}:{world.master_port}",
+        "PADDLE_MASTER": _address(world.master_host, world.master_port),
         "PADDLE_GLOBAL_SIZE": str(world.size),
         "PADDLE_LOCAL_SIZE": str(member.slots),
         "PADDLE_GLOBAL_RANK": str(rank),
@@ -92,12 +101,15 @@ def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: i
         "PADDLE_AUTO_CLUSTER": "0",
         "TRAINING_ROLE": "TRAINER",
     }
-    if "EDL_ACCELERATORS" in base:
-        devices = base["EDL_ACCELERATORS"].split(",")
-        environment["FLAGS_selected_gpus"] = (
-            devices[local_rank % len(devices)] if member.slots > 1 else ",".join(devices)
-        )
+    if gpus:
+        # Counted among the visible ones, as Paddle does; a lone worker gets all of them.
+        mine = [local_rank % gpus] if member.slots > 1 else range(gpus)
+        environment["FLAGS_selected_gpus"] = ",".join(str(index) for index in mine)
     elif "PADDLE_DISTRI_BACKEND" not in base:
         # Without it Paddle on CPU forms no group at all and says nothing about it.
         environment["PADDLE_DISTRI_BACKEND"] = "gloo"
     return environment
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

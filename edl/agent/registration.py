@@ -45,10 +45,7 @@ class Registration:
 
         Raises ``JobConflict`` when a living job of this id has other settings and ``JobEnded`` right after an end.
         """
-        farewell = await self._store.read(self._keys.farewell)
-        for entry in farewell.entries:
-            if entry.key == self._keys.farewell:
-                raise JobEnded(plain.loads(Finish, entry.value))
+        await self._raise_if_ended()
         for _ in range(100):
             snapshot = await self._store.read(self._keys.prefix)
             entries = {entry.key: entry for entry in snapshot.entries}
@@ -58,6 +55,11 @@ class Registration:
                 return
             await self._found(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
+
+    async def _raise_if_ended(self) -> None:
+        for entry in (await self._store.read(self._keys.farewell)).entries:
+            if entry.key == self._keys.farewell:
+                raise JobEnded(plain.loads(Finish, entry.value))
 
     def _fits(self, entries: dict[str, KeyValue]) -> bool:
         """Whether the stored settings are ours. Raises ``JobConflict`` when they are others' and these live."""
@@ -88,6 +90,13 @@ class Registration:
             Put(self._keys.token, secrets.token_hex(16).encode()),
         ]
         await self._store.write(operations, [condition])
+
+    async def rejoin(self, info: NodeInfo) -> NodeInfo:
+        """``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` when the job has ended."""
+        if not (await self._store.read(self._keys.spec)).entries:
+            await self._raise_if_ended()
+            raise JobConflict(f"job {self._spec.job} has ended while this node was cut off")
+        return await self.join(info)
 
     async def join(self, info: NodeInfo) -> NodeInfo:
         """Take the node's name under a new lease; returns the info with its incarnation.

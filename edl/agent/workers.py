@@ -43,6 +43,7 @@ class WorkerGroup:
         node: NodeId,
         environment: Mapping[str, str],
         logs: LogPlan,
+        gpus: int,
         log: Callable[[str], None],
     ) -> None:
         self._processes = processes
@@ -50,6 +51,7 @@ class WorkerGroup:
         self._node = node
         self._environment = environment
         self._logs = logs
+        self._gpus = gpus
         self._log = log
         self._running: dict[int, _Running] = {}
 
@@ -74,7 +76,9 @@ class WorkerGroup:
             return WorkerEnded(world.round, local_rank, CANNOT_START, exception=why)
         worker = _Running(world.round, local_rank, folder / "error.json", stdout, stderr)
         paths = LocalPaths(str(worker.error_file), str(folder))
-        environment = worker_environment(self._environment, self._spec, world, self._node, local_rank, paths)
+        environment = worker_environment(
+            self._environment, self._spec, world, self._node, local_rank, paths, self._gpus
+        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

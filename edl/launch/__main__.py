@@ -12,6 +12,7 @@ from edl import __version__
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
 from edl.launch.cli import launcher_options, settings_from, with_both_spellings
+from edl.launch.console import let_go_of_console
 
 
 @click.command(
@@ -47,6 +48,8 @@ def main() -> None:
     except EdlError as error:
         click.echo(f"edl: error: {error}", err=True)
         sys.exit(int(error.exit_code))
+    finally:
+        let_go_of_console()
 
 
 if __name__ == "__main__":

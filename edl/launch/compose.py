@@ -36,6 +36,7 @@ from edl.agent.state import AgentState
 from edl.agent.workers import WorkerGroup
 from edl.config import environment
 from edl.errors import SettingError, StoreUnavailable
+from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console
 from edl.launch.launcher import Launcher, Parts, ended_before
 from edl.launch.settings import Backend, LaunchSettings
@@ -165,7 +166,7 @@ async def _assemble(
             clock=clock,
             processes=processes,
             warming=warming,
-            workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, log),
+            workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, paddle_gpus(), log),
             connect=lambda master_host, master_port: Connection(master_host, master_port, registration.token),
             refuses=refuses,
             register=lambda: launcher.register_again(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,3 +26,16 @@ def console(node: str) -> Callable[[str], None]:
             print(f"[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)
 
     return log
+
+
+def let_go_of_console() -> None:
+    """Before the end: a console that went away (``edl-run … | head``) must not decide the exit status.
+
+    The interpreter writes what is left in the buffers when it ends, and ends with 120 when it cannot.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -104,7 +104,7 @@ class Launcher:
     async def register_again(self) -> NodeInfo:
         """A new lease after the last one was lost."""
         parts = self._parts
-        parts.info = await parts.registration.join(parts.info)
+        parts.info = await parts.registration.rejoin(parts.info)
         parts.candidate.registered(parts.registration.lease)
         self._renewing.set()
         return parts.info
@@ -159,7 +159,9 @@ class Launcher:
         await parts.server.stop()
         if parts.member is not None and ended:
             await _others_gone(parts.store, JobKeys(parts.job))
-            await parts.member.stop(0)  # its data goes; a member without a majority would take long to stop in good order
+            await parts.member.stop(
+                0
+            )  # its data goes; a member without a majority would take long to stop in good order
             parts.member.discard()
 
 

@@ -49,7 +49,7 @@ from edl.wire.messages import (
     WorkersDone,
 )
 
-MAX_FAILURES_KEPT = 32
+MAX_FAILURES_KEPT = 12
 """Failures remembered for one incident: enough to see the pattern, small enough for one store value."""
 
 

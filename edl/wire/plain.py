@@ -15,6 +15,8 @@ import types
 import typing
 from typing import Any, TypeVar
 
+from edl.errors import ProtocolError
+
 T = TypeVar("T")
 
 
@@ -40,8 +42,14 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(kind: type[T], text: bytes) -> T:
-    """The inverse of ``dumps``."""
-    return from_plain(kind, json.loads(text))
+    """The inverse of ``dumps``. Raises ``ProtocolError`` when the text is nothing that ``dumps`` has written."""
+    try:
+        return from_plain(kind, json.loads(text))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ProtocolError(
+            f"the store holds something that is no {kind.__name__} ({error}). Was it written by another program, "
+            "or by another version of edl? Use another --rdzv-id"
+        ) from error
 
 
 @functools.lru_cache(maxsize=256)

@@ -49,9 +49,10 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
     before_script(imported_under)
     sys.orig_argv[:] = shown_command(order)
     namespace = types.ModuleType("__main__")
-    namespace.__dict__["__builtins__"] = builtins
+    scope = vars(namespace)
+    scope["__builtins__"] = builtins
     if sys.version_info < (3, 14):
-        namespace.__dict__["__annotations__"] = {}
+        scope["__annotations__"] = {}
     sys.modules["__main__"] = namespace
     if order.kind == "module":
         sys.argv[:] = ["-m", *order.arguments]
@@ -110,7 +111,7 @@ def _run_script(path: str, namespace: types.ModuleType) -> None:
     except OSError as error:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         sys.exit(_CANNOT_OPEN)
-    scope = namespace.__dict__
+    scope = vars(namespace)
     scope.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path), __spec__=None)
     try:
         exec(compile(source, path, "exec", dont_inherit=True), scope)  # noqa: S102 - running it is the purpose

@@ -67,7 +67,7 @@ def _settle(parent: int) -> None:
         for number in NURSERY_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is
         traceback.print_exc()
         os._exit(ExitCode.INTERNAL)
 

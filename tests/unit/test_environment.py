@@ -42,8 +42,10 @@ TORCHRUN = {
 }
 
 
-def told(node: str, local_rank: int, base: dict[str, str] | None = None, world: World = WORLD) -> dict[str, str]:
-    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS)
+def told(
+    node: str, local_rank: int, base: dict[str, str] | None = None, world: World = WORLD, gpus: int = 0
+) -> dict[str, str]:
+    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS, gpus)
 
 
 def part(environment: dict[str, str], *names: str) -> tuple[str, ...]:
@@ -124,13 +126,12 @@ class TestPaddle:
         assert told("a", 0, {"PADDLE_DISTRI_BACKEND": "nccl"})["PADDLE_DISTRI_BACKEND"] == "nccl"
 
     def test_with_accelerators_paddle_picks_the_backend_and_each_worker_has_one(self) -> None:
-        base = {"EDL_ACCELERATORS": "4,6"}
-        assert "PADDLE_DISTRI_BACKEND" not in told("a", 0, base)
-        assert [told("a", local_rank, base)["FLAGS_selected_gpus"] for local_rank in range(2)] == ["4", "6"]
-        assert [told("c", local_rank, base)["FLAGS_selected_gpus"] for local_rank in range(3)] == ["4", "6", "4"]
+        assert "PADDLE_DISTRI_BACKEND" not in told("a", 0, gpus=2)
+        assert [told("a", local_rank, gpus=2)["FLAGS_selected_gpus"] for local_rank in range(2)] == ["0", "1"]
+        assert [told("c", local_rank, gpus=2)["FLAGS_selected_gpus"] for local_rank in range(3)] == ["0", "1", "0"]
 
     def test_a_node_with_one_worker_gives_it_all_accelerators(self) -> None:
-        assert told("b", 0, {"EDL_ACCELERATORS": "4,6"})["FLAGS_selected_gpus"] == "4,6"
+        assert told("b", 0, gpus=2)["FLAGS_selected_gpus"] == "0,1"
 
 
 class TestEdl:
@@ -164,7 +165,7 @@ class TestBase:
         assert base == {"PATH": "/bin"}
 
     def test_everything_is_text(self) -> None:
-        assert all(isinstance(value, str) for value in told("c", 2, {"EDL_ACCELERATORS": "0"}).values())
+        assert all(isinstance(value, str) for value in told("c", 2, gpus=1).values())
 
     def test_a_node_outside_the_world_is_a_mistake(self) -> None:
         with pytest.raises(KeyError, match="stranger"):

@@ -76,7 +76,7 @@ class Bench:
         self.folder = folder
         spec = JobSpec(JobId("my-job"), NodeRange(1, 4))
         logs = LogPlan(str(folder), **plan)  # type: ignore[arg-type]
-        self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, self.said.append)
+        self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, 0, self.said.append)
 
 
 def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None:
