@@ -27,18 +27,27 @@ _ACCEPTED = ("edl-master", "1")
 _OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
-    # A host that vanishes without a word is noticed on an idle stream, too; its lease is what decides.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Of those that ask often the default server thinks ill, and hangs up.
+    ("grpc.http2.min_ping_interval_without_data_ms", 50),
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
 ]
+DEFAULT_LEASE_TTL_S = 3.0
+
+
+def _options(lease_ttl_s: float) -> list[tuple[str, int]]:
+    """Both ends notice within half a lease that the other one has become silent (a pulled cable, a frozen process).
+
+    What is decided about an isolated node counts from there: see docs/decisions/0007-when-isolated.md.
+    """
+    quarter_ms = max(100, int(lease_ttl_s * 250))
+    return [*_OPTIONS, ("grpc.keepalive_time_ms", quarter_ms), ("grpc.keepalive_timeout_ms", quarter_ms)]
 
 
 class MasterService(Protocol):
@@ -65,7 +74,8 @@ class MasterService(Protocol):
 class MasterServer:
     """Listens for this launcher, whether or not it rules."""
 
-    def __init__(self, token: Callable[[], str]) -> None:
+    def __init__(self, token: Callable[[], str], lease_ttl_s: float = DEFAULT_LEASE_TTL_S) -> None:
+        self._lease_ttl_s = lease_ttl_s
         self._service: MasterService | None = None
         self._token = token
         self._server: grpc.aio.Server | None = None
@@ -73,7 +83,7 @@ class MasterServer:
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
         _check_can_listen(host, port)  # gRPC says less, and prints it as well
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=_options(self._lease_ttl_s))
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
             "Status": grpc.unary_unary_rpc_method_handler(self._status, _decode_question, codec.encode),
@@ -126,8 +136,8 @@ class MasterServer:
 class Connection:
     """An agent's stream to the Master."""
 
-    def __init__(self, host: str, port: int, token: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address(host, port), options=_OPTIONS)
+    def __init__(self, host: str, port: int, token: str, lease_ttl_s: float = DEFAULT_LEASE_TTL_S) -> None:
+        self._channel = grpc.aio.insecure_channel(address(host, port), options=_options(lease_ttl_s))
         self._metadata = _metadata(token)
         self._outgoing: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
 
@@ -167,7 +177,7 @@ class MasterClient:
     """Asks a Master on behalf of the command line."""
 
     def __init__(self, host: str, port: int, token: str, timeout_s: float = 5.0) -> None:
-        self._channel = grpc.aio.insecure_channel(address(host, port), options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address(host, port), options=_options(DEFAULT_LEASE_TTL_S))
         self._metadata = _metadata(token)
         self._timeout_s = timeout_s
 

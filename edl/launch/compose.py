@@ -149,7 +149,7 @@ async def _assemble(
         await registration.agree()
     except JobEnded as error:
         return ended_before(error, log)
-    server = MasterServer(lambda: registration.token)
+    server = MasterServer(lambda: registration.token, spec.timeouts.lease_ttl_s)
     endpoints = settings.store.endpoints or ((member.endpoint,) if member is not None else ())
     host = settings.local_addr or _address_towards(endpoints[0])
     port = await server.start(host)
@@ -167,7 +167,7 @@ async def _assemble(
             processes=processes,
             warming=warming,
             workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, paddle_gpus(), log),
-            connect=lambda master_host, master_port: Connection(master_host, master_port, registration.token),
+            connect=lambda where, at: Connection(where, at, registration.token, spec.timeouts.lease_ttl_s),
             refuses=refuses,
             register=lambda: launcher.register_again(),
             ruler_refused=candidate.ruler_refused,

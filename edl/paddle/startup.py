@@ -1,4 +1,3 @@
-# ruff: noqa: TID251 - runs inside the training process and waits on its main thread
 """What a worker start needs to know about Paddle. Called by name from ``edl.worker.frameworks``.
 
 Two costs of Paddle 3.x's ``init_parallel_env`` are taken away here, both measured on loopback: a rank that comes
@@ -11,14 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 
-_LONGEST_WAIT_S = 60.0
-"""After that Paddle tries for itself, with its own time limit and its own message."""
-_FIRST_PAUSE_S = 0.002
-_LONGEST_PAUSE_S = 0.05
+from edl.worker.patience import wait_until_open
+
 _TRUE = ("1", "t", "true", "y", "yes")
 
 
@@ -50,7 +46,7 @@ def before_script(imported_under: Mapping[str, str], environment: Mapping[str, s
             return original(*arguments, **named)
         address = _store_address(environment)
         if address is not None and environment.get("PADDLE_TRAINER_ID", "0") != "0":
-            wait_until_open(address, _LONGEST_WAIT_S)
+            wait_until_open(address)
         before = _sockets()
         store = original(*arguments, **named)
         for descriptor in _sockets() - before:
@@ -77,21 +73,6 @@ def _store_address(environment: Mapping[str, str]) -> tuple[str, int] | None:
     endpoint = environment.get("PADDLE_MASTER") or environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
     host, _, port = endpoint.rpartition(":")
     return (host, int(port)) if host and port.isdigit() else None
-
-
-def wait_until_open(address: tuple[str, int], longest_s: float) -> bool:
-    """Wait until somebody listens there; False when nobody does within ``longest_s``."""
-    deadline = time.monotonic() + longest_s
-    pause_s = _FIRST_PAUSE_S
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(address, timeout=1.0).close()
-        except OSError:
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-        else:
-            return True
-    return False
 
 
 def _sockets() -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import multiprocessing
 import sys
 from collections import Counter
@@ -36,8 +37,9 @@ def results(seeds: range, jobs: int) -> Iterator[Result]:
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(run_seed, seeds, chunksize=20)
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=20)
 
 
 def summary(done: Iterable[Result]) -> str:

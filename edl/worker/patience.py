@@ -1,0 +1,27 @@
+# ruff: noqa: TID251 - runs inside the training process and waits on its main thread
+"""Waiting for rank 0's store to listen, because the frameworks' own way of waiting is to sleep and try again."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+LONGEST_WAIT_S = 60.0
+"""After that the framework tries for itself, with its own time limit and its own message."""
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.05
+
+
+def wait_until_open(address: tuple[str, int], longest_s: float = LONGEST_WAIT_S) -> bool:
+    """Wait until somebody listens there; False when nobody does within ``longest_s``."""
+    deadline = time.monotonic() + longest_s
+    pause_s = _FIRST_PAUSE_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=1.0).close()
+        except OSError:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+        else:
+            return True
+    return False

@@ -1,0 +1,75 @@
+"""Hosts that cannot reach each other: at most one side trains, and everybody comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.process.harness import Job, until
+from tests.process.network import Network, network
+
+LEASE_S = 2.0
+MARGIN_S = 4.0
+"""For a machine that tests share; the rule is the lease."""
+
+
+@pytest.fixture
+def hosts() -> Iterator[Network]:
+    with network(["a", "b", "c"]) as made:
+        yield made
+
+
+@pytest.mark.parametrize("which", ["the Master's host", "another host"])
+def test_a_host_that_is_cut_off_stops_its_workers_and_comes_back(tmp_path: Path, hosts: Network, which: str) -> None:
+    endpoints = [f"{address}:2379" for address in hosts.hosts.values()]
+    # Each worker steps on alone: a split brain would show.
+    options = (f"--lease-ttl={LEASE_S:g}",)
+    with Job(tmp_path, endpoints, "etcd-embedded", options=options, arguments=("--free",)) as job:
+        for host in hosts.hosts:
+            job.start(host, command=[*hosts.on(host), *job.command(host)])
+        job.prefix = hosts.on("a")
+        before = job.wait_world(3)
+        master = job.status()["master"]
+        lost = master if which == "the Master's host" else next(host for host in hosts.hosts if host != master)
+        others = [host for host in hosts.hosts if host != lost]
+        job.prefix = hosts.on(others[0])
+
+        hosts.pull(lost)
+        cut = time.monotonic()
+        (orphan,) = before.pids_of(lost)
+        until(lambda: not psutil.pid_exists(orphan), "the end of the lost worker")
+        without = job.wait_world(2, after=before.round)
+        assert set(without.nodes.values()) == set(others)
+        last = max(step.t for step in job.steps() if step.pid == orphan)
+        first = min(step.t for step in job.steps() if step.round == without.round)
+        print(f"lost worker's last step {last - cut:.2f} s after the cut, first step without it {first - cut:.2f} s")
+        assert last - cut < LEASE_S + MARGIN_S
+        assert job.nodes[lost].running
+
+        hosts.plug(lost)
+        after = job.wait_world(3, after=without.round)
+        assert after.nodes == {**without.nodes, 2: lost}
+        assert job.status()["restarts_used"] == 0
+        assert os.path.exists(f"/proc/{job.nodes[lost].process.pid}")
+
+
+def test_without_a_majority_everybody_stops_and_goes_on_when_it_is_back(tmp_path: Path, hosts: Network) -> None:
+    endpoints = [f"{address}:2379" for address in hosts.hosts.values()]
+    options = (f"--lease-ttl={LEASE_S:g}",)
+    with Job(tmp_path, endpoints, "etcd-embedded", options=options) as job:
+        for host in hosts.hosts:
+            job.start(host, command=[*hosts.on(host), *job.command(host)])
+        job.prefix = hosts.on("a")
+        before = job.wait_world(3)
+        for host in hosts.hosts:
+            hosts.pull(host)
+        until(lambda: not any(psutil.pid_exists(pid) for pid in before.pids.values()), "the end of all workers")
+        for host in hosts.hosts:
+            hosts.plug(host)
+        after = job.wait_world(3, after=before.round)
+        assert set(after.nodes.values()) == {"a", "b", "c"}
