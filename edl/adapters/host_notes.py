@@ -32,6 +32,7 @@ class HostNote:
 
     def write(self) -> None:
         """Leave the note; a host without room for it only loses the convenience."""
+        notes()  # takes away those of launchers that were killed
         with contextlib.suppress(OSError):
             note = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "pid": os.getpid()}
             self._path().write_text(json.dumps(note))

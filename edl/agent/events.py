@@ -35,7 +35,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewed:
-    """The store renewed the lease just now."""
+    """The store has renewed the lease; the request was sent ``age_s`` ago, and the lease counts from no earlier."""
+
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def _disconnected(turn: _Turn, event: Disconnected) -> None:
 
 
 def _lease_renewed(turn: _Turn, event: LeaseRenewed) -> None:
-    turn.set(contact_s=turn.now_s)
+    turn.set(contact_s=max(turn.state.contact_s, turn.now_s - event.age_s))
 
 
 def _lease_gone(turn: _Turn, event: LeaseGone) -> None:

@@ -145,14 +145,15 @@ class Registration:
                     f"{other.host}:{other.port}. Give this one another --node-id"
                 )
 
-    async def keep(self, renewed: Callable[[], None], missed: Callable[[], None]) -> None:
+    async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
         """Renew the lease three times in its life until it is lost; then return.
 
-        ``renewed`` is called after each success, ``missed`` each time the store did not answer.
+        ``renewed`` is called after each success with the seconds since the request, ``missed`` each time the store
+        did not answer.
         """
-        pause_s = self._spec.timeouts.lease_ttl_s / 3
+        pause_s, loop = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop()
         while True:
-            lease = self.lease
+            lease, sent_s = self.lease, loop.time()
             try:
                 await self._store.renew_lease(lease)
             except LeaseLost:
@@ -163,7 +164,7 @@ class Registration:
                 missed()
                 await asyncio.sleep(RETRY_S)
                 continue
-            renewed()
+            renewed(loop.time() - sent_s)
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.adapters.clock import SystemClock, wall_clock_s
@@ -29,13 +30,14 @@ from edl.adapters.host_notes import HostNote, runtime_folder
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.environment import nursery_environment
+from edl.agent.events import Heard
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.agent.shell import Surroundings as AgentSurroundings
 from edl.agent.state import AgentState
 from edl.agent.workers import WorkerGroup
 from edl.config import environment
-from edl.errors import SettingError, StoreUnavailable
+from edl.errors import EdlError, SettingError, StoreUnavailable
 from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console
 from edl.launch.launcher import Launcher, Parts, ended_before
@@ -44,6 +46,7 @@ from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import Surroundings as MasterSurroundings
 from edl.ports import Store
+from edl.tasks import end
 from edl.types import Incarnation, NodeId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import NodeInfo
@@ -54,24 +57,26 @@ STORE_RETRY_S = 0.1
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
-    # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
-    nursery = nursery_environment(environment(), settings.slots)
-    processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)
-    warming = asyncio.ensure_future(processes.warm())
     async with contextlib.AsyncExitStack() as cleanup:
+        # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
+        nursery = nursery_environment(environment(), settings.slots)
+        processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)
         cleanup.push_async_callback(processes.close)
-        cleanup.callback(warming.cancel)
-        store, member = await _open_store(settings, log)
-        if member is not None:
-            if not (settings.store.endpoints or settings.store.data_dir):
-                cleanup.callback(member.discard)  # a private store is of no use to anybody else
-            cleanup.push_async_callback(member.stop)
-        cleanup.push_async_callback(store.close)
-        launcher = await _assemble(settings, store, member, processes, warming, log)
-        return launcher if isinstance(launcher, int) else await launcher.run()
+        warming = asyncio.ensure_future(processes.warm())
+        cleanup.push_async_callback(end, warming)
+        store, member, endpoints = await _open_store(settings, cleanup, log)
+        place = _Place(Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints)
+        try:
+            await _take_place(settings, place)
+        except JobEnded as error:
+            return ended_before(error, log)
+        cleanup.push_async_callback(place.server.stop)
+        return await _put_together(settings, store, member, place, processes, warming, log).run()
 
 
-async def _open_store(settings: LaunchSettings, log: Callable[[str], None]) -> tuple[Store, EtcdMember | None]:
+async def _open_store(
+    settings: LaunchSettings, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
+) -> tuple[Store, EtcdMember | None, tuple[str, ...]]:
     """Connect to etcd, starting this launcher's member of an embedded cluster first."""
     wanted = settings.store
     endpoints, member = wanted.endpoints, None
@@ -84,23 +89,18 @@ async def _open_store(settings: LaunchSettings, log: Callable[[str], None]) -> t
             member = await start_private_member(folder, token=settings.spec.job)
             endpoints = (member.endpoint,)
         if member is not None:
+            cleanup.push_async_callback(member.stop)
             log(f"serving the store at {member.endpoint} (embedded etcd)")
-    tls = EtcdTls(wanted.ca, wanted.cert, wanted.key) if wanted.ca or wanted.cert else None
     store = EtcdStore(
         endpoints,
         request_timeout_s=wanted.request_timeout_s,
-        tls=tls,
+        tls=EtcdTls(wanted.ca, wanted.cert, wanted.key) if wanted.ca or wanted.cert else None,
         user=wanted.user or None,
         password=wanted.password or None,
     )
-    try:
-        await _reach(store, settings, endpoints, member, log)
-    except BaseException:
-        await store.close()
-        if member is not None:
-            await member.stop()
-        raise
-    return store, member
+    cleanup.push_async_callback(store.close)
+    await _reach(store, settings, endpoints, member, log)
+    return store, member, endpoints
 
 
 async def _reach(
@@ -134,32 +134,50 @@ async def _reach(
             raise member.failure()
 
 
-async def _assemble(
+@dataclass(slots=True)
+class _Place:
+    """Where this launcher stands in its job."""
+
+    registration: Registration
+    endpoints: tuple[str, ...]
+    server: MasterServer = field(init=False)
+    info: NodeInfo = field(init=False)
+
+
+async def _take_place(settings: LaunchSettings, place: _Place) -> None:
+    """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` right after the job's end."""
+    registration = place.registration
+    await registration.agree()
+    place.server = MasterServer(lambda: registration.token, settings.spec.timeouts.lease_ttl_s)
+    host = settings.local_addr or _address_towards(place.endpoints[0])
+    port = await place.server.start(host)
+    unnamed = NodeInfo(NodeId(settings.node), Incarnation(0), host, port, settings.slots, settings.node_rank)
+    try:
+        place.info = await registration.join(unnamed)
+    except EdlError:
+        await place.server.stop()
+        raise
+
+
+def _put_together(
     settings: LaunchSettings,
     store: Store,
     member: EtcdMember | None,
+    place: _Place,
     processes: NurseryProcesses,
     warming: asyncio.Future[str],
     log: Callable[[str], None],
-) -> Launcher | int:
-    """Register and put the parts together; an exit status when the job has just ended."""
-    spec, clock, keys = settings.spec, SystemClock(), JobKeys(settings.spec.job)
-    registration = Registration(store, keys, spec, refuses)
-    try:
-        await registration.agree()
-    except JobEnded as error:
-        return ended_before(error, log)
-    server = MasterServer(lambda: registration.token, spec.timeouts.lease_ttl_s)
-    endpoints = settings.store.endpoints or ((member.endpoint,) if member is not None else ())
-    host = settings.local_addr or _address_towards(endpoints[0])
-    port = await server.start(host)
-    unnamed = NodeInfo(NodeId(settings.node), Incarnation(0), host, port, settings.slots, settings.node_rank)
-    info = await registration.join(unnamed)
-
+) -> Launcher:
+    """The candidate, the agent and the launcher, which know one another by callbacks only."""
+    spec, clock, info, registration = settings.spec, SystemClock(), place.info, place.registration
     candidate = Candidate(
-        MasterSurroundings(store, clock, keys, spec, info.node, refuses, log, wall_clock_s),
-        Ruler(info.node, host, port),
-        Callbacks(follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token), rule=server.serve),
+        MasterSurroundings(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
+        Ruler(info.node, info.host, info.port),
+        Callbacks(
+            follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
+            rule=place.server.serve,
+            concluded=lambda outcome: agent.post(Heard(outcome)),
+        ),
     )
     agent = AgentShell(
         AgentSurroundings(
@@ -167,7 +185,7 @@ async def _assemble(
             processes=processes,
             warming=warming,
             workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, paddle_gpus(), log),
-            connect=lambda where, at: Connection(where, at, registration.token, spec.timeouts.lease_ttl_s),
+            connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
             refuses=refuses,
             register=lambda: launcher.register_again(),
             ruler_refused=candidate.ruler_refused,
@@ -182,13 +200,13 @@ async def _assemble(
             clock=clock,
             store=store,
             member=member,
-            server=server,
+            server=place.server,
             processes=processes,
             registration=registration,
             candidate=candidate,
             agent=agent,
             info=info,
-            note=HostNote(spec.job, info.node, endpoints),
+            note=HostNote(spec.job, info.node, place.endpoints),
             log=log,
             error_file=Path(settings.error_file),
         )

@@ -120,9 +120,9 @@ class Launcher:
             parts.agent.post(LeaseGone())
             await self._renewing.wait()
 
-    def _renewed(self) -> None:
+    def _renewed(self, age_s: float) -> None:
         self._touched_s = self._parts.clock.now_s()
-        self._parts.agent.post(LeaseRenewed())
+        self._parts.agent.post(LeaseRenewed(age_s))
 
     def _missed(self) -> None:
         if self._parts.clock.now_s() - self._touched_s >= self._parts.lease_ttl_s:

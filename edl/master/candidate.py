@@ -14,6 +14,7 @@ from edl.ports import ChangeKind, CreatedAt, Delete, Put
 from edl.tasks import end
 from edl.types import Incarnation, Token
 from edl.wire import plain
+from edl.wire.messages import Finish
 
 CAMPAIGN_PAUSE_S = 0.05
 """Between two campaigns of one launcher, so that a store that is away is not hammered."""
@@ -27,6 +28,8 @@ class Callbacks:
     """Attach to this Master."""
     rule: Callable[[MasterShell | None], None]
     """This launcher rules with this shell, or (None) not any more."""
+    concluded: Callable[[Finish], None]
+    """The job has ended under this launcher's rule; its own agent may not have been there to hear."""
 
 
 class Candidate:
@@ -101,7 +104,7 @@ class Candidate:
         self._around.log(f"this node is the Master (token {token})")
         self._callbacks.rule(shell)
         try:
-            await shell.run()
+            self._callbacks.concluded(await shell.run())
         except FencedOut:
             self._events.put_nowait(el.FencedOff())
         except StoreError as error:

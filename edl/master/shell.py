@@ -75,8 +75,11 @@ class MasterShell:
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Rule. Raises ``FencedOut`` when another Master has been elected, ``StoreError`` when the watch is lost."""
+    async def run(self) -> Finish:
+        """Rule until the job has concluded; returns its outcome.
+
+        Raises ``FencedOut`` when another Master has been elected, ``StoreError`` when the watch is lost.
+        """
         try:
             await self._take_over()
             while not self.concluded.is_set():
@@ -85,6 +88,8 @@ class MasterShell:
                     raise event
                 assert self._state is not None  # noqa: S101 - set by _take_over
                 await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+            assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
+            return self._stored.outcome
         finally:
             self._let_go()
 

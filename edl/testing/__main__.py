@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from edl.testing.sim.schedules import Result, Schedule, play, shrink
+from edl.testing.sim.schedules import Result, Schedule, play, play_seed, shrink
 
 
 def replay(seed: int, *, shorten: bool, trace: bool) -> Result:
@@ -27,19 +27,14 @@ def replay(seed: int, *, shorten: bool, trace: bool) -> Result:
     return result
 
 
-def run_seed(seed: int) -> Result:
-    """Run the schedule of a seed."""
-    return play(Schedule.draw(seed))
-
-
 def results(seeds: range, jobs: int) -> Iterator[Result]:
     """Run schedules, on several processes if asked."""
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(play_seed, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=20)
+        yield from pool.map(play_seed, seeds, chunksize=20)
 
 
 def summary(done: Iterable[Result]) -> str:

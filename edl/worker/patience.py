@@ -1,4 +1,3 @@
-# ruff: noqa: TID251 - runs inside the training process and waits on its main thread
 """Waiting for rank 0's store to listen, because the frameworks' own way of waiting is to sleep and try again."""
 
 from __future__ import annotations

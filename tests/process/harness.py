@@ -371,6 +371,14 @@ class Job:
         until(look, what)
         return last[0]
 
+    def end_soon(self, more: int = 30) -> int:
+        """Have the script end some steps from now; returns the number of its last step."""
+        last = max(step.step for step in self.steps()) + more
+        file = self.steps_folder / "last-step"
+        file.with_suffix(".new").write_text(str(last))
+        file.with_suffix(".new").replace(file)
+        return last
+
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
@@ -391,7 +399,7 @@ class Job:
             assert time.monotonic() < deadline, f"left over: {[_describe(process) for process in left]}"
             time.sleep(0.05)
         if self.backend == "etcd-embedded":
-            for endpoint in self.endpoints:
+            for endpoint in (one for one in self.endpoints if one.startswith("127.")):
                 assert not _answers(endpoint), f"somebody still listens at {endpoint}"
         assert _shared_memory() <= self._shared_memory
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
-from edl.testing.__main__ import summary
+from edl.testing.__main__ import main, summary
 from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.schedules import BOUNDS, Result, Schedule, play
@@ -78,3 +79,21 @@ def test_planted_bug_is_found(planted: Planted) -> None:
     seeds, violation = seeds_needed(planted)
     print(f"found after {seeds} schedules: {violation}")
     assert seeds, violation
+
+
+def test_command_line_counts_and_replays() -> None:
+    ran = CliRunner().invoke(main, ["--runs=3", "--first-seed=5"])
+    assert ran.exit_code == 0
+    assert ran.stdout.startswith("3 schedules, ")
+    assert ran.stdout.endswith("; 0 violations\n")
+    replayed = CliRunner().invoke(main, ["--seed=5", "--trace"])
+    assert replayed.exit_code == 0
+    assert "seed 5: --nnodes=1:6, recover," in replayed.stdout
+    assert "Master: round 1:" in replayed.stdout
+
+
+def test_command_line_says_how_to_replay_what_it_found() -> None:
+    with BUGS["world_above_maximum"].plant():
+        ran = CliRunner().invoke(main, ["--runs=3"])
+    assert ran.exit_code == 1
+    assert "python -m edl.testing --seed=1 --trace    # at " in ran.stdout

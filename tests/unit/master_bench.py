@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.errors import StoreError, StoreUnavailable
@@ -21,11 +22,14 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import (
     AgentMessage,
     Attach,
+    Finish,
     MasterMessage,
     NodeInfo,
     Ready,
 )
 from edl.wire.status import JournalEntry
+
+T = TypeVar("T")
 
 JOB = JobId("my-job")
 KEYS = JobKeys(JOB)
@@ -73,7 +77,7 @@ class Bench:
         self.store = FaultyStore(self.clock)
         self.said: list[str] = []
         self.dead_ports: set[int] = set()
-        self._tasks: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Future[Any]] = []
 
     def around(self, node: str = "a", spec: JobSpec = SPEC) -> Surroundings:
         async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
@@ -96,12 +100,12 @@ class Bench:
         self.store.write_now([Put(KEYS.node(info.node), plain.dumps(info), lease)])
         return info
 
-    def start(self, work: Coroutine[None, None, None]) -> asyncio.Future[None]:
+    def start(self, work: Coroutine[None, None, T]) -> asyncio.Future[T]:
         task = asyncio.ensure_future(work)
         self._tasks.append(task)
         return task
 
-    async def master(self, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[None]]:
+    async def master(self, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[Finish]]:
         """A Master that has taken over."""
         shell = MasterShell(self.around(spec=spec), self.crown())
         run = self.start(shell.run())

@@ -13,6 +13,7 @@ from edl.master.shell import MasterShell
 from edl.ports import Delete, Put
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
+from edl.wire.messages import Finish
 from tests.unit.master_bench import KEYS, TTL_S, Bench, play, turns, until
 
 
@@ -28,8 +29,10 @@ class Launcher:
     def __init__(self, bench: Bench, name: str) -> None:
         self.follows: list[tuple[str, Token]] = []
         self.rules: list[MasterShell | None] = []
+        self.outcomes: list[Finish] = []
         self.ruler = Ruler(NodeId(name), f"{name}.host", 5000)
-        self.candidate = Candidate(bench.around(name), self.ruler, Callbacks(self._follow, self.rules.append))
+        callbacks = Callbacks(self._follow, self.rules.append, self.outcomes.append)
+        self.candidate = Candidate(bench.around(name), self.ruler, callbacks)
         self.run = bench.start(self.candidate.run())
         self.lease = Incarnation(0)
 

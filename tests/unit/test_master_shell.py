@@ -34,7 +34,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0)
 
 
-async def running(bench: Bench, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[None], Agent]:
+async def running(bench: Bench, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[Finish], Agent]:
     """A job of one node that runs its first world."""
     shell, run = await bench.master(spec)
     agent = Agent(bench, shell, bench.register("a"))

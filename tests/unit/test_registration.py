@@ -336,7 +336,7 @@ class TestKeep:
             await joining.join(info("a"))
             monkeypatch.setattr(asyncio, "sleep", pass_time)
             renewed: list[float] = []
-            await joining.keep(lambda: renewed.append(bench.clock.now_s()), lambda: None)
+            await joining.keep(lambda _: renewed.append(bench.clock.now_s()), lambda: None)
             assert pauses == [TTL_S / 3] * 10
             assert renewed == [float(second) for second in range(10)]
 
@@ -348,7 +348,7 @@ class TestKeep:
             await joining.join(info("a"))
             bench.clock.advance(TTL_S)
             renewed: list[str] = []
-            await joining.keep(lambda: renewed.append("renewed"), lambda: None)
+            await joining.keep(lambda _: renewed.append("renewed"), lambda: None)
             assert renewed == []
 
         play(scene)
@@ -369,7 +369,7 @@ class TestKeep:
             bench.store.available = False
             monkeypatch.setattr(asyncio, "sleep", pass_time)
             renewed: list[float] = []
-            await joining.keep(lambda: renewed.append(bench.clock.now_s()), lambda: None)
+            await joining.keep(lambda _: renewed.append(bench.clock.now_s()), lambda: None)
             assert pauses == [RETRY_S] * 5 + [TTL_S / 3] * 2
             assert len(renewed) == 2
 
@@ -382,7 +382,7 @@ class TestKeep:
                     raise StoreRefused("wrong password")
 
             with pytest.raises(StoreRefused):
-                await bench.registration(store=Strict(bench.clock)).keep(lambda: None, lambda: None)
+                await bench.registration(store=Strict(bench.clock)).keep(lambda _: None, lambda: None)
 
         play(scene)
 

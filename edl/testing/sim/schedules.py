@@ -105,6 +105,11 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
     return result
 
 
+def play_seed(seed: int) -> Result:
+    """Run the schedule of a seed."""
+    return play(Schedule.draw(seed))
+
+
 def shrink(schedule: Schedule) -> Schedule:
     """Leave out one fault after the other as long as the run still fails."""
     index = 0

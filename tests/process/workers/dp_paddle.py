@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -17,9 +18,15 @@ from paddle import nn
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
     parser.add_argument("--pause", type=float, default=0.05)
     return parser.parse_args()
+
+
+def last_step(options: argparse.Namespace) -> int:
+    """Where to stop. A file in the shared folder may set it while the job runs, well ahead of all ranks."""
+    file = options.folder / "last-step"
+    return int(file.read_text()) if file.exists() else int(options.steps)
 
 
 def main() -> None:
@@ -41,7 +48,9 @@ def main() -> None:
     fixed["round"] = int(os.environ["EDL_ROUND"])
     log = (options.folder / f"{fixed['node']}.{fixed['round']}.{rank}.{os.getpid()}.steps").open("a", buffering=1)
     loss = paddle.zeros([1])
-    for step in range(done + 1, options.steps + 1):
+    for step in itertools.count(done + 1):
+        if step > last_step(options):
+            break
         # Every rank takes its share of a batch that depends on the step alone.
         batch = np.random.default_rng(step).standard_normal((32, 8), dtype=np.float32)
         mine = paddle.to_tensor(batch[rank::world])

@@ -7,6 +7,7 @@ does. Options make it misbehave.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from typing import Any
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True, help="shared by all ranks: step logs and checkpoint")
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds a step takes")
     parser.add_argument("--free", action="store_true", help="ranks do not wait for each other")
     parser.add_argument("--fail", default="", metavar="RANK:STEP:HOW", help="HOW: a status, raise, or a signal's name")
@@ -32,6 +33,12 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--grandchild", action="store_true", help="leave processes behind, if one may")
     parser.add_argument("--say", default="", help="a line for stderr")
     return parser.parse_args()
+
+
+def last_step(options: argparse.Namespace) -> int:
+    """Where to stop. A file in the shared folder may set it while the job runs, well ahead of all ranks."""
+    file = options.folder / "last-step"
+    return int(file.read_text()) if file.exists() else int(options.steps)
 
 
 class Group:
@@ -139,7 +146,9 @@ def main() -> None:
     group = Group(rank, 1 if options.free else world, done)
     log = step_logger(options.folder, rank, world)
     bad_rank, bad_step, how = options.fail.split(":") if options.fail else (-1, -1, "")
-    for step in range(group.step + 1, options.steps + 1):
+    for step in itertools.count(group.step + 1):
+        if step > last_step(options):
+            break
         if (rank, step) == (int(bad_rank), int(bad_step)) and int(os.environ["EDL_ROUND"]) <= options.fail_rounds:
             misbehave(how)
         group.meet(step)

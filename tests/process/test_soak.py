@@ -1,0 +1,90 @@
+"""Many faults in a row on one job of four nodes: it ends with the right number of steps, and nothing stays behind.
+
+``pytest tests/process/test_soak.py --soak`` runs it in full length, with both frameworks.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.process.harness import PLAIN, WORKERS, Job, Seen, free_endpoints, stopped
+
+HOSTS = ("a", "b", "c", "d")
+FAULTS = ("kill a worker", "kill a node", "kill the Master", "freeze a worker", "freeze a node")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of it."""
+
+    faults: int
+    freeze_s: float
+    lease_s: float
+
+
+SHORT = Size(faults=5, freeze_s=4.0, lease_s=2.0)
+LONG = Size(faults=20, freeze_s=10.0, lease_s=3.0)
+
+
+def soak(folder: Path, script: Path, seed: int, size: Size) -> None:
+    """Each kind of fault comes once before any comes again, so that a short run has seen them all."""
+    draw = random.Random(seed)
+    kinds: list[str] = []
+    while len(kinds) < size.faults:
+        kinds += draw.sample(FAULTS, len(FAULTS))
+    # Three members: any one launcher may die with its store.
+    options = (f"--lease-ttl={size.lease_s:g}", "--max-restarts=1000")
+    with Job(folder, free_endpoints(3), "etcd-embedded", options=options, script=(str(script),)) as job:
+        job.start(*HOSTS)
+        seen = job.wait_world(len(HOSTS))
+        for number, kind in enumerate(kinds[: size.faults], start=1):
+            begun = time.monotonic()
+            seen = job.wait_steps(3, len(HOSTS))
+            strike(job, seen, kind, draw, size)
+            seen = job.wait_world(len(HOSTS), after=seen.round)
+            print(f"seed {seed}, fault {number}: {kind}; whole again in {time.monotonic() - begun:.1f} s")
+        last = job.end_soon()
+        assert job.exit_codes() == dict.fromkeys(HOSTS, 0)
+        made = [step.step for step in job.steps() if step.rank == 0]
+        assert sorted(set(made)) == list(range(1, last + 1))
+        # A node that goes and comes back makes two rounds, and each may do one interrupted step again.
+        assert len(made) <= last + 2 * size.faults + 2
+        assert {step.world for step in job.steps()} <= {3, 4}
+        assert not list(job.temporary.glob("*/**/*"))
+
+
+def strike(job: Job, seen: Seen, kind: str, draw: random.Random, size: Size) -> None:
+    """One fault; what was killed is started again."""
+    victim = draw.choice(HOSTS)
+    if kind == "kill a worker":
+        os.kill(seen.pids[draw.randrange(len(HOSTS))], signal.SIGKILL)
+    elif kind == "freeze a worker":
+        with stopped(seen.pids[draw.randrange(len(HOSTS))]):
+            time.sleep(size.freeze_s)
+    elif kind == "freeze a node":
+        with stopped(job.nodes[victim].process.pid):
+            time.sleep(size.freeze_s)
+    else:
+        name = job.status()["master"] if kind == "kill the Master" else victim
+        job.kill(name)
+        job.start(name)
+
+
+def test_a_few_faults_in_a_row(tmp_path: Path) -> None:
+    soak(tmp_path, PLAIN, seed=1, size=SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("script", ["ddp_torch.py", "dp_paddle.py"])
+def test_many_faults_in_a_row(tmp_path: Path, request: pytest.FixtureRequest, script: str) -> None:
+    if not request.config.getoption("--soak"):
+        pytest.skip("takes many minutes: run with --soak")
+    soak(tmp_path, WORKERS / script, seed=random.randrange(1_000_000), size=LONG)

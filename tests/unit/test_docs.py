@@ -1,0 +1,189 @@
+"""The documentation says what the code does, as far as a program can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from edl.agent.environment import LocalPaths, worker_environment
+from edl.config import JobSpec, NodeRange
+from edl.launch.cli import CONF_KEYS, launcher_options
+from edl.master.events import Kind
+from edl.master.state import NodeStatus, Phase
+from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire.messages import Failure, Member, World
+from edl.wire.status import JobStatus, JournalEntry, NodeView
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "benchmarks/README.md")),
+        *DOCS.rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+)
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def first_columns(text: str) -> list[list[str]]:
+    """For each row of each table: the names in backticks in its first column."""
+    rows = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
+    return [re.findall(r"`([^`]+)`", row) for row in rows]
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its level or above."""
+    level = heading.partition(" ")[0]
+    _, found, rest = f"\n{text}".partition(f"\n{heading}\n")
+    assert found, f"no heading {heading!r}"
+    return re.split(rf"\n#{{1,{len(level)}}} ", rest)[0]
+
+
+def names_of(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def in_backticks(text: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+# --- the launcher's options ------------------------------------------------------------------------------------------
+
+
+def options() -> list[click.Option]:
+    @click.command()
+    @launcher_options
+    def probe(**_: object) -> None: ...
+
+    return [parameter for parameter in probe.params if isinstance(parameter, click.Option)]
+
+
+def shown_default(option: click.Option) -> str:
+    """A default as the table of options writes it."""
+    if option.is_flag:
+        return "off"
+    value = option.default
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`" if value != "" else "none"
+
+
+@pytest.mark.parametrize("option", options(), ids=lambda option: str(option.name))
+def test_every_option_is_documented_with_its_default(option: click.Option) -> None:
+    long = next(name for name in option.opts if name.startswith("--"))
+    variable = "EDL_" + long[2:].replace("-", "_").upper()
+    table = section(page("launcher.md"), "## Options")
+    rows = [row for row in table.splitlines() if row.startswith(f"| `{long}`")]
+    assert len(rows) == 1, f"{long} has {len(rows)} rows in docs/launcher.md"
+    names, environment, default = (cell.strip() for cell in rows[0].split("|")[1:4])
+    assert re.findall(r"`([^`]+)`", names) == sorted(option.opts, key=len, reverse=True)
+    assert environment == f"`{variable}`"
+    assert default == shown_default(option)
+
+
+def test_no_option_is_documented_that_does_not_exist() -> None:
+    known = {name for option in options() for name in option.opts}
+    rows = first_columns(section(page("launcher.md"), "## Options"))
+    documented = {name for row in rows for name in row if name.startswith("-")}
+    assert documented == known
+
+
+def test_every_setting_of_the_store_is_documented() -> None:
+    rows = first_columns(section(page("launcher.md"), "### Settings of the store"))
+    assert {name for row in rows for name in row} - {"--rdzv-conf"} == set(CONF_KEYS)
+
+
+# --- what workers are told -------------------------------------------------------------------------------------------
+
+
+def worker_variables() -> set[str]:
+    """Every variable that edl sets, on CPUs and on GPUs, in a world of two workers on one node."""
+    member = Member(NodeId("a"), Incarnation(1), "host", 2, Rank(0), (1, 2, 3))
+    world = World(Round(1), (member,), 0)
+    spec = JobSpec(JobId("job"), NodeRange(1, 1))
+    found: set[str] = set()
+    for gpus in (0, 2):
+        found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), gpus))
+    return found
+
+
+def test_the_page_on_the_environment_lists_exactly_what_is_set() -> None:
+    told = page("environment.md").partition("\n## What the launcher reads\n")[0]
+    assert {name for row in first_columns(told) for name in row} == worker_variables()
+
+
+# --- what status and events show -------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_status_is_documented() -> None:
+    text = section(page("status-and-events.md"), "### As JSON")
+    assert names_of(JobStatus) | names_of(NodeView) <= in_backticks(text)
+
+
+def test_every_field_of_a_failure_is_documented() -> None:
+    assert in_backticks(section(page("status-and-events.md"), "### A failure")) == names_of(Failure)
+
+
+def test_every_field_and_kind_of_event_is_documented() -> None:
+    rows = first_columns(section(page("status-and-events.md"), "## edl events"))
+    documented = {name for row in rows for name in row}
+    assert documented == names_of(JournalEntry) | {kind.value for kind in Kind}
+
+
+def test_every_phase_and_state_is_documented() -> None:
+    rows = first_columns(section(page("status-and-events.md"), "## edl status").partition("### As JSON")[0])
+    documented = {name for row in rows for name in row}
+    assert documented == {phase.value for phase in Phase} | {status.value for status in NodeStatus} | {"spare"}
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that a page's headings get where repositories are shown."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (path.parent / name) if name else path
+        if not linked.exists() or (anchor and anchor not in anchors(linked.read_text())):
+            dead.append(target)
+    assert dead == []
+
+
+def test_the_list_of_decisions_is_complete() -> None:
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", page("decisions/README.md"))
+    assert listed == sorted(path.name for path in (DOCS / "decisions").glob("[0-9]*.md"))
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen or path.suffix != ".md":
+            continue
+        seen.add(path)
+        targets = re.findall(r"\]\(([^)#\s]+)", without_code(path.read_text()))
+        waiting += [path.parent / target for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [str(path.relative_to(ROOT)) for path in PAGES if path.resolve() not in seen and DOCS in path.parents] == []
