@@ -10,6 +10,10 @@ from edl.errors import SettingError
 HIGHEST_PORT = 65535
 
 
+DEFAULT_PORT = 29400
+"""Port of an endpoint given without one, as in torchrun."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
     """One embedded etcd member."""
@@ -42,6 +46,19 @@ class MemberPlan:
 
 def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """``"host1:port,host2"`` as ``host:port`` each; ``etcd://`` in front is allowed, a missing port is 29400.
+
+    Raises ``SettingError`` for what makes no address.
+    """
+    endpoints = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        bare = part.partition("://")[2] if part.startswith(("etcd://", "etcds://")) else part
+        host_only = ":" not in bare or bare.endswith("]")
+        endpoints.append(_joined(*split_endpoint(f"{bare}:{DEFAULT_PORT}" if host_only else bare)))
+    return tuple(endpoints)
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

@@ -271,6 +271,8 @@ class NurseryProcesses:
         # Its socket is closed, so it is at its end or has lost its mind.
         process.kill()
         code = process.wait()
+        for pid in sorted(self._alive):
+            self._events.put_nowait(WorkerExited(pid, -signal.SIGKILL))
         for pid in self._alive if code != 0 else ():
             # It had no time to tidy up. The workers themselves die with it, by order of the kernel; their children do
             # not. A pid is not given out anew while its group has members, and an empty group is no error.

@@ -274,7 +274,8 @@ def _ended(turn: _Turn, event: WorkerEnded) -> None:
         turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED)
         failure = _failure(state, world, worker, event)
         turn.set(unsent=(*state.unsent, failure))
-        turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) {failure.what}")
+        if not turn.state.connected:  # else the Master says it to everybody
+            turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) {failure.what}")
         turn.say(WorkerFailed(failure))
 
 
@@ -375,7 +376,7 @@ _Deadline = tuple[float | None, Callable[[], None]]
 
 
 def _deadlines(turn: _Turn) -> list[_Deadline]:
-    return [_kill_deadline(turn), *_thaw_deadlines(turn), _isolation_deadline(turn)]
+    return [_kill_deadline(turn), *_thaw_deadlines(turn), _isolation_deadline(turn), _surrender_deadline(turn)]
 
 
 def _kill_deadline(turn: _Turn) -> _Deadline:
@@ -414,6 +415,17 @@ def _isolation_deadline(turn: _Turn) -> _Deadline:
 
     cut_off = not turn.state.connected and turn.state.phase is AgentPhase.RUNNING
     return (turn.state.contact_s + limit_s if cut_off else None), act
+
+
+def _surrender_deadline(turn: _Turn) -> _Deadline:
+    limit_s = turn.state.timeouts.recover_s
+
+    def act() -> None:
+        reason = f"neither the store nor a Master has been in reach for {limit_s:g} s (--recover-timeout={limit_s:g})"
+        _leave(turn, Outcome(int(ExitCode.STORE_UNREACHABLE), reason), SIGTERM)
+
+    waiting = not turn.state.connected and turn.state.phase in (AgentPhase.IDLE, AgentPhase.WARMING)
+    return (turn.state.contact_s + limit_s if waiting else None), act
 
 
 _HANDLERS: dict[type, Callable[[_Turn, Any], None]] = {

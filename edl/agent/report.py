@@ -12,14 +12,18 @@ TAIL_LINES_SHOWN = 20
 
 
 def text_report(job: str, reason: str, failures: Sequence[Failure]) -> str:
-    """The failures, root cause first, as a block for the log."""
-    lines = [RULE, f"edl: job {job} failed: {reason}", RULE]
+    """The failures of a failed job, root cause first, as a block for the log."""
+    return "\n".join([RULE, f"edl: job {job} failed: {reason}", RULE, failure_text(failures), RULE])
+
+
+def failure_text(failures: Sequence[Failure]) -> str:
+    """Failures, root cause first."""
+    lines: list[str] = []
     for index, failure in enumerate(failures):
         heading = "Root Cause (first observed failure):" if index == 0 else f"[{index}] then:"
         lines += [heading, *_block(failure, full=index == 0)]
     if not failures:
         lines.append("No worker reported a failure.")
-    lines.append(RULE)
     return "\n".join(lines)
 
 

@@ -18,11 +18,18 @@ from edl.wire.plain import to_plain
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
+    """The launcher's option of the same name, and its variable: click would look for another in a subcommand."""
+    return click.option(
+        f"--rdzv-{name}", default="", envvar=f"EDL_RDZV_{name.upper()}", metavar=metavar, help=help_text
+    )
+
+
 def _job_options(function: F) -> F:
     for option in (
-        click.option("--rdzv-endpoint", default="", metavar="HOST:PORT[,…]", help="Default: of the job on this host."),
-        click.option("--rdzv-id", default="", help="Name of the job. Default: the only one there is."),
-        click.option("--rdzv-conf", default="", metavar="K=V[,…]", help="ca, cert, key, user, password of the store."),
+        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of the job on this host."),
+        _where_option("id", "JOB", "Name of the job. Default: the only one there is."),
+        _where_option("conf", "K=V[,…]", "ca, cert, key, user, password of the store."),
         click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line an event."),
     ):
         function = option(function)
@@ -75,6 +82,7 @@ async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int
 
 
 def _where(options: dict[str, str]) -> Any:
+    from edl.adapters.etcd_plan import parse_endpoints
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where
 
@@ -82,12 +90,8 @@ def _where(options: dict[str, str]) -> Any:
     unknown = sorted(set(conf) - {"ca", "cert", "key", "user", "password"})
     if unknown:
         raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
-    tls = (
-        EtcdTls(conf.get("ca", ""), conf.get("cert", ""), conf.get("key", ""))
-        if "ca" in conf or "cert" in conf
-        else None
-    )
-    endpoints = tuple(part.strip() for part in options["rdzv_endpoint"].split(",") if part.strip())
+    tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
+    endpoints = parse_endpoints(options["rdzv_endpoint"])
     return Where(options["rdzv_id"], endpoints, tls, conf.get("user"), conf.get("password"))
 
 

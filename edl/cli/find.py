@@ -37,12 +37,7 @@ class NoMaster(UsageError):
 @contextlib.asynccontextmanager
 async def master_of(where: Where) -> AsyncIterator[MasterClient]:
     """A client to the job's Master. Raises ``UsageError`` with what to do when there is none."""
-    known = notes()
-    endpoints = where.endpoints or next((n.endpoints for n in known if where.job in ("", n.job)), ())
-    if not endpoints:
-        raise SettingError(
-            "--rdzv-endpoint", "''", "no launcher runs on this host", "Name the job's store: --rdzv-endpoint=HOST:PORT"
-        )
+    endpoints = where.endpoints or _endpoints_here(where.job)
     store = EtcdStore(endpoints, tls=where.tls, user=where.user, password=where.password)
     try:
         job = JobId(where.job or await _only_job(store))
@@ -53,6 +48,20 @@ async def master_of(where: Where) -> AsyncIterator[MasterClient]:
         yield client
     finally:
         await client.close()
+
+
+def _endpoints_here(job: str) -> tuple[str, ...]:
+    """Store of a job that has a launcher on this host."""
+    here = {note.job: note.endpoints for note in notes()}
+    wanted = [endpoints for name, endpoints in here.items() if job in ("", name)]
+    if len(set(wanted)) == 1:
+        return wanted[0]
+    if not here:
+        raise UsageError("no launcher runs on this host. Name the job's store: --rdzv-endpoint=HOST:PORT")
+    listed = ", ".join(sorted(here))
+    if wanted:
+        raise SettingError("--rdzv-id", "''", f"jobs on this host: {listed}", "Name one with --rdzv-id")
+    raise SettingError("--rdzv-id", job, f"not on this host, where there is {listed}", "Add --rdzv-endpoint=HOST:PORT")
 
 
 async def _only_job(store: Store) -> str:

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from edl.agent.report import text_report
+from edl.agent.report import failure_text
 from edl.wire.status import JobStatus, JournalEntry
 
 
@@ -33,7 +33,8 @@ def show_status(console: Console, status: JobStatus) -> None:
         console.print(f"  {entry_line(entry)}", markup=False, highlight=False, soft_wrap=True)
     if status.failures:
         causes = sorted(status.failures, key=lambda failure: failure.peer_loss)
-        console.print(text_report(status.job, "last incident", causes), markup=False, highlight=False, soft_wrap=True)
+        console.print("Last incident:")
+        console.print(failure_text(causes), markup=False, highlight=False, soft_wrap=True)
 
 
 def entry_line(entry: JournalEntry) -> str:

@@ -6,11 +6,13 @@ Every option can also be given as ``EDL_<NAME>`` in the environment; the command
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,9 +21,9 @@ from typing import Any, TypeVar
 
 import click
 
-from edl.adapters.etcd_plan import split_endpoint
+from edl.adapters.etcd_plan import parse_endpoints
 from edl.config import FaultTolerance, JobSpec, LogPlan, Standby, Timeouts, parse_nnodes
-from edl.errors import ScriptError, SettingError
+from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.accelerators import count_gpus
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.ports import CommandKind, WorkerCommand
@@ -53,8 +55,10 @@ REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
 """A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
 dies, too. Members next door answer in milliseconds."""
 
-DEFAULT_PORT = 29400
-"""Port of an endpoint given without one, as in torchrun."""
+
+def _seconds(name: str, default: float, what: str) -> Callable[[Any], Any]:
+    return click.option(name, type=float, default=default, metavar="SECONDS", help=f"{what} Default: {default:g}.")
+
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--nnodes", default="1:1", metavar="N|MIN:MAX", help="Nodes the job may have. Default: 1."),
@@ -74,12 +78,10 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default=FaultTolerance.ELASTIC.value,
         help="When a node is lost: recover (wait for another), shrink, or elastic (shrink and grow). Default: elastic.",
     ),
-    click.option("--recover-timeout", type=float, default=600.0, help="Seconds to wait for enough nodes."),
-    click.option(
-        "--join-grace", type=float, default=1.0, help="Seconds the first world waits for more than MIN nodes."
-    ),
-    click.option("--lease-ttl", type=float, default=3.0, help="Seconds of silence after which a node is dead."),
-    click.option("--shutdown-timeout", type=float, default=30.0, help="Seconds between SIGTERM and SIGKILL."),
+    _seconds("--recover-timeout", 600.0, "How long to wait for enough nodes."),
+    _seconds("--join-grace", 1.0, "How long the first world waits for more nodes than MIN."),
+    _seconds("--lease-ttl", 3.0, "Silence after which a node is dead."),
+    _seconds("--shutdown-timeout", 30.0, "Between SIGTERM and SIGKILL."),
     click.option(
         "--standby",
         type=click.Choice([kind.value for kind in Standby]),
@@ -110,9 +112,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
     named = bool(_endpoints(options))
     private = options["standalone"] or not named
     if options["standalone"] and named:
-        raise SettingError(
-            "--standalone", "with --rdzv-endpoint", "a standalone job has a store of its own", "Drop one"
-        )
+        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a store of its own")
     nodes = parse_nnodes(options["nnodes"], options["node_unit"])
     store = _store(options)
     if private and store.backend is Backend.EMBEDDED and nodes.minimum > 1:
@@ -160,8 +160,9 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
     """What the workers run. Raises ``UsageError`` when it is plain now that they could not."""
     if module and no_python:
-        raise SettingError("--module", "with --no-python", "a program that is not Python has no modules", "Drop one")
+        raise UsageError("--module and --no-python exclude each other: only Python has modules. Drop one of them")
     if module:
+        _check_module(script)
         return WorkerCommand(CommandKind.MODULE, script, arguments)
     if no_python:
         if shutil.which(script) is None:
@@ -169,6 +170,23 @@ def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[
         return WorkerCommand(CommandKind.PROGRAM, script, arguments)
     _check_script(script)
     return WorkerCommand(CommandKind.SCRIPT, script, arguments)
+
+
+def _check_module(name: str) -> None:
+    """Look for the outermost package only: to look further would import it."""
+    top = name.partition(".")[0]
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = top and importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        found = False
+    finally:
+        del sys.path[0]
+    if not found:
+        raise ScriptError(
+            f"-m {name}: no module {top!r} for {sys.executable}, looked from {os.getcwd()}. "
+            "Install it there, start from its folder, or give the script's path without -m"
+        )
 
 
 def _check_script(script: str) -> None:
@@ -206,6 +224,11 @@ def _store(options: Mapping[str, Any]) -> StoreSettings:
     for key, path in files.items():
         if path and not Path(path).is_file():
             raise SettingError(f"--rdzv-conf {key}", path, "no such file")
+    wants_tls = files["cert"] or files["key"] or "etcds://" in options["rdzv_endpoint"]
+    if wants_tls and not files["ca"]:
+        raise SettingError(
+            "--rdzv-conf ca", "''", "TLS needs the authority's certificate", "Add ca=FILE to --rdzv-conf"
+        )
     return StoreSettings(
         backend=BACKENDS[name],
         endpoints=endpoints,
@@ -223,14 +246,10 @@ def _looks_external(options: Mapping[str, Any]) -> bool:
 
 
 def _endpoints(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(_endpoint(text) for text in options["rdzv_endpoint"].split(",") if text.strip())
-
-
-def _endpoint(text: str) -> str:
-    bare = re.sub(r"^etcds?://", "", text.strip())
-    host_only = ":" not in bare or bare.endswith("]")
-    host, port = split_endpoint(f"{bare}:{DEFAULT_PORT}" if host_only else bare)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    text = options["rdzv_endpoint"].strip()
+    if re.fullmatch(r"(localhost|127\.0\.0\.1|\[?::1\]?):0", text):
+        return ()  # how torchrun asks for a store of its own on a free port
+    return parse_endpoints(text)
 
 
 def _conf(text: str) -> dict[str, Any]:

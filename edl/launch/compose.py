@@ -94,7 +94,7 @@ async def _open_store(
     store = EtcdStore(
         endpoints,
         request_timeout_s=wanted.request_timeout_s,
-        tls=EtcdTls(wanted.ca, wanted.cert, wanted.key) if wanted.ca or wanted.cert else None,
+        tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else None,
         user=wanted.user or None,
         password=wanted.password or None,
     )
@@ -122,10 +122,7 @@ async def _reach(
             return
         except StoreUnavailable as error:
             if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(
-                    f"no answer from the store at {', '.join(endpoints)} for {patience_s:g} s ({error}). "
-                    "Is etcd running there, and is --rdzv-endpoint right?"
-                ) from error
+                raise StoreUnavailable(f"after {patience_s:g} s of trying: {error}") from error
             if not said and clock.now_s() > deadline_s - patience_s + 3:
                 said = True
                 log(f"waiting for the store at {', '.join(endpoints)}")

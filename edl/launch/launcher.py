@@ -32,9 +32,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
 """How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
 
+MEMBER_PAUSE_S = 1.0
+"""Between two starts of a store member that keeps ending."""
+
 
 class Member(Protocol):
     """An embedded store member."""
+
+    def start(self) -> None:
+        """Start the process; it goes on with its data. Raises ``StoreError``."""
+        ...
+
+    async def wait_exit(self) -> int:
+        """Until the process has ended; its status."""
+        ...
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End the process; its data stays."""
@@ -73,6 +84,7 @@ class Launcher:
         self._parts = parts
         self._signalled = False
         self._touched_s = 0.0
+        self._store_away = False
         self._renewing = asyncio.Event()
 
     async def run(self) -> int:
@@ -84,6 +96,7 @@ class Launcher:
         parts.note.write()
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
+        member = asyncio.ensure_future(self._keep_member())
         try:
             parts.candidate.registered(parts.registration.lease)
             agent = asyncio.ensure_future(parts.agent.run())
@@ -96,7 +109,7 @@ class Launcher:
             await self._let_master_finish(parts.candidate.shell)
         finally:
             parts.note.remove()
-            for task in (lease, election):
+            for task in (member, lease, election):
                 await end(task)
         await self._say_farewell(ended=outcome.exit_code not in (ExitCode.INTERRUPTED, ExitCode.TERMINATED))
         return outcome.exit_code
@@ -120,11 +133,27 @@ class Launcher:
             parts.agent.post(LeaseGone())
             await self._renewing.wait()
 
+    async def _keep_member(self) -> None:
+        """If the store's process dies and this one does not: again, with its data. Until then training goes on."""
+        member = self._parts.member
+        while member is not None:
+            code = await member.wait_exit()
+            self._parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
+            with contextlib.suppress(StoreError):
+                member.start()
+            await asyncio.sleep(MEMBER_PAUSE_S)
+
     def _renewed(self, age_s: float) -> None:
+        if self._store_away:
+            self._store_away = False
+            self._parts.log("the store answers again")
         self._touched_s = self._parts.clock.now_s()
         self._parts.agent.post(LeaseRenewed(age_s))
 
     def _missed(self) -> None:
+        if not self._store_away:
+            self._store_away = True
+            self._parts.log("the store does not answer: training goes on, changes of the world wait for it")
         if self._parts.clock.now_s() - self._touched_s >= self._parts.lease_ttl_s:
             self._parts.candidate.out_of_touch()
 
@@ -142,6 +171,7 @@ class Launcher:
         try:
             parts.error_file.parent.mkdir(parents=True, exist_ok=True)
             parts.error_file.write_text(json.dumps(report, indent=2))
+            parts.log(f"this report as JSON, and what the workers wrote, if kept: {parts.error_file.parent}")
         except OSError as error:
             parts.log(f"cannot write the error report {parts.error_file}: {error.strerror}")
 

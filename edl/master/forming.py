@@ -14,7 +14,7 @@ from edl.master.events import Kind
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.ranks import Candidate, order
-from edl.rendezvous.rules import next_size
+from edl.rendezvous.rules import count, next_size
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Finish, Member, StartRound, StopRound, World
 
@@ -174,7 +174,7 @@ def _form(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], si
         rank += info.slots
     world = World(Round(turn.record.round + 1), tuple(members), turn.record.restarts)
     turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why)
-    turn.note(Kind.WORLD_FORMED, f"round {world.round}: {len(members)} nodes, {world.size} workers ({why})")
+    turn.note(Kind.WORLD_FORMED, f"round {world.round}: {count(len(members))}, {count(world.size, 'worker')} ({why})")
     turn.grace_until_s = None
     for member in members:
         entry = turn.update(entries[member.node], status=NodeStatus.RUNNING, due_s=float("inf"))

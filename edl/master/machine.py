@@ -36,6 +36,7 @@ from edl.master.forming import (
 )
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
+from edl.rendezvous.rules import count
 from edl.types import NodeId
 from edl.wire.messages import (
     Attach,
@@ -268,7 +269,9 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
         return
     if newcomer:
-        turn.note(Kind.NODE_JOINED, f"node {entry.info.node} is ready with {entry.info.slots} slots", entry.info.node)
+        turn.note(
+            Kind.NODE_JOINED, f"node {entry.info.node} is ready with {count(entry.info.slots, 'slot')}", entry.info.node
+        )
 
 
 def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:

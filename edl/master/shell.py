@@ -277,7 +277,7 @@ class MasterShell:
                 return await attempt()
             except StoreUnavailable as error:
                 if tries == 0:
-                    self._around.log(f"the store is away, decisions wait, training goes on ({error})")
+                    self._around.log(f"a decision waits for the store ({error})")
                 await asyncio.sleep(RETRY_S)
         raise AssertionError("unreachable")
 

@@ -32,7 +32,7 @@ def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available
         return _recover(previous, available)
     nodes = bounds.fit(usable)
     if nodes == 0:
-        return Size(0, f"{_count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")
+        return Size(0, f"{count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")
     return Size(nodes, _surplus(bounds, nodes, available))
 
 
@@ -40,16 +40,17 @@ def _recover(previous: int, available: int) -> Size:
     if available >= previous:
         return Size(previous, "all places are filled again")
     missing = previous - available
-    return Size(0, f"--fault-tolerance=recover keeps {_count(previous)}: waiting for {_count(missing, 'replacement')}")
+    return Size(0, f"--fault-tolerance=recover keeps {count(previous)}: waiting for {count(missing, 'replacement')}")
 
 
 def _surplus(bounds: NodeRange, nodes: int, available: int) -> str:
     if nodes == available:
-        return f"{_count(nodes)} ready"
+        return f"{count(nodes)} ready"
     if nodes == bounds.highest:
-        return f"{nodes} of {_count(available)} ready, the maximum; the others are spares"
-    return f"{nodes} of {_count(available)} ready; the others are spares"
+        return f"{nodes} of {count(available)} ready, the maximum; the others are spares"
+    return f"{nodes} of {count(available)} ready; the others are spares"
 
 
-def _count(number: int, noun: str = "node") -> str:
+def count(number: int, noun: str = "node") -> str:
+    """A number with its noun: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -54,6 +54,14 @@ def free_endpoints(count: int) -> list[str]:
     return [f"127.0.0.1:{port}" for port in itertools.islice(free, count)]
 
 
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that only waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class OutsideEtcd:
     """An etcd that belongs to no launcher."""
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from edl.exit_codes import ExitCode
-from tests.process.harness import ROOT, Job, OutsideEtcd, stopped, until
+from tests.process.harness import ROOT, Job, OutsideEtcd, alive, stopped, until
 
 @pytest.fixture
 def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
@@ -62,7 +62,7 @@ def test_a_killed_node_takes_its_workers_with_it_and_the_others_go_on(job: Job) 
     job.kill(victim)
     after = job.wait_world(2, after=before.round)
     assert after.round == before.round + 1
-    assert all(not psutil.pid_exists(pid) for pid in before.pids_of(victim))
+    assert all(not alive(pid) for pid in before.pids_of(victim))
     survivors = [node for node in (before.nodes[rank] for rank in range(3)) if node != victim]
     assert [after.nodes[rank] for rank in range(2)] == survivors
     assert job.status()["restarts_used"] == 0
@@ -279,7 +279,7 @@ def test_a_frozen_launcher_is_counted_out_and_comes_back_as_a_joiner(job: Job, w
     after = job.wait_world(3, after=without.round)
     assert set(after.nodes.values()) == {"a", "b", "c"}
     assert {rank: after.nodes[rank] for rank in (0, 1)} == without.nodes
-    assert all(not psutil.pid_exists(pid) for pid in before.pids.values())
+    assert all(not alive(pid) for pid in before.pids.values())
     assert job.status()["restarts_used"] == 0
 
 
@@ -312,7 +312,7 @@ def test_the_second_sigint_is_immediate(job: Job) -> None:
     node.says("leaving the job; the workers have 30 s")
     node.send(signal.SIGINT)
     assert node.exit_code(15) == ExitCode.INTERRUPTED
-    until(lambda: not any(psutil.pid_exists(pid) for pid in seen.pids_of("a")), "the end of a's workers")
+    until(lambda: not any(alive(pid) for pid in seen.pids_of("a")), "the end of a's workers")
 
 
 def test_a_worker_that_is_deaf_to_sigterm_is_killed_after_the_grace(job: Job) -> None:
@@ -348,7 +348,27 @@ def test_what_workers_have_started_ends_with_them(job: Job) -> None:
     os.kill(before.pids[0], signal.SIGKILL)
     job.wait_world(1, after=before.round)
     # The one that left the worker's group ends at the latest with the launcher.
-    assert len([pid for pid in first if psutil.pid_exists(pid)]) <= 1
+    assert len([pid for pid in first if alive(pid)]) <= 1
     job.nodes["a"].send(signal.SIGTERM)
     assert job.nodes["a"].exit_code() == ExitCode.TERMINATED
     job.check_nothing_left()
+
+
+def test_the_process_that_makes_workers_is_killed(job: Job) -> None:
+    job.start("a", "b", nproc=2)
+    before = job.wait_world(4)
+    (nursery,) = {psutil.Process(pid).ppid() for pid in before.pids_of("b")}
+    os.kill(nursery, signal.SIGKILL)
+    after = job.wait_world(4, after=before.round)
+    assert after.nodes == before.nodes
+    assert job.status()["restarts_used"] == 1
+    assert all(not alive(pid) for pid in before.pids.values())
+
+
+def test_all_nodes_leave_at_once(job: Job) -> None:
+    job.start("a", "b", "c")
+    job.wait_world(3)
+    for node in job.nodes.values():
+        node.send(signal.SIGTERM)
+    assert job.exit_codes() == dict.fromkeys(("a", "b", "c"), ExitCode.TERMINATED)
+    assert not any("Traceback" in node.text for node in job.nodes.values())

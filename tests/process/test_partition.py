@@ -6,10 +6,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.process.harness import Job, until
+from tests.process.harness import Job, alive, until
 from tests.process.network import Network, network
 
 LEASE_S = 2.0
@@ -41,7 +40,7 @@ def test_a_host_that_is_cut_off_stops_its_workers_and_comes_back(tmp_path: Path,
         hosts.pull(lost)
         cut = time.monotonic()
         (orphan,) = before.pids_of(lost)
-        until(lambda: not psutil.pid_exists(orphan), "the end of the lost worker")
+        until(lambda: not alive(orphan), "the end of the lost worker")
         without = job.wait_world(2, after=before.round)
         assert set(without.nodes.values()) == set(others)
         last = max(step.t for step in job.steps() if step.pid == orphan)
@@ -67,7 +66,7 @@ def test_without_a_majority_everybody_stops_and_goes_on_when_it_is_back(tmp_path
         before = job.wait_world(3)
         for host in hosts.hosts:
             hosts.pull(host)
-        until(lambda: not any(psutil.pid_exists(pid) for pid in before.pids.values()), "the end of all workers")
+        until(lambda: not any(alive(pid) for pid in before.pids.values()), "the end of all workers")
         for host in hosts.hosts:
             hosts.plug(host)
         after = job.wait_world(3, after=before.round)

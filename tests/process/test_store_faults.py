@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from edl.exit_codes import ExitCode
-from tests.process.harness import Job, OutsideEtcd, free_endpoints, until
+from tests.process.harness import Job, OutsideEtcd, alive, free_endpoints, until
 
 OUTAGE_S = 6.0
 """Twice the lease, so that every lease would have ended in the meantime."""
@@ -130,7 +130,7 @@ def test_a_private_store_is_gone_with_its_launcher(tmp_path: Path) -> None:
             seen = job.wait_world(1)
             job.nodes["a"].send(number)
             assert job.nodes["a"].exit_code() == code
-            assert not psutil.pid_exists(seen.pids[0])
+            assert not alive(seen.pids[0])
             job.check_nothing_left()
             assert leftovers(job) == []
 
@@ -183,3 +183,33 @@ def test_a_second_launcher_with_other_settings_is_refused(tmp_path: Path, etcd: 
             assert twin.exit_code() == ExitCode.JOB_CONFLICT
             assert "node id a is in use" in twin.text
         assert job.wait_steps(3) == before
+
+
+def etcd_of(job: Job, node: str) -> psutil.Process:
+    children = psutil.Process(job.nodes[node].process.pid).children()
+    (process,) = [child for child in children if "--initial-cluster-token" in " ".join(child.cmdline())]
+    return process
+
+
+def test_a_launcher_whose_store_member_dies_starts_it_again(tmp_path: Path) -> None:
+    with Job(tmp_path, free_endpoints(1), "etcd-embedded") as job:
+        job.start("a")
+        job.nodes["a"].says("serving the store at")
+        job.start("b")
+        before = job.wait_world(2)
+        etcd_of(job, "a").kill()
+        assert job.wait_steps(20) == before
+        status = job.status()
+        assert (status["round"], len(status["nodes"])) == (before.round, 2)
+        job.end_soon()
+        assert job.exit_codes() == {"a": 0, "b": 0}
+
+
+def test_three_members_end_together_on_sigterm(tmp_path: Path) -> None:
+    with Job(tmp_path, free_endpoints(3), "etcd-embedded") as job:
+        job.start("a", "b", "c")
+        job.wait_world(3)
+        for node in job.nodes.values():
+            node.send(signal.SIGTERM)
+        assert job.exit_codes() == dict.fromkeys(("a", "b", "c"), ExitCode.TERMINATED)
+        assert not any("Traceback" in node.text for node in job.nodes.values())

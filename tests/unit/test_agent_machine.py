@@ -161,9 +161,25 @@ def test_a_failure_is_told_and_told_again() -> None:
     (message,) = node.said()
     assert isinstance(message, WorkerFailed)
     assert (message.failure.rank, message.failure.what) == (3, "ended with exit status 3")
-    assert node.state.reason == "worker 3 (local rank 1) ended with exit status 3"
     again = node.feed(ev.Disconnected(), ev.Connected()).said()
     assert again == [Attach(INFO, Round(1), Round(1), False), message]
+
+
+def test_a_failure_without_a_master_is_logged_here() -> None:
+    node = running().feed(ev.Disconnected(), ended(1, 3))
+    assert node.said() == []
+    assert node.state.reason == "worker 3 (local rank 1) ended with exit status 3"
+
+
+def test_an_idle_node_that_reaches_nobody_gives_up() -> None:
+    node = idle().feed(ev.Disconnected())
+    limit_s = node.state.timeouts.recover_s
+    node.wait(limit_s - 0.5)
+    assert node.state.phase is AgentPhase.IDLE
+    node.wait(0.5)
+    assert node.state.phase is AgentPhase.OVER
+    assert node.state.outcome is not None
+    assert node.state.outcome.exit_code == ExitCode.STORE_UNREACHABLE
 
 
 def test_success_is_told_when_all_have_ended() -> None:

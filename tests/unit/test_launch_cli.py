@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from edl.adapters.etcd_plan import DEFAULT_PORT
 from edl.config import FaultTolerance, LogPlan, NodeRange, Standby, StreamTarget, Timeouts
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import __main__ as program
 from edl.launch import accelerators, cli
-from edl.launch.cli import DEFAULT_PORT, settings_from, with_both_spellings
+from edl.launch.cli import settings_from, with_both_spellings
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
 
@@ -161,7 +162,7 @@ class TestOptions:
     def test_flags_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EDL_MODULE", "1")
         monkeypatch.setenv("EDL_STANDALONE", "true")
-        assert read("my_package.train").command.kind is CommandKind.MODULE
+        assert read("json.tool").command.kind is CommandKind.MODULE
 
     def test_a_variable_with_edls_version_is_no_question_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EDL_VERSION", "0.1.0")
@@ -185,7 +186,10 @@ class TestRefusals:
             (["--nnodes=2"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store", "--rdzv-endpoint=HOST:PORT"]),
             (["--nnodes=2", "--standalone"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store"]),
             (["--nnodes=2", "--rdzv-endpoint=,"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store"]),
-            (["--standalone", "--rdzv-endpoint=h:1"], ["--standalone", "with --rdzv-endpoint", "Drop one"]),
+            (
+                ["--standalone", "--rdzv-endpoint=h:1"],
+                ["--standalone and --rdzv-endpoint", "exclude", "store of its own"],
+            ),
             (["--rdzv-backend=redis"], ["--rdzv-backend=redis", "etcd-embedded", "c10d"]),
             (["--rdzv-backend=etcd"], ["--rdzv-endpoint=''", "needs an address", "HOST:PORT"]),
             (["--rdzv-endpoint=h:x"], ["--rdzv-endpoint=h:x", "not an address", "Write host:port"]),
@@ -212,7 +216,8 @@ class TestRefusals:
             (["--rdzv-conf=request_timeout=0"], ["--rdzv-conf=request_timeout=0", "more than 0"]),
             (["--rdzv-conf=connect_timeout=nan"], ["--rdzv-conf=connect_timeout=nan", "more than 0"]),
             (["--rdzv-conf=ca=missing.pem"], ["--rdzv-conf ca=missing.pem", "no such file"]),
-            (["-m", "--no-python"], ["--module", "with --no-python", "Drop one"]),
+            (["--rdzv-endpoint=etcds://h:1"], ["--rdzv-conf ca", "Add ca=FILE"]),
+            (["-m", "--no-python"], ["--module and --no-python", "exclude", "Drop one"]),
         ],
         ids=lambda value: " ".join(value),
     )
@@ -279,7 +284,8 @@ class TestEndpoints:
             ("[fe80::2]:2379", ("[fe80::2]:2379",)),
             ("a:1, b ,[::1]:3,", ("a:1", f"b:{DEFAULT_PORT}", "[::1]:3")),
             ("etcd://h:1", ("h:1",)),
-            ("etcds://h", (f"h:{DEFAULT_PORT}",)),
+            ("etcd://h", (f"h:{DEFAULT_PORT}",)),
+            ("localhost:0", ()),
         ],
     )
     def test_are_read_with_and_without_a_port(self, text: str, read_as: tuple[str, ...]) -> None:
@@ -398,8 +404,13 @@ class TestScript:
         assert not (folder / "ran").exists()
 
     def test_of_a_module_is_its_name(self) -> None:
-        command = read("-m", "my_package.train", "--x").command
-        assert (command.kind, command.target, command.arguments) == (CommandKind.MODULE, "my_package.train", ("--x",))
+        command = read("-m", "json.tool", "--x").command
+        assert (command.kind, command.target, command.arguments) == (CommandKind.MODULE, "json.tool", ("--x",))
+
+    def test_a_module_that_is_not_there_is_refused_before_anything_starts(self) -> None:
+        message = refused("-m", "no_such_package.train")
+        assert "no module 'no_such_package'" in message
+        assert sys.executable in message
 
     def test_may_be_any_program(self, folder: Path) -> None:
         command = read("--no-python", "sh", "-c", "true").command

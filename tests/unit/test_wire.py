@@ -171,7 +171,7 @@ class TestPlain:
         assert plain.loads(Record, b'{"round": 3}') == Record(round=Round(3))
 
     def test_a_missing_key_without_default_is_refused(self) -> None:
-        with pytest.raises(ProtocolError, match="no Ruler.*port"):
+        with pytest.raises(ProtocolError, match=r"no Ruler.*port"):
             plain.loads(Ruler, b'{"node": "a", "host": "h"}')
 
     @pytest.mark.parametrize(
