@@ -89,7 +89,8 @@ async def _open_store(
             member = await start_private_member(folder, token=settings.spec.job)
             endpoints = (member.endpoint,)
         if member is not None:
-            cleanup.push_async_callback(member.stop)
+            # Time to hand the lead of the members to another; one without a majority would wait in vain.
+            cleanup.push_async_callback(member.stop, 1.0)
             log(f"serving the store at {member.endpoint} (embedded etcd)")
     store = EtcdStore(
         endpoints,

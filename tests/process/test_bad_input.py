@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
-import sys
 import sysconfig
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path

@@ -32,7 +32,15 @@ def test_status_for_people_and_for_tools(tmp_path: Path, etcd: OutsideEtcd) -> N
         assert "giving up with status 3" in root["tail"]
 
         text = job.cli("status").stdout
-        for part in (job.name, "running", f"round {seen.round}, 3 workers", "restarts 1 of 3", "Master a", "0-1", "[x]"):
+        for part in (
+            job.name,
+            "running",
+            f"round {seen.round}, 3 workers",
+            "restarts 1 of 3",
+            "Master a",
+            "0-1",
+            "[x]",
+        ):
             assert part in text, text
         assert "giving up with status 3" in text
         # A user's shell on this host needs no options.

@@ -15,6 +15,7 @@ import pytest
 from edl.exit_codes import ExitCode
 from tests.process.harness import ROOT, Job, OutsideEtcd, alive, stopped, until
 
+
 @pytest.fixture
 def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
     """Up to four nodes on a store that nobody breaks."""
@@ -159,7 +160,9 @@ def test_a_world_is_a_multiple_of_the_node_unit(job: Job) -> None:
     job.nnodes = "2:4"
     job.start("a", "b", "c")
     before = job.wait_world(2)
-    status = job.wait_status(lambda status: sorted(states(status).values()) == ["running", "running", "spare"], "a spare")
+    status = job.wait_status(
+        lambda status: sorted(states(status).values()) == ["running", "running", "spare"], "a spare"
+    )
     spare = next(node for node, state in states(status).items() if state == "spare")
     job.start("d")
     after = job.wait_world(4, after=before.round)
