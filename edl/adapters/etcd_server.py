@@ -243,8 +243,6 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
         shutil.rmtree(self.data_dir, ignore_errors=True)
         self.log_file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other members of this host may still have theirs there
-            self.log_file.parent.rmdir()
 
 
 async def _wait_for(process: subprocess.Popen[bytes]) -> None:

@@ -37,10 +37,10 @@ class NoMaster(UsageError):
 @contextlib.asynccontextmanager
 async def master_of(where: Where) -> AsyncIterator[MasterClient]:
     """A client to the job's Master. Raises ``UsageError`` with what to do when there is none."""
-    endpoints = where.endpoints or _endpoints_here(where.job)
+    endpoints, named = (where.endpoints, where.job) if where.endpoints else _job_here(where.job)
     store = EtcdStore(endpoints, tls=where.tls, user=where.user, password=where.password)
     try:
-        job = JobId(where.job or await _only_job(store))
+        job = JobId(named or await _only_job(store))
         client = await _client(store, JobKeys(job))
     finally:
         await store.close()
@@ -50,12 +50,12 @@ async def master_of(where: Where) -> AsyncIterator[MasterClient]:
         await client.close()
 
 
-def _endpoints_here(job: str) -> tuple[str, ...]:
-    """Store of a job that has a launcher on this host."""
+def _job_here(job: str) -> tuple[tuple[str, ...], str]:
+    """Store and name of the job that has a launcher on this host."""
     here = {note.job: note.endpoints for note in notes()}
-    wanted = [endpoints for name, endpoints in here.items() if job in ("", name)]
-    if len(set(wanted)) == 1:
-        return wanted[0]
+    wanted = [name for name in here if job in ("", name)]
+    if len(wanted) == 1:
+        return here[wanted[0]], wanted[0]
     if not here:
         raise UsageError("no launcher runs on this host. Name the job's store: --rdzv-endpoint=HOST:PORT")
     listed = ", ".join(sorted(here))
@@ -65,7 +65,8 @@ def _endpoints_here(job: str) -> tuple[str, ...]:
 
 
 async def _only_job(store: Store) -> str:
-    names = sorted({entry.key.split("/")[2] for entry in (await store.read("/edl/")).entries})
+    keys = (entry.key.split("/") for entry in (await store.read("/edl/")).entries)
+    names = sorted({parts[2] for parts in keys if parts[3] == "nodes"})  # others are remains of killed jobs
     if len(names) == 1:
         return names[0]
     listed = ", ".join(names) if names else "none"

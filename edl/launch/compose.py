@@ -83,12 +83,16 @@ async def _open_store(
     if wanted.backend is Backend.EMBEDDED:
         folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / settings.spec.job
         folder.mkdir(parents=True, exist_ok=True)
+        if not wanted.data_dir:
+            cleanup.callback(_remove_if_empty, folder)
         if endpoints:
             member = await start_local_member(endpoints, folder, token=settings.spec.job)
         else:
             member = await start_private_member(folder, token=settings.spec.job)
             endpoints = (member.endpoint,)
         if member is not None:
+            if not (wanted.endpoints or wanted.data_dir):
+                cleanup.callback(member.discard)  # a private store is of no use without its launcher
             # Time to hand the lead of the members to another; one without a majority would wait in vain.
             cleanup.push_async_callback(member.stop, 1.0)
             log(f"serving the store at {member.endpoint} (embedded etcd)")
@@ -102,6 +106,11 @@ async def _open_store(
     cleanup.push_async_callback(store.close)
     await _reach(store, settings, endpoints, member, log)
     return store, member, endpoints
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # other members of this host may have their data there
+        folder.rmdir()
 
 
 async def _reach(

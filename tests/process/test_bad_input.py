@@ -100,9 +100,7 @@ def test_a_missing_program(job: Job) -> None:
 def test_a_missing_module(job: Job) -> None:
     job.script = ("-m", "no.such_module")
     job.start("a")
-    node = job.nodes["a"]
-    assert node.exit_code() in (ExitCode.CANNOT_START_WORKER, ExitCode.WORKER_FAILED)
-    assert "No module named 'no'" in node.text
+    refused(job, ExitCode.USAGE, "-m no.such_module: no module 'no'", f"looked from {job.folder}", "Install it")
 
 
 def test_an_endpoint_where_nobody_is(job: Job) -> None:
@@ -110,7 +108,7 @@ def test_an_endpoint_where_nobody_is(job: Job) -> None:
     job.backend = "etcd"
     job.start("a", options=["--rdzv-conf=connect_timeout=2"])
     where = job.endpoints[0]
-    refused(job, ExitCode.STORE_UNREACHABLE, where, "for 2 s", "Is etcd running there", "--rdzv-endpoint")
+    refused(job, ExitCode.STORE_UNREACHABLE, where, "after 2 s", "Is etcd running there", "--rdzv-endpoint")
 
 
 def test_an_endpoint_of_an_unknown_host(job: Job) -> None:

@@ -340,6 +340,7 @@ def test_a_nursery_that_is_killed_takes_its_workers_and_is_replaced(tmp_path: Pa
             pid, (middle, inner, _) = await family(bench)
             pins = [pin(pid), pin(middle), pin(inner), pin(bench.processes.nursery_pid)]
             kill_now(bench.processes.nursery_pid)
+            assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
             assert await bench.event() == NurseryLost("killed by signal 9")
             wait_gone(pins)
             with pytest.raises(WorkerStartError, match="nursery is gone"):

@@ -174,10 +174,8 @@ def test_a_failure_without_a_master_is_logged_here() -> None:
 def test_an_idle_node_that_reaches_nobody_gives_up() -> None:
     node = idle().feed(ev.Disconnected())
     limit_s = node.state.timeouts.recover_s
-    node.wait(limit_s - 0.5)
-    assert node.state.phase is AgentPhase.IDLE
-    node.wait(0.5)
-    assert node.state.phase is AgentPhase.OVER
+    phases = [node.wait(seconds).state.phase for seconds in (limit_s - 0.5, 0.5)]
+    assert phases == [AgentPhase.IDLE, AgentPhase.OVER]
     assert node.state.outcome is not None
     assert node.state.outcome.exit_code == ExitCode.STORE_UNREACHABLE
 

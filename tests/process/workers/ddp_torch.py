@@ -1,4 +1,4 @@
-"""A plain PyTorch DistributedDataParallel script, as one writes it for torchrun: checkpoint, resume, nothing else."""
+"""A plain PyTorch DistributedDataParallel script, as one writes it for torchrun: checkpoint and resume."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main() -> None:
         mine = batch[rank::world]
         loss = ((parallel(mine) - mine.sum(1, keepdim=True)) ** 2).mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         log.write(json.dumps({"t": time.monotonic(), "step": step, **fixed}) + "\n")
         if rank == 0:

@@ -1,4 +1,4 @@
-"""A plain paddle.DataParallel script, as one writes it for paddle.distributed.launch: checkpoint, resume, nothing else."""
+"""A plain paddle.DataParallel script, as one writes it for paddle.distributed.launch: checkpoint and resume."""
 
 from __future__ import annotations
 
