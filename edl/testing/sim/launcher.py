@@ -6,6 +6,7 @@ from edl.agent import events as ag
 from edl.agent.machine import begin, step
 from edl.agent.state import AgentPhase, AgentState, Outcome
 from edl.errors import LeaseLost, StoreError
+from edl.exit_codes import ExitCode
 from edl.master import election as el
 from edl.master.machine import absent
 from edl.testing.sim.candidate import Candidate
@@ -292,6 +293,9 @@ class Launcher(Candidate):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _exit(self, outcome: Outcome) -> None:
+        alone_s = self.now_s - self.store_seen_s
+        if outcome.exit_code == ExitCode.STORE_UNREACHABLE and alone_s < self.around.spec.timeouts.recover_s:
+            self.around.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
         self.outcome = outcome
         self._dial += 1
         self._hang_up()

@@ -29,6 +29,10 @@ KEEPALIVE_S = 5.0
 """The longest a cut stream goes unnoticed here."""
 
 
+_OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE)
+"""How a launcher may end while its job goes on: it was told to, or it was cut off for too long."""
+
+
 class SimWorld:
     """Everything there is. The same seed, spec and calls give the same history."""
 
@@ -273,7 +277,7 @@ class SimWorld:
             self.checks.fail(f"{outcome.reason}, but only {self.checks.worker_failures} workers failed")
         for launcher in [*self.launchers.values(), *self.retired]:
             own = launcher.outcome
-            if own is not None and own.exit_code not in (expected, ExitCode.TERMINATED):
+            if own is not None and own.exit_code not in (expected, *_OWN_ENDS):
                 self.checks.fail(f"{launcher.node} exits with {own}, the job with {expected}")
         if self.training.alive():
             self.checks.fail(f"workers outlive the job: {self.training.alive()}")
