@@ -198,8 +198,7 @@ def _start(turn: _Turn, world: World, reason: str) -> None:
     if turn.state.phase is not AgentPhase.IDLE:
         return  # not ready any more; the Master learns it from the round that the next Ready has seen
     workers = tuple(Worker(index, Rank(member.first_rank + index)) for index in range(member.slots))
-    turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False)
-    turn.set(kill_at_s=None, reason_of_world=reason)
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False, kill_at_s=None)
     turn.log(reason)
     turn.do(Start(world))
 

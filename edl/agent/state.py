@@ -77,7 +77,6 @@ class AgentState:
     """When the store or the Master was last known to be in reach."""
     seen_round: Round = Round(0)
     world: World | None = None
-    reason_of_world: str = ""
     workers: tuple[Worker, ...] = ()
     kill_at_s: float | None = None
     """When stopping workers get SIGKILL."""
