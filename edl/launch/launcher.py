@@ -91,7 +91,8 @@ class Launcher:
         """Take part in the job; returns the exit status."""
         parts = self._parts
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        # Under nohup SIGHUP comes ignored, and has to stay so.
+        for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
             loop.add_signal_handler(number, self._interrupt, number)
         parts.note.write()
         election = asyncio.ensure_future(parts.candidate.run())

@@ -368,6 +368,16 @@ def test_the_process_that_makes_workers_is_killed(job: Job) -> None:
     assert all(not alive(pid) for pid in before.pids.values())
 
 
+def test_nohup_is_respected(job: Job) -> None:
+    """A terminal that goes away ends a launcher, unless it was started to outlive it."""
+    job.start("a", command=["nohup", *job.command("a")])
+    before = job.wait_world(1)
+    job.nodes["a"].send(signal.SIGHUP)
+    job.wait_steps(3, 1)
+    assert job.wait_world(1).round == before.round
+    assert job.nodes["a"].process.poll() is None
+
+
 def test_all_nodes_leave_at_once(job: Job) -> None:
     job.start("a", "b", "c")
     job.wait_world(3)
