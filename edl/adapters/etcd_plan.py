@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.errors import SettingError
+from edl.wire.address import address
 
 HIGHEST_PORT = 65535
 
@@ -31,7 +32,7 @@ class MemberPlan:
     @property
     def endpoint(self) -> str:
         """What a client is given."""
-        return _joined(self.host, self.client_port)
+        return address(self.host, self.client_port)
 
     @property
     def client_url(self) -> str:
@@ -41,11 +42,7 @@ class MemberPlan:
     @property
     def peer_url(self) -> str:
         """Where other members find the member."""
-        return f"http://{_joined(self.host, self.peer_port)}"
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"http://{address(self.host, self.peer_port)}"
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
@@ -57,7 +54,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         bare = part.partition("://")[2] if part.startswith(("etcd://", "etcds://")) else part
         host_only = ":" not in bare or bare.endswith("]")
-        endpoints.append(_joined(*split_endpoint(f"{bare}:{DEFAULT_PORT}" if host_only else bare)))
+        endpoints.append(address(*split_endpoint(f"{bare}:{DEFAULT_PORT}" if host_only else bare)))
     return tuple(endpoints)
 
 
@@ -83,7 +80,7 @@ def plan_members(endpoints: Sequence[str]) -> tuple[MemberPlan, ...]:
     addresses = [split_endpoint(endpoint) for endpoint in endpoints]
     if not addresses:
         raise SettingError("--rdzv-endpoint", "''", "must name at least one host:port")
-    repeated = sorted({_joined(*address) for address in addresses if addresses.count(address) > 1})
+    repeated = sorted({address(*pair) for pair in addresses if addresses.count(pair) > 1})
     if repeated:
         raise SettingError("--rdzv-endpoint", ",".join(endpoints), f"{', '.join(repeated)} is listed more than once")
     ports = {port for _, port in addresses}
@@ -92,7 +89,7 @@ def plan_members(endpoints: Sequence[str]) -> tuple[MemberPlan, ...]:
         raise SettingError(
             "--rdzv-endpoint", ",".join(endpoints), f"etcd also needs port {max(ports) + offset}, which does not exist"
         )
-    cluster = ",".join(f"{_name(h, p)}=http://{_joined(h, p + offset)}" for h, p in sorted(addresses))
+    cluster = ",".join(f"{_name(h, p)}=http://{address(h, p + offset)}" for h, p in sorted(addresses))
     return tuple(MemberPlan(_name(h, p), h, p, p + offset, cluster, len(addresses)) for h, p in addresses)
 
 

@@ -18,6 +18,7 @@ import grpc.aio
 
 from edl.errors import PortInUse, ProtocolError
 from edl.wire import codec
+from edl.wire.address import address
 from edl.wire.messages import AgentMessage, MasterMessage
 from edl.wire.status import EventsRequest, JobStatus, JournalEntry, Question
 
@@ -224,11 +225,6 @@ def _check_can_listen(host: str, port: int) -> None:
         raise PortInUse(
             f"cannot listen on {address(host, port)}: {error.strerror}. Name an address of this host with --local-addr"
         ) from error
-
-
-def address(host: str, port: int) -> str:
-    """``host:port``, with the brackets that an IPv6 address needs."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _metadata(token: str) -> tuple[tuple[str, str], ...]:

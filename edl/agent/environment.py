@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edl.config import JobSpec
 from edl.types import NodeId
+from edl.wire.address import address
 from edl.wire.messages import Member, World
 
 
@@ -84,10 +85,10 @@ def _torch(spec: JobSpec, world: World, member: Member, position: int, local_ran
 
 
 def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: int, gpus: int) -> dict[str, str]:
-    endpoints = [_address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots]]
+    endpoints = [address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots]]
     rank = member.first_rank + local_rank
     environment = {
-        "PADDLE_MASTER": _address(world.master_host, world.master_port),
+        "PADDLE_MASTER": address(world.master_host, world.master_port),
         "PADDLE_GLOBAL_SIZE": str(world.size),
         "PADDLE_LOCAL_SIZE": str(member.slots),
         "PADDLE_GLOBAL_RANK": str(rank),
@@ -109,7 +110,3 @@ def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: i
         # Without it Paddle on CPU forms no group at all and says nothing about it.
         environment["PADDLE_DISTRI_BACKEND"] = "gloo"
     return environment
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

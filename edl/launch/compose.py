@@ -208,7 +208,6 @@ def _put_together(
             store=store,
             member=member,
             server=place.server,
-            processes=processes,
             registration=registration,
             candidate=candidate,
             agent=agent,

@@ -22,7 +22,7 @@ from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
-from edl.ports import ChangeKind, Clock, Processes, Store
+from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
@@ -66,7 +66,6 @@ class Parts:
     store: Store
     member: Member | None
     server: MasterServer
-    processes: Processes
     registration: Registration
     candidate: Candidate
     agent: AgentShell
