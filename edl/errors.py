@@ -3,7 +3,8 @@
     EdlError
     ├── UsageError          the person who typed the command: fix the value named in the message
     │   ├── SettingError    one setting is out of range or contradicts another
-    │   └── ScriptError     the training script is missing or does not compile
+    │   ├── ScriptError     the training script is missing or does not compile
+    │   └── StateError      a script hands over state that cannot be kept, or commits out of step
     ├── JobConflict         the job: its id, rank or node id is in use by somebody with other settings
     ├── StoreError          the store
     │   ├── StoreUnavailable    no answer; it may or may not have happened; a retry helps
@@ -11,6 +12,7 @@
     │   ├── LeaseLost           the lease is gone for good; a new one is needed
     │   └── FencedOut           another Master holds the election key; this one must step down
     ├── PortInUse           an address this process must serve is taken
+    ├── CheckpointError     what lies in the checkpoint directory cannot be used, or nothing can be written there
     ├── WorkerStartError    a worker process could not be created
     └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
 
@@ -58,6 +60,10 @@ class ScriptError(UsageError):
     """The training script is missing, unreadable or not valid Python."""
 
 
+class StateError(UsageError):
+    """A script's state holds something that cannot be kept, or its workers commit out of step."""
+
+
 class JobConflict(EdlError):
     """This launcher does not fit the running job of the same id."""
 
@@ -93,6 +99,12 @@ class PortInUse(EdlError):
     """An address this process has to listen on is taken by another program."""
 
     exit_code = ExitCode.PORT_IN_USE
+
+
+class CheckpointError(EdlError):
+    """A checkpoint is damaged, incomplete or another job's, or the checkpoint directory cannot be used."""
+
+    exit_code = ExitCode.CHECKPOINT_UNUSABLE
 
 
 class WorkerStartError(EdlError):

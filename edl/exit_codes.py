@@ -24,6 +24,10 @@ class ExitCode(enum.IntEnum):
     """An address that this launcher must serve is taken by another program."""
     CANNOT_START_WORKER = 7
     """A worker process could not be created (program missing, not executable, no resources)."""
+    CHECKPOINT_UNUSABLE = 8
+    """Checkpoints lie in ``--checkpoint-dir`` and none of them can be used, or the directory cannot be written."""
+    KILLED = 9
+    """The kill switch: the job wrote a checkpoint and stopped, or may not start while the switch is set."""
     INTERNAL = 70
     """A defect in edl; the message asks for a report."""
     INTERRUPTED = 130

@@ -7,6 +7,7 @@ and a unit test compares every field of both.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import typing
 from typing import Any, TypeVar
 
@@ -22,6 +23,12 @@ T = TypeVar("T")
 _AGENT_BODIES: dict[type, str] = {
     messages.Attach: "attach",
     messages.Ready: "ready",
+    messages.Preparing: "preparing",
+    messages.Underway: "underway",
+    messages.Boundary: "boundary",
+    messages.Kept: "kept",
+    messages.Asked: "asked",
+    messages.Hanging: "hanging",
     messages.WorkerFailed: "worker_failed",
     messages.WorkersDone: "workers_done",
     messages.Leaving: "leaving",
@@ -29,6 +36,12 @@ _AGENT_BODIES: dict[type, str] = {
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",
     messages.StartRound: "start_round",
+    messages.Hold: "hold",
+    messages.Switch: "switch",
+    messages.Prestart: "prestart",
+    messages.LoadState: "load_state",
+    messages.KeepWith: "keep_with",
+    messages.Dismissed: "dismissed",
     messages.Finish: "finish",
     messages.Expelled: "expelled",
 }
@@ -108,7 +121,14 @@ def _fill(target: Any, value: Any) -> None:
                 else:
                     repeated.append(element)
         else:
-            setattr(target, field.name, item)
+            setattr(target, field.name, item.value if isinstance(item, enum.Enum) else item)
+
+
+def _member(kind: type[enum.Enum], value: str) -> enum.Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ProtocolError(f"{value!r} is no {kind.__name__} that this version of edl knows") from None
 
 
 def _build(kind: Any, message: Any) -> Any:
@@ -121,6 +141,8 @@ def _build(kind: Any, message: Any) -> Any:
             values[name] = tuple(_build(element, entry) if nested else entry for entry in item)
         elif dataclasses.is_dataclass(hint):
             values[name] = _build(hint, item)
+        elif isinstance(hint, type) and issubclass(hint, enum.Enum):
+            values[name] = _member(hint, item)
         else:
             values[name] = item
     return kind(**values)

@@ -6,21 +6,55 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Version(_message.Message):
+    __slots__ = ("era", "commit")
+    ERA_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    era: int
+    commit: int
+    def __init__(self, era: _Optional[int] = ..., commit: _Optional[int] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("version", "shard", "shards")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    shard: int
+    shards: int
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("node", "host", "port", "shard")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    port: int
+    shard: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+
 class NodeInfo(_message.Message):
-    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank")
+    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    STATE_PORT_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: int
     host: str
     port: int
     slots: int
     node_rank: int
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ...) -> None: ...
+    state_port: int
+    rack: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports")
@@ -39,14 +73,24 @@ class Member(_message.Message):
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., first_rank: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class World(_message.Message):
-    __slots__ = ("round", "members", "restarts")
+    __slots__ = ("round", "members", "restarts", "era", "restore", "shards", "stored", "sources")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    ERA_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     round: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     restarts: int
-    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restarts: _Optional[int] = ...) -> None: ...
+    era: int
+    restore: Version
+    shards: int
+    stored: bool
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restarts: _Optional[int] = ..., era: _Optional[int] = ..., restore: _Optional[_Union[Version, _Mapping]] = ..., shards: _Optional[int] = ..., stored: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("node", "round", "rank", "local_rank", "exit_code", "what", "exception", "traceback", "tail", "peer_loss")
@@ -73,24 +117,90 @@ class Failure(_message.Message):
     def __init__(self, node: _Optional[str] = ..., round: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., what: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., tail: _Optional[str] = ..., peer_loss: bool = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("info", "seen_round", "running_round", "done")
+    __slots__ = ("info", "seen_round", "running_round", "done", "underway")
     INFO_FIELD_NUMBER: _ClassVar[int]
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     RUNNING_ROUND_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    UNDERWAY_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     seen_round: int
     running_round: int
     done: bool
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ...) -> None: ...
+    underway: bool
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("seen_round", "ports")
+    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "refused", "stored_sharded")
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STORED_SHARDED_FIELD_NUMBER: _ClassVar[int]
     seen_round: int
     ports: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
+    parked: bool
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    stored: Version
+    refused: str
+    stored_sharded: bool
+    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., refused: _Optional[str] = ..., stored_sharded: bool = ...) -> None: ...
+
+class Preparing(_message.Message):
+    __slots__ = ("seen_round", "reason", "holdings")
+    SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HOLDINGS_FIELD_NUMBER: _ClassVar[int]
+    seen_round: int
+    reason: str
+    holdings: _containers.RepeatedCompositeFieldContainer[Holding]
+    def __init__(self, seen_round: _Optional[int] = ..., reason: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ...) -> None: ...
+
+class Underway(_message.Message):
+    __slots__ = ("round", "how")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    how: str
+    def __init__(self, round: _Optional[int] = ..., how: _Optional[str] = ...) -> None: ...
+
+class Boundary(_message.Message):
+    __slots__ = ("round", "hold", "commit")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    hold: int
+    commit: int
+    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., commit: _Optional[int] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("version", "where", "error")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    where: str
+    error: str
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Asked(_message.Message):
+    __slots__ = ("purpose", "by")
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    purpose: str
+    by: str
+    def __init__(self, purpose: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+
+class Hanging(_message.Message):
+    __slots__ = ("round", "what")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    what: str
+    def __init__(self, round: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
 
 class WorkerFailed(_message.Message):
     __slots__ = ("failure",)
@@ -105,32 +215,98 @@ class WorkersDone(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Leaving(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "grace_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    grace_s: float
+    def __init__(self, reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_DONE_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PREPARING_FIELD_NUMBER: _ClassVar[int]
+    UNDERWAY_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    HANGING_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
     workers_done: WorkersDone
     leaving: Leaving
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    preparing: Preparing
+    underway: Underway
+    boundary: Boundary
+    kept: Kept
+    asked: Asked
+    hanging: Hanging
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
-    __slots__ = ("round", "reason")
+    __slots__ = ("round", "reason", "dump")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELD_NUMBER: _ClassVar[int]
     round: int
     reason: str
-    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    dump: bool
+    def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., dump: bool = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("round", "hold")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    hold: int
+    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ...) -> None: ...
+
+class Switch(_message.Message):
+    __slots__ = ("round", "hold", "commit", "purpose", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    hold: int
+    commit: int
+    purpose: str
+    reason: str
+    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., commit: _Optional[int] = ..., purpose: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Prestart(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class LoadState(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class KeepWith(_message.Message):
+    __slots__ = ("node", "host", "port")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    port: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class Dismissed(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class StartRound(_message.Message):
     __slots__ = ("world", "reason")
@@ -159,16 +335,28 @@ class Expelled(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class FromMaster(_message.Message):
-    __slots__ = ("stop_round", "start_round", "finish", "expelled")
+    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed")
     STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
     START_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     EXPELLED_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
+    PRESTART_FIELD_NUMBER: _ClassVar[int]
+    LOAD_STATE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_WITH_FIELD_NUMBER: _ClassVar[int]
+    DISMISSED_FIELD_NUMBER: _ClassVar[int]
     stop_round: StopRound
     start_round: StartRound
     finish: Finish
     expelled: Expelled
-    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ...) -> None: ...
+    hold: Hold
+    switch: Switch
+    prestart: Prestart
+    load_state: LoadState
+    keep_with: KeepWith
+    dismissed: Dismissed
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ()

@@ -5,9 +5,43 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from edl.types import Incarnation, NodeId, Rank, Round
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """Names one commit of a job's state; a larger one continues a smaller one. ``Version()`` means "no state".
+
+    The commit number alone would not do: a world that goes back to commit 9 makes another commit 10.
+    """
+
+    era: int = 0
+    """Counts the worlds in the whole life of a state, across restarts of the job, so it is not the round."""
+    commit: int = 0
+    """Calls of ``commit()`` since the state's first beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One part of a commit that a node has in its memory and can give to others."""
+
+    version: Version
+    shard: int = 0
+    shards: int = 1
+    """Parts that make the whole: 1 when every worker has the same state, the world's size when each has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A node that gives one part of the state to those of a world that lack it."""
+
+    node: NodeId
+    host: str
+    port: int
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +58,10 @@ class NodeInfo:
     """Workers it runs, at least 1."""
     node_rank: int = -1
     """Position asked for with ``--node-rank``, -1 for none."""
+    state_port: int = 0
+    """Where its state keeper gives and takes copies of commits."""
+    rack: str = ""
+    """Where it stands, in the user's words: copies of its state go to another rack if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +86,16 @@ class World:
     members: tuple[Member, ...]
     restarts: int
     """Restart budget used so far in the job."""
+    era: int = 0
+    """Era of the commits that this world makes."""
+    restore: Version = Version()
+    """Commit that every worker begins from, the same for all; ``Version()`` for a state's first beginning."""
+    shards: int = 1
+    """Parts of that commit; see ``Holding``."""
+    stored: bool = False
+    """The commit is read by the workers themselves from the checkpoint directory: a sharded one, at another size."""
+    sources: tuple[Source, ...] = ()
+    """Who has parts of that commit; possibly nodes outside this world."""
 
     @property
     def size(self) -> int:
@@ -111,14 +159,93 @@ class Attach:
     """Round whose workers are alive (or have all ended with status 0) here; 0 for none."""
     done: bool
     """All workers of ``running_round`` ended with status 0."""
+    underway: bool = False
+    """See ``Underway``; of ``running_round``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """No worker runs here; this node joins the next round. Sent again whenever the agent attaches while idle."""
+    """No worker of a round runs here; this node joins the next round. Sent again whenever the agent attaches while idle."""
 
     seen_round: Round
     ports: tuple[int, ...]
+    parked: bool = False
+    """Every slot has a worker process that waits for its place in a world; else they are started with the world."""
+    holdings: tuple[Holding, ...] = ()
+    stored: Version = Version()
+    """Newest commit that this node knows to lie complete in the checkpoint directory."""
+    stored_sharded: bool = False
+    """That one is read by the workers themselves (see ``World.stored``), not by ``LoadState``."""
+    refused: str = ""
+    """Checkpoints lie there, and none of them can be used: why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """No worker of a round runs here, and new ones are being started ahead of the next world: ``Ready`` follows."""
+
+    seen_round: Round
+    reason: str
+    holdings: tuple[Holding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """All workers of the round here use ``edl.run``, have their state and a communicator, and are in training.
+
+    From now on they can hold at a step boundary, and rejoin without a restart.
+    """
+
+    round: Round
+    how: str
+    """The way back each took, in words: ``in process``, ``restarted: …``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Answer to ``Hold``: no worker here will pass a step boundary above ``commit + 1`` before it is told to."""
+
+    round: Round
+    hold: int
+    commit: int
+    """Highest commit number that a worker here has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A commit has been written to the checkpoint directory, or could not be."""
+
+    version: Version
+    where: str
+    error: str = ""
+
+
+class Purpose(enum.Enum):
+    """What is done at an agreed step boundary."""
+
+    SWITCH = "switch"
+    """Commit, park, join the next world."""
+    SAVE = "save"
+    """Commit, have it written to the checkpoint directory, go on."""
+    KILL = "kill"
+    """Commit and park; it is written, and the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Somebody asks for a checkpoint, or for the end of the job with one (see ``Purpose``)."""
+
+    purpose: Purpose
+    by: str
+    """Who, in words: a file, a command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """Workers here have made no progress for ``--hang-timeout``."""
+
+    round: Round
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +264,26 @@ class WorkersDone:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """This node goes away on purpose; its workers are being stopped."""
+    """This node goes away on purpose; its workers are being stopped, or with ``grace_s`` soon will be."""
 
     reason: str
+    grace_s: float = 0.0
+    """More than 0: the workers go on for at most so long, until the others have switched to a world without them."""
 
 
-AgentMessage = Attach | Ready | WorkerFailed | WorkersDone | Leaving
+AgentMessage = (
+    Attach
+    | Ready
+    | Preparing
+    | Underway
+    | Boundary
+    | Kept
+    | Asked
+    | Hanging
+    | WorkerFailed
+    | WorkersDone
+    | Leaving
+)
 
 
 # --- Master to agent -------------------------------------------------------------------------------------------------
@@ -150,15 +291,68 @@ AgentMessage = Attach | Ready | WorkerFailed | WorkersDone | Leaving
 
 @dataclass(frozen=True, slots=True)
 class StopRound:
-    """Stop the workers of this round (and any older one), then say ``Ready``."""
+    """Stop the workers of this round (and any older one), then say ``Ready``. Workers that can rejoin keep their
+    process: they abort the communicator and park."""
 
     round: Round
+    reason: str
+    dump: bool = False
+    """Have all workers write their stacks first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Let no worker of the round pass its next step boundary, and say with ``Boundary`` where they are."""
+
+    round: Round
+    hold: int
+    """Number of this agreement; ``Switch`` and ``Boundary`` repeat it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Let the workers go on to exactly this commit, and do there what is asked."""
+
+    round: Round
+    hold: int
+    commit: int
+    purpose: Purpose
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prestart:
+    """Start workers now and let them come to ``edl.run``: the next world is to find them waiting. ``Ready`` follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Read the newest usable commit of the checkpoint directory into memory, and say ``Ready`` again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWith:
+    """From now on send a copy of each commit of this node to that node; an empty ``node`` means to none."""
+
+    node: NodeId
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """The others go on in a world of their own and have all they need: this node, which wanted to leave, may go."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartRound:
-    """Start this node's workers of this world."""
+    """Start this node's workers of this world, or hand it to those that wait."""
 
     world: World
     reason: str
@@ -185,4 +379,6 @@ class Expelled:
     exit_code: int = 0
 
 
-MasterMessage = StopRound | StartRound | Finish | Expelled
+MasterMessage = (
+    StopRound | StartRound | Hold | Switch | Prestart | LoadState | KeepWith | Dismissed | Finish | Expelled
+)

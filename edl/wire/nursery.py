@@ -14,10 +14,9 @@ import os
 from dataclasses import dataclass
 
 import edl
-from edl.errors import ProtocolError
+from edl.wire.datagrams import LARGEST_BYTES, Datagrams
 
-LARGEST_BYTES = 64 * 1024
-"""No message is longer; texts are cut before they are sent."""
+__all__ = ["LARGEST_BYTES", "Order", "decode", "encode", "helper_command", "read_order", "write_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +100,18 @@ ToNursery = Spawn | Signal
 ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Note
 Message = ToNursery | ToAgent
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (Spawn, Signal, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
-}
+_DATAGRAMS = Datagrams(Spawn, Signal, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
 
 
 def encode(message: Message) -> bytes:
     """One datagram."""
-    return json.dumps([type(message).__name__, dataclasses.asdict(message)]).encode()
+    return _DATAGRAMS.encode(message)
 
 
 def decode(datagram: bytes) -> Message:
     """The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
-    try:
-        name, fields = json.loads(datagram)
-        return _KINDS[name](**fields)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"not a nursery message: {datagram[:200]!r} ({error})") from error
+    message: Message = _DATAGRAMS.decode(datagram)
+    return message
 
 
 @dataclass(frozen=True, slots=True)
