@@ -124,11 +124,20 @@ class Timeouts:
     """A node that is silent this long is dead. etcd grants no less than about 2 s (1 s when embedded)."""
     shutdown_s: float = 30.0
     """Between SIGTERM and SIGKILL, wherever a worker is stopped."""
+    rejoin_s: float = 10.0
+    """How long a worker that uses ``edl.run`` may take to leave a broken round before it is restarted instead."""
+    boundary_s: float = 60.0
+    """How long workers may take to a step boundary that was agreed on before the round is interrupted instead."""
+    hang_s: float = 0.0
+    """A round without progress for so long is restarted; 0 for never."""
 
     def __post_init__(self) -> None:
         _positive("--recover-timeout", self.recover_s)
         _positive("--join-grace", self.join_grace_s, zero_allowed=True)
         _positive("--shutdown-timeout", self.shutdown_s, zero_allowed=True)
+        _positive("--rejoin-timeout", self.rejoin_s)
+        _positive("--boundary-timeout", self.boundary_s)
+        _positive("--hang-timeout", self.hang_s, zero_allowed=True)
         if not 1.0 <= self.lease_ttl_s <= 3600.0:
             raise SettingError("--lease-ttl", f"{self.lease_ttl_s:g}", "must be from 1 to 3600 seconds")
 
@@ -167,6 +176,9 @@ class JobSpec:
             "--join-grace": f"{self.timeouts.join_grace_s:g}",
             "--lease-ttl": f"{self.timeouts.lease_ttl_s:g}",
             "--shutdown-timeout": f"{self.timeouts.shutdown_s:g}",
+            "--rejoin-timeout": f"{self.timeouts.rejoin_s:g}",
+            "--boundary-timeout": f"{self.timeouts.boundary_s:g}",
+            "--hang-timeout": f"{self.timeouts.hang_s:g}",
         }
 
 

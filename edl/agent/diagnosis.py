@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from edl.agent.machine import SIGABRT
+from edl.agent.turn import SIGABRT
 
 _PEER_LOSS = re.compile(
     r"Connection closed by peer"

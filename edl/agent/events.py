@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from edl.agent.state import AgentState, Outcome
 from edl.types import Round
-from edl.wire.messages import AgentMessage, MasterMessage, NodeInfo, World
+from edl.wire.local import ToWorker
+from edl.wire.messages import AgentMessage, Asked, Hanging, KeepWith, Kept, MasterMessage, NodeInfo, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -66,6 +67,56 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerEntered:
+    """A worker uses edl, and says whether it can rejoin in process."""
+
+    round: Round
+    local_rank: int
+    rejoins: bool
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParked:
+    """A worker has left the world ``left`` (0: it was in none) and waits for a place."""
+
+    round: Round
+    local_rank: int
+    left: Round
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnderway:
+    """A worker trains in the world ``joined``."""
+
+    round: Round
+    local_rank: int
+    joined: Round
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHere:
+    """A worker's answer to a ``Hold``."""
+
+    round: Round
+    local_rank: int
+    hold: int
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """What the keeper holds has changed other than by a commit (loaded from the checkpoint directory, or not)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something for the Master that needs no decision here."""
+
+    message: Kept | Asked | Hanging
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFroze:
     """A worker was stopped by a signal."""
 
@@ -117,6 +168,12 @@ Event = (
     | LeaseGone
     | Registered
     | WorkerEnded
+    | WorkerEntered
+    | WorkerParked
+    | WorkerUnderway
+    | WorkerHere
+    | StateChanged
+    | Report
     | WorkerFroze
     | WorkerThawed
     | NurseryGone
@@ -142,14 +199,56 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this node's workers of a world; each end comes back as ``WorkerEnded``."""
+    """Start workers of a world in these slots; each end comes back as ``WorkerEnded``."""
 
     world: World
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartAhead:
+    """Start workers in these slots that wait for their world; ``born`` names the processes."""
+
+    local_ranks: tuple[int, ...]
+    born: Round
+
+
+@dataclass(frozen=True, slots=True)
+class GivePlace:
+    """Tell these waiting workers their places in the world."""
+
+    world: World
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellWorkers:
+    """Say this to these workers, as far as they use edl."""
+
+    message: ToWorker
+    local_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacks:
+    """Have all workers write their stacks to their standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Send copies of commits to that node from now on."""
+
+    peer: KeepWith
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read the newest usable commit from the checkpoint directory; comes back as ``StateChanged``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
-    """Send a signal to these workers' process groups; an empty tuple means all that live."""
+    """Send a signal to these workers' process groups; an empty tuple means all that live, in a world or not."""
 
     number: int
     local_ranks: tuple[int, ...] = ()
@@ -187,7 +286,23 @@ class Exit:
     outcome: Outcome
 
 
-Effect = Say | Announce | Start | SignalWorkers | Warm | Register | WakeAt | Log | Exit
+Effect = (
+    Say
+    | Announce
+    | Start
+    | StartAhead
+    | GivePlace
+    | TellWorkers
+    | SignalWorkers
+    | DumpStacks
+    | Keep
+    | Load
+    | Warm
+    | Register
+    | WakeAt
+    | Log
+    | Exit
+)
 
 
 @dataclass(frozen=True, slots=True)

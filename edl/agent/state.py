@@ -15,12 +15,14 @@ class AgentPhase(enum.Enum):
 
     WARMING = "warming"
     """The nursery is importing the framework; nothing can be started yet."""
+    PREPARING = "preparing"
+    """No worker of a round runs here; workers are being started ahead, so that the next world finds them waiting."""
     IDLE = "idle"
     """Ready for the next round."""
     RUNNING = "running"
     """The workers of ``world`` run here, or have ended by themselves."""
     STOPPING = "stopping"
-    """The workers have been told to end; when the last one has, the node is ready again."""
+    """The workers have been told to leave their round; when the last one has ended or parked, the node is ready."""
     LEAVING = "leaving"
     """The workers have been told to end; when the last one has, the launcher exits."""
     OVER = "over"
@@ -30,7 +32,12 @@ class AgentPhase(enum.Enum):
 class WorkerStatus(enum.Enum):
     """What one worker does."""
 
+    STARTING = "starting"
+    """Started ahead of a world; has not come to where it waits."""
+    PARKED = "parked"
+    """Lives, belongs to no world, and waits for a place."""
     ALIVE = "alive"
+    """Belongs to the world."""
     DONE = "done"
     """Ended with status 0."""
     FAILED = "failed"
@@ -38,13 +45,28 @@ class WorkerStatus(enum.Enum):
     """Ended after it had been told to."""
 
 
+HAS_PROCESS = frozenset({WorkerStatus.STARTING, WorkerStatus.PARKED, WorkerStatus.ALIVE})
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker of the current world on this node."""
+    """What fills one slot of this node."""
 
     local_rank: int
     rank: Rank
     status: WorkerStatus = WorkerStatus.ALIVE
+    born: Round = Round(0)
+    """Round into which, or after which, its process was started; with the local rank it names the process."""
+    rejoins: bool = False
+    """It has said that it can leave a world and join the next one without a restart."""
+    underway: bool = False
+    """It has its state and a communicator, and trains."""
+    here: int | None = None
+    """Commit it answered to the ``Hold`` under way."""
+    how: str = "started"
+    """Which way it took into the current world, in words."""
+    gone: str = ""
+    """Why it has no process any more, in words."""
     frozen_since_s: float | None = None
     """Since when it has been stopped by a signal such as SIGSTOP."""
     condemned: str = ""
@@ -58,6 +80,14 @@ class Outcome:
     exit_code: int
     reason: str
     failures: tuple[Failure, ...] = ()
+
+
+class Leave(enum.Enum):
+    """How the running round is being left, while ``STOPPING``."""
+
+    AT_BOUNDARY = "at boundary"
+    """At an agreed step boundary; nobody has been interrupted."""
+    AT_ONCE = "at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +108,18 @@ class AgentState:
     seen_round: Round = Round(0)
     world: World | None = None
     workers: tuple[Worker, ...] = ()
+    leave: Leave = Leave.AT_ONCE
+    park_by_s: float | None = None
+    """When those that were to park, and have not, are stopped."""
+    rejoins: bool = False
+    """Workers of this job can rejoin in process, as far as is known here: keep the slots filled ahead of a world."""
+    ahead_failed: str = ""
+    """Why workers could not be started ahead; tried again after the next round."""
+    hold: int = 0
+    """Number of the agreement on a step boundary under way, 0 for none."""
+    draining: Outcome | None = None
+    """This node wants to leave, and trains on until the others have a world without it."""
+    drain_by_s: float | None = None
     kill_at_s: float | None = None
     """When stopping workers get SIGKILL."""
     killed: bool = False
@@ -90,8 +132,25 @@ class AgentState:
 
     @property
     def alive(self) -> tuple[Worker, ...]:
-        """Workers that have not ended."""
+        """Workers that have a process, in a world or not."""
+        return tuple(worker for worker in self.workers if worker.status in HAS_PROCESS)
+
+    @property
+    def in_world(self) -> tuple[Worker, ...]:
+        """Workers that belong to the world and have not ended."""
         return tuple(worker for worker in self.workers if worker.status is WorkerStatus.ALIVE)
+
+    @property
+    def parked(self) -> bool:
+        """Every slot has a worker that waits for a place."""
+        statuses = [worker.status for worker in self.workers]
+        return len(statuses) == self.info.slots and all(status is WorkerStatus.PARKED for status in statuses)
+
+    @property
+    def underway(self) -> bool:
+        """Every worker of the world here trains, and can be held at a step boundary."""
+        running = self.phase is AgentPhase.RUNNING and bool(self.in_world)
+        return running and all(worker.underway for worker in self.in_world)
 
     @property
     def running_round(self) -> Round:
@@ -103,8 +162,9 @@ class AgentState:
     @property
     def done(self) -> bool:
         """Every worker here has ended with status 0."""
-        return bool(self.workers) and all(worker.status is WorkerStatus.DONE for worker in self.workers)
+        running = self.phase is AgentPhase.RUNNING and bool(self.workers)
+        return running and all(worker.status is WorkerStatus.DONE for worker in self.workers)
 
     def attach(self) -> Attach:
         """What this node tells a Master it meets."""
-        return Attach(self.info, self.seen_round, self.running_round, self.done)
+        return Attach(self.info, self.seen_round, self.running_round, self.done, self.underway)

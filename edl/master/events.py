@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import Attach, Leaving, MasterMessage, NodeInfo, Ready, WorkerFailed, WorkersDone
+from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -56,7 +56,14 @@ class NodeSaid:
 
     node: NodeId
     incarnation: Incarnation
-    message: Ready | WorkerFailed | WorkersDone | Leaving
+    message: AgentMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Somebody asked over the command line, not through a node."""
+
+    asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class Tick:
     """The time asked for by ``WakeAt`` has come."""
 
 
-Event = NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Tick
+Event = NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Told | Tick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -108,6 +115,9 @@ class Kind(enum.Enum):
     WORKER_FAILED = "worker-failed"
     WORLD_STOPPED = "world-stopped"
     WORLD_FORMED = "world-formed"
+    WORLD_UNDERWAY = "world-underway"
+    BOUNDARY = "boundary"
+    STATE = "state"
     WAITING = "waiting"
     JOB_ENDED = "job-ended"
 

@@ -11,79 +11,125 @@ from collections.abc import Sequence
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
 from edl.master.events import Kind
+from edl.master.restoring import Load, Restore, Unusable, choose
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.ranks import Candidate, order
-from edl.rendezvous.rules import count, next_size
+from edl.rendezvous.rules import Size, count, next_size
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Finish, Member, StartRound, StopRound, World
+from edl.wire.messages import Dismissed, Finish, LoadState, Member, StartRound, StopRound, World
 
 WARMING_PATIENCE_S = 120.0
 """How long the first world waits for an attached node that still imports its framework."""
+
+LOADING_PATIENCE_S = 1800.0
+"""How long a world waits for the node that reads the state from the checkpoint directory."""
 
 FAREWELL_S = 5.0
 """How long an ended Master stays for agents that have not heard the outcome yet."""
 
 
-def stop_world(turn: Turn, reason: str) -> None:
+def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
     """Begin the change to the next world. The next one forms as soon as every living member has stopped."""
     turn.write(phase=Phase.FORMING, reason=reason, done=())
     if reason != turn.reason:  # else what led to it has just been noted in the same words
         turn.note(Kind.WORLD_STOPPED, reason)
+    _begin_forming(turn)
+    for entry in turn.members():
+        if entry.status in (NodeStatus.RUNNING, NodeStatus.DONE):
+            order_stop(turn, entry, turn.record.round, dump)
+    _ask_keepers(turn)
+
+
+def _begin_forming(turn: Turn) -> None:
     turn.forming_since_s = turn.now_s
     turn.grace_until_s = None
-    for entry in list(turn.nodes.values()):
-        if turn.member(entry) is not None and entry.status in (NodeStatus.RUNNING, NodeStatus.DONE):
+    turn.agreement = None
+    turn.at_boundary = False
+    for entry in turn.members():
+        turn.update(entry, load_tried=False, prestarted=False)
+
+
+def _ask_keepers(turn: Turn) -> None:
+    """Nodes outside the world that keep copies of its state say afresh what they hold."""
+    asked = {entry.keeper for entry in turn.members()}
+    for entry in turn.ready():
+        if entry.info.node in asked and turn.member(entry) is None:
             order_stop(turn, entry, turn.record.round)
 
 
-def order_stop(turn: Turn, entry: NodeEntry, running: Round) -> None:
+def at_boundary(turn: Turn, reason: str) -> None:
+    """Begin the change to the next world without interrupting anybody: all members go on to a boundary and park."""
+    turn.write(phase=Phase.FORMING, reason=reason, done=())
+    turn.note(Kind.BOUNDARY, reason)
+    _begin_forming(turn)
+    turn.at_boundary = True
+    due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s + turn.patience_s
+    for entry in turn.members():
+        turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s, underway=False)
+
+
+def interrupt(turn: Turn) -> None:
+    """Something went wrong on the way to the boundary: those who are still on the way stop at once."""
+    if turn.at_boundary:
+        turn.at_boundary = False
+        for entry in turn.members():
+            if entry.status is NodeStatus.STOPPING:
+                order_stop(turn, entry, turn.record.round)
+        _ask_keepers(turn)
+
+
+def order_stop(turn: Turn, entry: NodeEntry, running: Round, dump: bool = False) -> None:
     """Have a node stop its workers; others wait for it only so long."""
-    patience_s = turn.spec.timeouts.shutdown_s + turn.patience_s if entry.attached else turn.patience_s
-    entry = turn.update(entry, status=NodeStatus.STOPPING, due_s=turn.now_s + patience_s)
-    turn.tell(entry, StopRound(running, turn.record.reason))
+    patience_s = turn.patience_s
+    if entry.attached:
+        patience_s += turn.spec.timeouts.shutdown_s + (turn.spec.timeouts.rejoin_s if turn.record.rejoins else 0)
+    entry = turn.update(entry, status=NodeStatus.STOPPING, due_s=turn.now_s + patience_s, underway=False)
+    turn.tell(entry, StopRound(running, turn.record.reason, dump))
 
 
 def try_to_form(turn: Turn) -> None:
     """Form the next world if nothing stands against it; else say what does, and when to look again."""
     awaited = _awaited(turn)
     if awaited:
-        turn.reason = f"{turn.record.reason}; waiting for {_names(awaited)}"
+        turn.reason = f"{turn.record.reason}; waiting for {names(awaited)}"
         turn.wake_at(min(entry.due_s for entry in awaited))
         return
     if turn.record.restarts > turn.spec.max_restarts:
         _end_for_failures(turn)
         return
+    if turn.record.kill:
+        _end(turn, ExitCode.KILLED, turn.record.kill)
+        return
     ready = turn.ready()
     previous = turn.record.world.members if turn.record.world else ()
     size = next_size(turn.spec.nodes, turn.spec.fault_tolerance, len(previous), len(ready))
     if size.nodes == 0:
+        dismiss(turn, "too few nodes are left for a world without this one")
         _wait_for_nodes(turn, size.reason)
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
-        _form(turn, ready, [member.node for member in previous], size.nodes, size.reason)
+        _form_with_state(turn, ready, [member.node for member in previous], size)
 
 
-def consider_growth(turn: Turn) -> None:
-    """Replace the running world by a larger one when ready newcomers allow it."""
-    world = turn.record.world
-    if world is None or turn.record.done or turn.spec.fault_tolerance is not FaultTolerance.ELASTIC:
-        return
-    newcomers = [entry for entry in turn.ready() if turn.member(entry) is None]
-    size = turn.spec.nodes.fit(len(world.members) + len(newcomers))
-    if not newcomers or size <= len(world.members):
-        turn.grace_until_s = None
-        return
-    warming = any(e.attached and e.registered and e.status is NodeStatus.WARMING for e in turn.nodes.values())
-    if warming and size < turn.spec.nodes.highest:
-        if turn.grace_until_s is None:
-            turn.grace_until_s = turn.now_s + turn.spec.timeouts.join_grace_s
-        if turn.now_s < turn.grace_until_s:
-            turn.wake_at(turn.grace_until_s)
-            return
-    stop_world(turn, f"{_names(newcomers)} joined: growing from {len(world.members)} to {size} nodes")
-    try_to_form(turn)
+def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: Size) -> None:
+    entries = {entry.info.node: entry for entry in ready}
+    candidates = [Candidate(e.info.node, e.joined, e.info.node_rank) for e in ready]
+    members = [entries[node] for node in order(previous, candidates, size.nodes)]
+    givers = [entry for entry in turn.nodes.values() if entry.attached]
+    match choose(members, givers, sum(entry.info.slots for entry in members)):
+        case Restore() as restore:
+            _form(turn, members, restore, size.reason)
+        case Load(node):
+            entry = turn.update(
+                entries[node], status=NodeStatus.LOADING, load_tried=True, due_s=turn.now_s + LOADING_PATIENCE_S
+            )
+            turn.tell(entry, LoadState("no node has the state in memory"))
+            turn.reason = f"{turn.record.reason}; {node} reads the state from the checkpoint directory"
+            turn.wake_at(entry.due_s)
+        case Unusable(why):
+            _end(turn, ExitCode.CHECKPOINT_UNUSABLE, why)
 
 
 def end_if_all_done(turn: Turn) -> None:
@@ -118,9 +164,19 @@ def _awaited(turn: Turn) -> list[NodeEntry]:
         stopping = entry.status is NodeStatus.STOPPING
         silent_member = entry.status is NodeStatus.READY and not entry.attached and turn.member(entry) is not None
         warming = entry.status is NodeStatus.WARMING and (first or turn.member(entry) is not None)
-        if stopping or silent_member or warming:
+        loading = entry.status is NodeStatus.LOADING
+        if stopping or silent_member or warming or loading or _is_needed(turn, entry):
             awaited.append(entry)
     return awaited
+
+
+def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
+    """Whether to wait for a member that starts workers ahead: the others go on without it if the level and the bounds
+    allow, and take it in at a step boundary later."""
+    if entry.status is not NodeStatus.PREPARING or turn.member(entry) is None:
+        return False
+    elastic = turn.spec.fault_tolerance is FaultTolerance.ELASTIC
+    return not elastic or not turn.spec.nodes.fit(len(turn.ready()))
 
 
 def _end_for_failures(turn: Turn) -> None:
@@ -129,7 +185,7 @@ def _end_for_failures(turn: Turn) -> None:
     unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.STOPPING and turn.member(e) is not None]
     deadline_s = turn.forming_since_s + turn.spec.timeouts.recover_s
     if unheard and turn.now_s < deadline_s and all(failure.peer_loss for failure in turn.record.failures):
-        turn.reason = f"{turn.record.reason}; waiting for word from {_names(unheard)}, which may be the cause"
+        turn.reason = f"{turn.record.reason}; waiting for word from {names(unheard)}, which may be the cause"
         turn.wake_at(deadline_s)
         return
     budget = turn.spec.max_restarts
@@ -163,22 +219,49 @@ def _wait_for_nodes(turn: Turn, missing: str) -> None:
     turn.wake_at(deadline_s)
 
 
-def _form(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: int, why: str) -> None:
-    entries = {entry.info.node: entry for entry in ready}
-    candidates = [Candidate(e.info.node, e.joined, e.info.node_rank) for e in ready]
+def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) -> None:
     members: list[Member] = []
     rank = 0
-    for node in order(previous, candidates, size):
-        info = entries[node].info
-        members.append(Member(node, info.incarnation, info.host, info.slots, Rank(rank), entries[node].ports))
+    for entry in entries:
+        info = entry.info
+        members.append(Member(info.node, info.incarnation, info.host, info.slots, Rank(rank), entry.ports))
         rank += info.slots
-    world = World(Round(turn.record.round + 1), tuple(members), turn.record.restarts)
-    turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why)
+    era = max(turn.record.era, restore.version.era) + 1
+    world = World(
+        Round(turn.record.round + 1),
+        tuple(members),
+        turn.record.restarts,
+        era=era,
+        restore=restore.version,
+        shards=restore.shards,
+        stored=restore.stored,
+        sources=restore.sources,
+    )
+    _note_state(turn, restore)
+    turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why, era=era)
     turn.note(Kind.WORLD_FORMED, f"round {world.round}: {count(len(members))}, {count(world.size, 'worker')} ({why})")
     turn.grace_until_s = None
-    for member in members:
-        entry = turn.update(entries[member.node], status=NodeStatus.RUNNING, due_s=float("inf"))
+    turn.at_boundary = False
+    turn.formed_at_s = turn.now_s
+    for entry in entries:
+        entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=False, prestarted=False)
         turn.tell(entry, StartRound(world, turn.reason))
+
+
+def _note_state(turn: Turn, restore: Restore) -> None:
+    """Say so when the next world begins from less than the last one knew."""
+    lost = turn.record.newest
+    if restore.version < lost:
+        begins = f"from commit {restore.version.commit}" if restore.version.commit else "anew"
+        turn.note(Kind.STATE, f"nobody is left who has commit {lost.commit}: the next world begins {begins}")
+    turn.write(newest=restore.version)
+
+
+def dismiss(turn: Turn, reason: str) -> None:
+    """Nodes that wanted to leave are not needed any more."""
+    for entry in list(turn.nodes.values()):
+        if entry.draining and entry.status is NodeStatus.READY:
+            turn.tell(turn.update(entry, status=NodeStatus.LEAVING), Dismissed(reason))
 
 
 def _end(turn: Turn, code: ExitCode, reason: str) -> None:
@@ -192,7 +275,8 @@ def _end(turn: Turn, code: ExitCode, reason: str) -> None:
     say_goodbye(turn)
 
 
-def _names(entries: Sequence[NodeEntry], limit: int = 5) -> str:
+def names(entries: Sequence[NodeEntry], limit: int = 5) -> str:
+    """Some names, and how many more."""
     names = [str(entry.info.node) for entry in entries[:limit]]
     more = len(entries) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

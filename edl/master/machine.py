@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
+from edl.master import planning
 from edl.master.events import (
     Decision,
     Event,
@@ -23,11 +24,12 @@ from edl.master.events import (
     NodeRegistered,
     NodeSaid,
     Tick,
+    Told,
 )
 from edl.master.forming import (
     WARMING_PATIENCE_S,
-    consider_growth,
     end_if_all_done,
+    interrupt,
     order_stop,
     say_goodbye,
     stop_world,
@@ -37,15 +39,23 @@ from edl.master.forming import (
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
 from edl.rendezvous.rules import count
-from edl.types import NodeId
+from edl.types import NodeId, Round
 from edl.wire.messages import (
+    Asked,
     Attach,
+    Boundary,
+    Dismissed,
     Expelled,
     Failure,
+    Hanging,
+    Kept,
     Leaving,
     NodeInfo,
+    Preparing,
+    Prestart,
     Ready,
     StartRound,
+    Underway,
     WorkerFailed,
     WorkersDone,
 )
@@ -111,7 +121,9 @@ def _settle(turn: Turn) -> None:
     if turn.record.phase is Phase.FORMING:
         try_to_form(turn)
     elif turn.record.phase is Phase.RUNNING:
-        consider_growth(turn)
+        planning.look_at_agreement(turn)
+        planning.consider_growth(turn)
+        planning.assign_keepers(turn)
     else:
         say_goodbye(turn)
 
@@ -170,7 +182,7 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
     if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
         order_stop(turn, entry, attach.running_round)
     elif attach.running_round:
-        turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"))
+        turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=attach.underway)
         if attach.done:
             _done(turn, entry)
     elif meant_to_run and world is not None and attach.seen_round < world.round:
@@ -222,6 +234,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         stop_world(turn, f"node {node} lost: {how}")
     elif turn.record.phase is Phase.FORMING:
         _give_back_charge(turn, f"node {node} lost: {how}")
+        interrupt(turn)
 
 
 def _give_back_charge(turn: Turn, reason: str) -> None:
@@ -246,32 +259,90 @@ def _said(turn: Turn, event: NodeSaid) -> None:
     match event.message:
         case Ready() as ready:
             _ready(turn, entry, ready)
+        case Preparing() as preparing:
+            _preparing(turn, entry, preparing)
+        case Underway() as message:
+            planning.underway(turn, entry, message)
+        case Boundary() as answer:
+            planning.answered(turn, entry, answer)
+        case Kept() as kept:
+            planning.kept(turn, entry, kept)
+        case Asked() as asked:
+            planning.asked(turn, asked)
+        case Hanging() as hanging:
+            _hanging(turn, entry, hanging)
         case WorkerFailed(failure):
             _worker_failed(turn, entry, failure)
         case WorkersDone(round=number):
             if turn.record.phase is Phase.RUNNING and number == turn.record.round:
                 _done(turn, entry)
-        case Leaving(reason):
-            _leaving(turn, entry, reason)
+        case Leaving(reason=reason, grace_s=grace_s):
+            if not (grace_s and planning.drain(turn, entry, reason)):
+                _leaving(turn, entry, reason, told=grace_s > 0)
+
+
+def _is_outdated(turn: Turn, entry: NodeEntry, seen_round: Round) -> bool:
+    """Whether a node said that it is free before the start order that is on its way, or that came just before a stop
+    order."""
+    ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
+    behind = turn.member(entry) is not None and ordered and seen_round < turn.record.round
+    return behind or entry.status is NodeStatus.LEAVING
 
 
 def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
-    member = turn.member(entry)
-    ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
-    if member is not None and ordered and ready.seen_round < turn.record.round:
-        return  # said before the start order that is on its way, or that came just before a stop order
-    if entry.status is NodeStatus.LEAVING:
+    if _is_outdated(turn, entry, ready.seen_round):
         return
-    running_here = turn.record.phase is Phase.RUNNING and member is not None
-    newcomer = member is None and entry.status is not NodeStatus.READY
-    turn.update(entry, status=NodeStatus.READY, ports=ready.ports, seen_round=ready.seen_round, due_s=float("inf"))
+    running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
+    newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
+    entry = turn.update(
+        entry,
+        status=NodeStatus.READY,
+        ports=ready.ports,
+        seen_round=ready.seen_round,
+        due_s=float("inf"),
+        parked=ready.parked,
+        holdings=ready.holdings,
+        stored=ready.stored,
+        stored_sharded=ready.stored_sharded,
+        refused=ready.refused,
+    )
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
+    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
+        due_s = turn.now_s + WARMING_PATIENCE_S
+        entry = turn.update(entry, status=NodeStatus.PREPARING, prestarted=True, due_s=due_s)
+        turn.tell(entry, Prestart("workers of this job wait for their world"))
+    elif newcomer:
+        waits = ", its workers wait" if ready.parked else ""
+        slots = count(entry.info.slots, "slot")
+        turn.note(Kind.NODE_JOINED, f"node {entry.info.node} is ready with {slots}{waits}", entry.info.node)
+
+
+def _preparing(turn: Turn, entry: NodeEntry, preparing: Preparing) -> None:
+    if _is_outdated(turn, entry, preparing.seen_round):
         return
-    if newcomer:
-        turn.note(
-            Kind.NODE_JOINED, f"node {entry.info.node} is ready with {count(entry.info.slots, 'slot')}", entry.info.node
-        )
+    running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
+    turn.update(
+        entry,
+        status=NodeStatus.PREPARING,
+        prestarted=True,
+        seen_round=preparing.seen_round,
+        due_s=turn.now_s + WARMING_PATIENCE_S,
+        holdings=preparing.holdings,
+    )
+    if running_here:
+        stop_world(turn, f"node {entry.info.node} has stopped its workers")
+
+
+def _hanging(turn: Turn, entry: NodeEntry, hanging: Hanging) -> None:
+    if turn.record.phase is not Phase.RUNNING or hanging.round != turn.record.round or turn.member(entry) is None:
+        return
+    used = turn.record.restarts + 1
+    budget = turn.spec.max_restarts
+    what = f"{hanging.what} on {entry.info.node}" + (f"; restart {used} of {budget}" if used <= budget else "")
+    turn.write(restarts=used, charged=True, failures=())
+    turn.note(Kind.WORKER_FAILED, what, entry.info.node)
+    stop_world(turn, what, dump=True)
 
 
 def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
@@ -282,6 +353,7 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
         # It came while the world was being stopped: part of the same incident, charged once.
         turn.write(failures=(*record.failures, failure)[:MAX_FAILURES_KEPT])
         turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
+        interrupt(turn)
         return
     used = record.restarts + 1
     turn.write(restarts=used, charged=True, failures=(failure,))
@@ -305,16 +377,26 @@ def _done(turn: Turn, entry: NodeEntry) -> None:
     end_if_all_done(turn)
 
 
-def _leaving(turn: Turn, entry: NodeEntry, reason: str) -> None:
+def _leaving(turn: Turn, entry: NodeEntry, reason: str, told: bool) -> None:
+    """A node goes. ``told``: it waits for a word before it does."""
     node = entry.info.node
+    if told:
+        turn.tell(entry, Dismissed("nothing to wait for"))
+    known = entry.draining
     turn.update(entry, status=NodeStatus.LEAVING)
-    turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
+    if not known:
+        turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
     if turn.member(entry) is None or node in turn.record.done:
         return
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} leaves: {reason}")
     else:
+        interrupt(turn)
         _give_back_if_collateral(turn, f"node {node} leaves: {reason}")
+
+
+def _told(turn: Turn, event: Told) -> None:
+    planning.asked(turn, event.asked)
 
 
 def _tick(turn: Turn, event: Tick) -> None:
@@ -328,5 +410,6 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeRefused: _refused,
     NodeExpired: _expired,
     NodeSaid: _said,
+    Told: _told,
     Tick: _tick,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edl.config import JobSpec
 from edl.types import Incarnation, NodeId, Round
-from edl.wire.messages import Failure, Finish, NodeInfo, World
+from edl.wire.messages import NO_STATE, Failure, Finish, Holding, NodeInfo, Purpose, Version, World
 
 
 class Phase(enum.Enum):
@@ -34,6 +34,10 @@ class NodeStatus(enum.Enum):
     """Has been told to stop its workers, or will be when it attaches."""
     DONE = "done"
     """All its workers of the current round ended with status 0."""
+    PREPARING = "preparing"
+    """Runs no worker of a round, and starts workers ahead of the next world; waited for only where it is needed."""
+    LOADING = "loading"
+    """Was ready, and reads the state from the checkpoint directory."""
     LEAVING = "leaving"
     """Goes away on purpose; counted out."""
 
@@ -57,6 +61,14 @@ class Record:
     """Nodes of the running world whose workers have all ended with status 0."""
     failures: tuple[Failure, ...] = ()
     """Failures of the last incident, in order of arrival."""
+    rejoins: bool = False
+    """Workers of this job have shown that they can rejoin in process; newcomers start theirs ahead."""
+    era: int = 0
+    """Era of the last world; never goes back."""
+    newest: Version = NO_STATE
+    """Newest commit that a world has begun from; one without any state after that has lost it."""
+    kill: str = ""
+    """Somebody has set the kill switch: who. The job ends as soon as its workers have stopped."""
     outcome: Finish | None = None
 
 
@@ -76,6 +88,35 @@ class NodeEntry:
     ports: tuple[int, ...] = ()
     due_s: float = float("inf")
     """Until when others wait for this node before a world forms without it."""
+    parked: bool = False
+    """Its workers have been started and wait for their world."""
+    prestarted: bool = False
+    """It has been asked to start its workers ahead."""
+    holdings: tuple[Holding, ...] = ()
+    stored: Version = NO_STATE
+    stored_sharded: bool = False
+    refused: str = ""
+    load_tried: bool = False
+    """It has been asked to load the state since it last was in a world."""
+    underway: bool = False
+    """All its workers of the current round train and can be held at a step boundary."""
+    how: str = ""
+    """By which way its workers came into the current round."""
+    draining: bool = False
+    """It wants to leave, and trains on until others have a world without it."""
+    keeper: NodeId = NodeId("")
+    """Where it was told to send copies of its commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A step boundary being agreed on with all members of the running world."""
+
+    number: int
+    purpose: Purpose
+    reason: str
+    until_s: float
+    answers: Mapping[NodeId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +133,11 @@ class MasterState:
     grace_until_s: float | None = None
     """End of the wait for further nodes, once enough stand ready."""
     ended_at_s: float | None = None
+    agreement: Agreement | None = None
+    agreements: int = 0
+    """Numbers given out so far."""
+    at_boundary: bool = False
+    """The last world is being left at a step boundary: any trouble on the way makes it an interruption."""
+    formed_at_s: float = 0.0
     reason: str = ""
     """Why the last step did what it did; shown by ``edl status``."""

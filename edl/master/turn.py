@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
-from edl.master.state import MasterState, NodeEntry, NodeStatus, Record
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage, Member
 
@@ -27,6 +27,10 @@ class Turn:
         self.forming_since_s = state.forming_since_s
         self.grace_until_s = state.grace_until_s
         self.ended_at_s = state.ended_at_s
+        self.agreement = state.agreement
+        self.agreements = state.agreements
+        self.at_boundary = state.at_boundary
+        self.formed_at_s = state.formed_at_s
         self.reason = state.reason
         self.effects: list[Effect] = []
 
@@ -41,6 +45,10 @@ class Turn:
             forming_since_s=self.forming_since_s,
             grace_until_s=self.grace_until_s,
             ended_at_s=self.ended_at_s,
+            agreement=self.agreement,
+            agreements=self.agreements,
+            at_boundary=self.at_boundary,
+            formed_at_s=self.formed_at_s,
             reason=self.reason,
         )
         return Decision(state, tuple(self.effects), self.reason)
@@ -70,8 +78,24 @@ class Turn:
         return [
             entry
             for entry in self.nodes.values()
-            if entry.status is NodeStatus.READY and entry.attached and entry.registered
+            if entry.status is NodeStatus.READY and entry.attached and entry.registered and not entry.draining
         ]
+
+    def members(self) -> list[NodeEntry]:
+        """Entries of the recorded world, as far as those very incarnations are still there, in its order."""
+        world = self.record.world
+        places = world.members if world is not None else ()
+        found = [self.current(place.node, place.incarnation) for place in places]
+        return [entry for entry in found if entry is not None]
+
+    @property
+    def underway(self) -> bool:
+        """Whether every member of the running world trains, and can be held at a step boundary."""
+        world = self.record.world
+        if self.record.phase is not Phase.RUNNING or world is None:
+            return False
+        members = self.members()
+        return len(members) == len(world.members) and all(entry.underway for entry in members)
 
     # --- changing --------------------------------------------------------------------------------------------------
 

@@ -131,22 +131,22 @@ class Attach(_message.Message):
     def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "refused", "stored_sharded")
+    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused")
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
     STORED_SHARDED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     seen_round: int
     ports: _containers.RepeatedScalarFieldContainer[int]
     parked: bool
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     stored: Version
-    refused: str
     stored_sharded: bool
-    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., refused: _Optional[str] = ..., stored_sharded: bool = ...) -> None: ...
+    refused: str
+    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., stored_sharded: bool = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Preparing(_message.Message):
     __slots__ = ("seen_round", "reason", "holdings")

@@ -24,6 +24,9 @@ class Version:
     """Calls of ``commit()`` since the state's first beginning."""
 
 
+NO_STATE = Version()
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """One part of a commit that a node has in its memory and can give to others."""
@@ -88,7 +91,7 @@ class World:
     """Restart budget used so far in the job."""
     era: int = 0
     """Era of the commits that this world makes."""
-    restore: Version = Version()
+    restore: Version = NO_STATE
     """Commit that every worker begins from, the same for all; ``Version()`` for a state's first beginning."""
     shards: int = 1
     """Parts of that commit; see ``Holding``."""
@@ -165,14 +168,14 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """No worker of a round runs here; this node joins the next round. Sent again whenever the agent attaches while idle."""
+    """No worker of a round runs here; this node joins the next round. Sent again at each attaching while idle."""
 
     seen_round: Round
     ports: tuple[int, ...]
     parked: bool = False
     """Every slot has a worker process that waits for its place in a world; else they are started with the world."""
     holdings: tuple[Holding, ...] = ()
-    stored: Version = Version()
+    stored: Version = NO_STATE
     """Newest commit that this node knows to lie complete in the checkpoint directory."""
     stored_sharded: bool = False
     """That one is read by the workers themselves (see ``World.stored``), not by ``LoadState``."""
@@ -272,17 +275,7 @@ class Leaving:
 
 
 AgentMessage = (
-    Attach
-    | Ready
-    | Preparing
-    | Underway
-    | Boundary
-    | Kept
-    | Asked
-    | Hanging
-    | WorkerFailed
-    | WorkersDone
-    | Leaving
+    Attach | Ready | Preparing | Underway | Boundary | Kept | Asked | Hanging | WorkerFailed | WorkersDone | Leaving
 )
 
 
@@ -379,6 +372,4 @@ class Expelled:
     exit_code: int = 0
 
 
-MasterMessage = (
-    StopRound | StartRound | Hold | Switch | Prestart | LoadState | KeepWith | Dismissed | Finish | Expelled
-)
+MasterMessage = StopRound | StartRound | Hold | Switch | Prestart | LoadState | KeepWith | Dismissed | Finish | Expelled

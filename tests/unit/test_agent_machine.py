@@ -92,7 +92,7 @@ def test_says_who_it_is_and_is_ready_when_warm() -> None:
 
 def test_starts_a_world_once() -> None:
     node = idle()
-    assert node.hear(StartRound(world(1), "why")).did(ev.Start) == [ev.Start(world(1))]
+    assert node.hear(StartRound(world(1), "why")).did(ev.Start) == [ev.Start(world(1), (0, 1))]
     assert node.state.reason == "why"
     assert [worker.rank for worker in node.state.workers] == [2, 3]
     node.hear(StopRound(Round(1), "over")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
@@ -129,7 +129,7 @@ def test_kills_who_does_not_stop() -> None:
     node = running(shutdown_s=10.0).hear(StopRound(Round(1), "over")).feed(ended(0, -SIGTERM))
     assert ev.WakeAt(60.0) in node.effects
     node.wait(10.0)
-    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL)]
+    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL, (1,))]
     assert node.state.reason == "workers still run 10 s after the signal: killing them"
     assert node.feed(ended(1, -SIGKILL)).said() == []
 
@@ -222,7 +222,7 @@ def test_cut_off_from_store_and_master_it_stops_its_workers() -> None:
     assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
     assert node.did(ev.Log)[0].text.startswith("no contact with the store or the Master for 3 s: stopping the workers")
     assert ev.WakeAt(node.now_s + 10.0) in node.effects, "nothing else may happen here before they must be killed"
-    assert node.wait(10.0).did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL)]
+    assert node.wait(10.0).did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL, (0, 1))]
 
 
 def test_attached_it_outlives_the_store() -> None:

@@ -1,0 +1,242 @@
+"""From one world to the next on this node.
+
+A plain worker is started with its world and ended with it. One that uses ``edl.run`` keeps its process: at the end of
+a round it parks, and the next world's place is handed to it. Once this is known of a job, empty slots are filled ahead
+of the next world, so that nobody waits for a process to start. Whatever goes wrong on the way in process ends in the
+plain way, slot by slot.
+"""
+
+from __future__ import annotations
+
+from edl.agent.events import DumpStacks, GivePlace, Start, StartAhead, TellWorkers
+from edl.agent.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
+from edl.agent.turn import SIGTERM, Turn
+from edl.types import Rank, Round
+from edl.wire import local
+from edl.wire.messages import Boundary, Hold, Preparing, Purpose, StopRound, Switch, Underway, World
+
+IN_PROCESS = "in process"
+
+
+def start(turn: Turn, world: World, reason: str) -> None:
+    """Take part in a world: hand it to the workers that wait and start the others."""
+    state = turn.state
+    member = world.member(state.info.node)
+    mine = state.registered and member is not None and member.incarnation == state.info.incarnation
+    if member is None or not mine or world.round <= state.seen_round:
+        return
+    turn.set(seen_round=world.round)
+    if state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        return  # not ready any more; the Master learns it from the round that the next Ready has seen
+    workers = tuple(_take_place(turn, index, world, Rank(member.first_rank + index)) for index in range(member.slots))
+    waiting = tuple(w.local_rank for w in state.workers if w.status is WorkerStatus.PARKED)
+    missing = tuple(w.local_rank for w in workers if w.born == world.round)
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False, kill_at_s=None)
+    turn.set(hold=0, park_by_s=None, ahead_failed="")
+    turn.log(reason)
+    if waiting:
+        turn.do(GivePlace(world, waiting))
+    if missing:
+        turn.do(Start(world, missing))
+
+
+def _take_place(turn: Turn, local_rank: int, world: World, rank: Rank) -> Worker:
+    old = turn.worker(local_rank)
+    if old is None or old.status not in (WorkerStatus.PARKED, WorkerStatus.STARTING):
+        return Worker(local_rank, rank, born=world.round, how=_restarted(old, "started with the world"))
+    return Worker(local_rank, rank, born=old.born, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how)
+
+
+def _restarted(old: Worker | None, how: str) -> str:
+    return f"restarted ({old.gone})" if old is not None and old.gone else how
+
+
+def stop(turn: Turn, order: StopRound) -> None:
+    """Leave the round at once, also when that was already to be done at a boundary."""
+    state = turn.state
+    if state.phase is AgentPhase.IDLE:
+        turn.announce()
+    elif state.phase is AgentPhase.PREPARING:
+        turn.say(Preparing(state.seen_round, state.reason))
+    elif order.round >= state.running_round and (
+        state.phase is AgentPhase.RUNNING or (state.phase is AgentPhase.STOPPING and state.leave is Leave.AT_BOUNDARY)
+    ):
+        turn.log(order.reason)
+        if order.dump:
+            turn.do(DumpStacks())
+        break_off(turn)
+
+
+def break_off(turn: Turn) -> None:
+    """Those that can rejoin abort their communicator and park; the others get SIGTERM, SIGKILL after the grace; one
+    that cannot hear is killed at once."""
+    state = turn.state
+    if state.phase is not AgentPhase.RUNNING and not (
+        state.phase is AgentPhase.STOPPING and state.leave is Leave.AT_BOUNDARY
+    ):
+        return
+    turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0)
+    parking = tuple(w.local_rank for w in state.in_world if w.rejoins and w.frozen_since_s is None)
+    ending = tuple(w for w in state.in_world if w.local_rank not in parking)
+    if parking:
+        turn.do(TellWorkers(local.Break(state.running_round, state.reason), parking))
+        turn.set(park_by_s=turn.now_s + state.timeouts.rejoin_s)
+    if ending:
+        turn.end_workers(ending, SIGTERM)
+    rest_if_free(turn)
+
+
+def rest_if_free(turn: Turn) -> None:
+    """Once no worker is left in the world: be ready again, or exit."""
+    turn.exit_if_empty()
+    if turn.state.phase is AgentPhase.STOPPING and not turn.state.in_world:
+        turn.set(kill_at_s=None, park_by_s=None, hold=0)
+        get_ready(turn)
+
+
+def get_ready(turn: Turn) -> None:
+    """Say that this node is ready, after having filled the slots if this job's workers can wait for a world."""
+    state = turn.state
+    if not state.warm and not state.parked:
+        turn.set(phase=AgentPhase.WARMING)
+        return
+    filled = {worker.local_rank for worker in state.alive}
+    missing = tuple(index for index in range(state.info.slots) if index not in filled)
+    if not state.rejoins or state.ahead_failed or state.draining is not None or state.parked:
+        turn.set(phase=AgentPhase.IDLE)
+        turn.announce()
+        return
+    turn.set(phase=AgentPhase.PREPARING)
+    if missing:
+        turn.set(workers=tuple(_filled(turn, index) for index in range(state.info.slots)))
+        turn.do(StartAhead(missing, state.seen_round))
+    turn.say(Preparing(state.seen_round, "starting workers ahead of the next world"))
+
+
+def _filled(turn: Turn, local_rank: int) -> Worker:
+    old = turn.worker(local_rank)
+    if old is not None and old.status in HAS_PROCESS:
+        return old
+    how = _restarted(old, "started ahead")
+    return Worker(local_rank, Rank(-1), WorkerStatus.STARTING, born=turn.state.seen_round, how=how)
+
+
+def prestart(turn: Turn) -> None:
+    """The Master knows that this job's workers can wait for their world."""
+    turn.set(rejoins=True)
+    if turn.state.phase is AgentPhase.IDLE:
+        get_ready(turn)
+
+
+def entered(turn: Turn, worker: Worker, rejoins: bool) -> None:
+    """A worker uses edl."""
+    turn.set_worker(worker.local_rank, rejoins=rejoins)
+    if rejoins:
+        turn.set(rejoins=True)
+    elif turn.state.world is not None and worker.status is WorkerStatus.ALIVE:
+        turn.do(GivePlace(turn.state.world, (worker.local_rank,)))
+    elif worker.status is WorkerStatus.STARTING:
+        parked(turn, worker, Round(0))  # it waits for the place it was started for
+
+
+def parked(turn: Turn, worker: Worker, left: Round) -> None:
+    """A worker is in no world and waits for a place."""
+    state = turn.state
+    if state.phase is AgentPhase.LEAVING:
+        turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.local_rank,)))
+    elif state.phase is AgentPhase.RUNNING and state.world is not None and worker.status is WorkerStatus.ALIVE:
+        if left < state.world.round:
+            turn.do(GivePlace(state.world, (worker.local_rank,)))
+    elif state.phase is AgentPhase.STOPPING:
+        turn.set_worker(worker.local_rank, status=WorkerStatus.PARKED, how=IN_PROCESS, underway=False, here=None)
+        rest_if_free(turn)
+    else:
+        turn.set_worker(worker.local_rank, status=WorkerStatus.PARKED, underway=False, here=None)
+        if state.phase is AgentPhase.PREPARING and turn.state.parked:
+            get_ready(turn)
+
+
+def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
+    """A worker that belonged to no world is gone: try once to replace it, then leave its slot to the next world."""
+    turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=what)
+    if turn.state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        return
+    if worker.status is WorkerStatus.STARTING:
+        turn.set(ahead_failed=f"a worker started ahead {what}")
+        turn.log(f"a worker started ahead of its world {what}: its slot is filled with the next world")
+    if any(other.status is WorkerStatus.STARTING for other in turn.state.workers):
+        turn.set(phase=AgentPhase.PREPARING)
+    else:
+        get_ready(turn)
+
+
+# --- step boundaries -------------------------------------------------------------------------------------------------
+
+
+def hold(turn: Turn, order: Hold) -> None:
+    """Ask all workers how far they are, and let none pass its next boundary."""
+    if order.round != turn.state.running_round or not turn.state.underway:
+        return  # the Master gives up waiting, and interrupts
+    turn.set(hold=order.hold)
+    for worker in turn.state.in_world:
+        turn.set_worker(worker.local_rank, here=None)
+    ranks = tuple(worker.local_rank for worker in turn.state.in_world)
+    turn.do(TellWorkers(local.Hold(int(order.round), order.hold), ranks))
+
+
+def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
+    """A worker says how far it is; with the last one's word the Master is told."""
+    state = turn.state
+    if number != state.hold or worker.status is not WorkerStatus.ALIVE:
+        return
+    turn.set_worker(worker.local_rank, here=commit)
+    answers = [other.here for other in turn.state.in_world]
+    known = [answer for answer in answers if answer is not None]
+    if len(known) == len(answers):
+        turn.say(Boundary(state.running_round, number, max(known)))
+
+
+def switch(turn: Turn, order: Switch) -> None:
+    """The boundary is agreed on: let the workers go on to it."""
+    state = turn.state
+    if order.round != state.running_round or order.hold != state.hold or state.phase is not AgentPhase.RUNNING:
+        return
+    ranks = tuple(worker.local_rank for worker in state.in_world)
+    turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
+    turn.set(hold=0)
+    if order.purpose is not Purpose.SAVE:
+        turn.log(f"{order.reason}: changing over at commit {order.commit}")
+        turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_BOUNDARY, unsent=())
+        turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
+
+
+def release(turn: Turn) -> None:
+    """Whoever asked to hold is gone: let the workers go on."""
+    if turn.state.hold:
+        ranks = tuple(worker.local_rank for worker in turn.state.in_world)
+        turn.do(TellWorkers(local.Release(turn.state.hold), ranks))
+        turn.set(hold=0)
+
+
+def underway(turn: Turn, worker: Worker, joined: Round) -> None:
+    """A worker trains; with the last one the Master is told, and by which way each came back."""
+    if worker.status is not WorkerStatus.ALIVE or joined != turn.state.running_round:
+        return
+    turn.set_worker(worker.local_rank, underway=True)
+    if turn.state.underway:
+        turn.say(Underway(joined, ways(turn)))
+
+
+def ways(turn: Turn) -> str:
+    """Which way each worker here took into the world: ``in process``, or ``3 in process, 1 started ahead``."""
+    counts: dict[str, int] = {}
+    for worker in turn.state.workers:
+        counts[worker.how] = counts.get(worker.how, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{number} {how}" for how, number in counts.items())
+
+
+def count_of(workers: tuple[Worker, ...]) -> str:
+    """``worker 3``, or ``2 workers``."""
+    return f"worker {workers[0].rank}" if len(workers) == 1 else f"{len(workers)} workers"

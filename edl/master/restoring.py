@@ -1,0 +1,86 @@
+"""Which commit the next world begins from, who gives it, and who keeps copies of the commits it makes.
+
+One choice for the whole world, so that no two ranks restore different steps. The newest complete commit wins,
+wherever it lies: in the memory of a node, its own or another's copy, or in the checkpoint directory. From there one
+node reads it into its memory first; after that it is like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.master.state import NodeEntry
+from edl.types import NodeId
+from edl.wire.messages import NO_STATE, Source, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """What the next world begins from."""
+
+    version: Version = NO_STATE
+    shards: int = 1
+    stored: bool = False
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """First this node has to read the state from the checkpoint directory."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """There are checkpoints, and none can be used."""
+
+    why: str
+
+
+def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int) -> Restore | Load | Unusable:
+    """What a world of ``members`` with ``size`` workers begins from. ``entries``: all nodes that can give state now."""
+    held = _in_memory(entries, size)
+    best = max(held, key=lambda restore: restore.version, default=Restore())
+    stored = max((entry.stored for entry in members), default=NO_STATE)
+    if stored.commit and stored > best.version:
+        knows = [entry for entry in members if entry.stored == stored]
+        if any(entry.stored_sharded for entry in knows):
+            return Restore(stored, stored=True)
+        untried = [entry for entry in knows if not entry.load_tried]
+        if untried:
+            return Load(untried[0].info.node)
+    refusals = [entry.refused for entry in members if entry.refused]
+    if not best.version.commit and refusals:
+        return Unusable(refusals[0])
+    return best
+
+
+def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
+    """Commits of which every part is in somebody's memory, and that a world of this size can begin from."""
+    parts: dict[tuple[Version, int], list[Source]] = {}
+    for entry in entries:
+        info = entry.info
+        for holding in entry.holdings:
+            if holding.version.commit and holding.shards in (1, size):
+                source = Source(info.node, info.host, info.state_port, holding.shard)
+                parts.setdefault((holding.version, holding.shards), []).append(source)
+    return [
+        Restore(version, shards, sources=tuple(sources))
+        for (version, shards), sources in parts.items()
+        if {source.shard for source in sources} >= set(range(shards))
+    ]
+
+
+def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
+    """Where each member sends copies of its commits: to the next member on another rack, else to the next member; a
+    world of one node to a spare, if there is one."""
+    return {entry.info.node: _keeper(index, members, spares) for index, entry in enumerate(members)}
+
+
+def _keeper(index: int, members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> NodeEntry | None:
+    others = [*members[index + 1 :], *members[:index]] or list(spares)
+    rack = members[index].info.rack
+    elsewhere = [entry for entry in others if rack and entry.info.rack and entry.info.rack != rack]
+    return next(iter(elsewhere or others), None)

@@ -1,0 +1,245 @@
+"""The bytes of one commit, in memory, on the wire and on disk: a safetensors file.
+
+Eight bytes little-endian length of the header, the header in JSON, the arrays without holes between them; see
+https://github.com/huggingface/safetensors (format). Ours is said under ``edl`` in its ``__metadata__``: which commit of
+which job this is, and ``tree``, the structure that the arrays hang in (``edl.worker.tree``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edl.errors import CheckpointError
+
+FORMAT = 1
+"""Version of what ``__metadata__["edl"]`` says. Another number is refused."""
+FILE_NAME = "state.safetensors"
+ELEMENT_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Kinds of element that the format names, except those smaller than a byte."""
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 64
+"""The data begin at a multiple of it: a cache line, and what vector instructions like."""
+_LARGEST_HEADER = 100_000_000
+"""The limit of the safetensors library: a larger header could be read by nobody else."""
+_METADATA = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Which snapshot this is."""
+
+    job: str
+    era: int
+    commit: int
+    round: int
+    shard: int
+    shards: int
+    framework: str
+    """Who wrote it: ``torch``, ``paddle``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array to be written."""
+
+    name: str
+    dtype: str
+    """A key of ``ELEMENT_BYTES``."""
+    shape: tuple[int, ...]
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One array of a snapshot: ``size`` bytes at ``offset`` of its buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to fill a buffer: ``header`` at its start, then each array at its offset."""
+
+    header: bytes
+    leaves: tuple[tuple[str, int, int], ...]
+    """``(name, offset, size)``, in the order in which the arrays were given."""
+    size: int
+    """Bytes in all."""
+
+    def write_header(self, buffer: memoryview) -> None:
+        """The part of the buffer that is no array."""
+        buffer[: len(self.header)] = self.header
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a buffer says it holds."""
+
+    meta: Meta
+    tree: Any
+    entries: dict[str, Entry]
+    size: int
+    """Bytes in all."""
+
+
+class Layout:
+    """Where a list of arrays lies; good for every commit as long as names, kinds and shapes stay the same."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        """Raises ``CheckpointError`` when a name comes twice, or a kind or size is impossible."""
+        # The largest elements first: so each array is aligned to its own elements, without holes.
+        order = sorted(leaves, key=lambda leaf: (-_element_bytes(leaf), leaf.name))
+        table: dict[str, dict[str, Any]] = {}
+        starts: dict[str, int] = {}
+        end = 0
+        for leaf in order:
+            if leaf.name in table or leaf.name == _METADATA:
+                raise CheckpointError(f"two arrays of one snapshot would have the name {leaf.name!r}")
+            starts[leaf.name] = end
+            table[leaf.name] = {
+                "dtype": leaf.dtype,
+                "shape": list(leaf.shape),
+                "data_offsets": [end, end + leaf.size],
+            }
+            end += leaf.size
+        self.data_size = end
+        self._table = _compact(table)[1:-1]
+        self._leaves = tuple((leaf.name, starts[leaf.name], leaf.size) for leaf in leaves)
+
+    def plan(self, meta: Meta, tree: Any) -> Plan:
+        """The plan of one commit. ``tree``: JSON. Raises ``CheckpointError`` when the header would be too long."""
+        ours = _compact({"format": FORMAT, **asdict(meta), "tree": tree})
+        front = _compact({_METADATA: {"edl": ours}})
+        text = f"{front[:-1]},{self._table}}}" if self._table else front
+        length = -(-(_LENGTH.size + len(text)) // _ALIGNMENT) * _ALIGNMENT
+        if length - _LENGTH.size > _LARGEST_HEADER:
+            raise CheckpointError(
+                f"the structure of the state takes {len(text)} bytes, {_LARGEST_HEADER} are allowed: keep large lists "
+                "of numbers as arrays"
+            )
+        header = _LENGTH.pack(length - _LENGTH.size) + text.encode("ascii").ljust(length - _LENGTH.size)
+        leaves = tuple((name, length + start, size) for name, start, size in self._leaves)
+        return Plan(header, leaves, length + self.data_size)
+
+
+def plan(leaves: Iterable[tuple[str, str, tuple[int, ...], int]], meta: Meta, tree: Any) -> Plan:
+    """The plan for arrays given as ``(name, dtype, shape, size)``; keep a ``Layout`` to plan often."""
+    return Layout([Leaf(*leaf) for leaf in leaves]).plan(meta, tree)
+
+
+def header_bytes(start: bytes | memoryview) -> int:
+    """Where the data begin, told from the first eight bytes. Raises ``CheckpointError``."""
+    if len(start) < _LENGTH.size:
+        raise CheckpointError(f"not a snapshot: {len(start)} bytes are too few for a header")
+    (length,) = _LENGTH.unpack(start[: _LENGTH.size])
+    if length > _LARGEST_HEADER:
+        raise CheckpointError(f"not a snapshot: its header would be {length} bytes long")
+    return _LENGTH.size + int(length)
+
+
+def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> Snapshot:
+    """Read and check a whole snapshot, which fills the buffer exactly. Looks at the header only, not at the data.
+
+    ``job``: whose it must be; empty for anybody's. Raises ``CheckpointError``.
+    """
+    view = memoryview(buffer)
+    try:
+        start = header_bytes(view)
+        if start > len(view):
+            raise CheckpointError(f"truncated: the header ends at byte {start}, the snapshot at {len(view)}")
+        return parse_header(bytes(view[:start]), len(view), job=job)
+    finally:
+        view.release()
+
+
+def parse_header(header: bytes, size: int, *, job: str = "") -> Snapshot:
+    """As ``parse``, from the header alone (with its length before it) and the size of the whole."""
+    start = header_bytes(header)
+    try:
+        table = json.loads(header[_LENGTH.size : start])
+        metadata = table.pop(_METADATA, {})
+        ours = json.loads(metadata["edl"]) if "edl" in metadata else None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"not a snapshot: its header is not the JSON it should be ({error})") from error
+    meta, tree = _read_meta(ours, job)
+    entries = {name: _read_entry(name, fields, start) for name, fields in table.items()}
+    _check_coverage(entries, start, size)
+    return Snapshot(meta, tree, entries, size)
+
+
+def folder_name(era: int, commit: int) -> str:
+    """The folder of a commit in the checkpoint directory."""
+    return f"commit-{commit:010d}.era-{era:010d}"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _element_bytes(leaf: Leaf) -> int:
+    width = ELEMENT_BYTES.get(leaf.dtype)
+    if width is None:
+        raise CheckpointError(f"{leaf.name}: elements of kind {leaf.dtype} have no place in a safetensors file")
+    if any(length < 0 for length in leaf.shape) or math.prod(leaf.shape) * width != leaf.size:
+        raise CheckpointError(f"{leaf.name}: {leaf.dtype} of shape {leaf.shape} does not take {leaf.size} bytes")
+    return width
+
+
+def _read_meta(ours: Any, job: str) -> tuple[Meta, Any]:
+    if not isinstance(ours, dict):
+        raise CheckpointError("a safetensors file, but not one of edl: its metadata lacks the entry 'edl'")
+    version = ours.get("format")
+    if version != FORMAT:
+        raise CheckpointError(
+            f"written in format {version!r}, this edl reads format {FORMAT}: use the edl that wrote it, or start anew"
+        )
+    texts = {key: ours.get(key) for key in ("job", "framework")}
+    numbers = {key: ours.get(key) for key in ("era", "commit", "round", "shard", "shards")}
+    if not all(isinstance(text, str) for text in texts.values()) or "tree" not in ours:
+        raise CheckpointError("damaged: its metadata do not name job, framework and tree")
+    if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
+        raise CheckpointError(f"damaged: its metadata say {numbers}")
+    meta = Meta(**texts, **numbers)
+    if not meta.shard < meta.shards:
+        raise CheckpointError(f"damaged: it claims to be shard {meta.shard} of {meta.shards}")
+    if job and meta.job != job:
+        raise CheckpointError(
+            f"it belongs to job {meta.job!r}, this is job {job!r}: give each job a checkpoint directory of its own"
+        )
+    return meta, ours["tree"]
+
+
+def _read_entry(name: str, fields: Any, start: int) -> Entry:
+    try:
+        dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+        good = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        if not good or math.prod(shape) * ELEMENT_BYTES[dtype] != end - begin:
+            raise ValueError(f"{dtype} of shape {shape} at bytes {begin} to {end}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"damaged: what it says of array {name!r} makes no sense ({error})") from error
+    return Entry(dtype, shape, start + begin, end - begin)
+
+
+def _check_coverage(entries: dict[str, Entry], start: int, size: int) -> None:
+    """The arrays follow one another without overlap or hole, up to the last byte."""
+    at, before = start, "the header"
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size)):
+        if entry.offset != at:
+            kind = "overlaps" if entry.offset < at else "leaves a hole behind"
+            raise CheckpointError(f"damaged: array {name!r} at byte {entry.offset} {kind} {before}, which ends at {at}")
+        at, before = entry.offset + entry.size, f"array {name!r}"
+    if at != size:
+        kind = "truncated" if at > size else "damaged"
+        raise CheckpointError(f"{kind}: its arrays end at byte {at}, the snapshot at {size}")
