@@ -1,8 +1,9 @@
-"""Ending asyncio tasks for certain."""
+"""Tasks and timers of the shells: ended for certain, and none forgotten."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 AGAIN_S = 0.1
@@ -17,3 +18,39 @@ async def end(task: asyncio.Future[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=AGAIN_S)
+
+
+class Chores:
+    """Tasks that run beside their owner and end with it. asyncio itself may forget a task that nobody holds."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this from now on."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop(self) -> None:
+        """Cancel whatever still runs."""
+        for task in self._tasks:
+            task.cancel()
+
+
+class Alarm:
+    """One timer: setting it again replaces the last setting."""
+
+    def __init__(self, now_s: Callable[[], float], ring: Callable[[], None]) -> None:
+        self._now_s = now_s
+        self._ring = ring
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, at_s: float | None) -> None:
+        """Ring at this time, None for never."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if at_s is not None:
+            delay_s = max(0.0, at_s - self._now_s())
+            self._handle = asyncio.get_running_loop().call_later(delay_s, self._ring)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl.config import JobSpec
-from edl.types import NodeId
+from edl.types import NodeId, Rank
 from edl.wire.address import address
+from edl.wire.local import Seat
 from edl.wire.messages import Member, World
 
 
@@ -61,6 +62,62 @@ def worker_environment(
     return environment
 
 
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What one launcher's workers have in common."""
+
+    gpus: int = 0
+    """How many of this node's GPUs Paddle may use, 0 when it runs on the CPU."""
+    checkpoint_dir: str = ""
+
+
+def ahead_environment(
+    base: Mapping[str, str], spec: JobSpec, node: NodeId, slots: int, local_rank: int, paths: LocalPaths
+) -> dict[str, str]:
+    """The environment of a worker that is started before its world is known: no rank, no size, no addresses."""
+    environment = nursery_environment(base, slots)
+    environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(local_rank)
+    environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(slots)
+    environment["TORCHELASTIC_RUN_ID"] = environment["EDL_JOB_ID"] = spec.job
+    environment["TORCHELASTIC_ERROR_FILE"] = paths.error_file
+    environment["PADDLE_LOG_DIR"] = paths.log_dir
+    environment["EDL_NODE_ID"] = node
+    if "PADDLE_DISTRI_BACKEND" not in base:
+        environment["PADDLE_DISTRI_BACKEND"] = "gloo"
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    return environment
+
+
+def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str], around: Local, secret: str) -> Seat:
+    """A worker's place in a world, as it is told over the desk."""
+    position = world.position(node)
+    member = world.members[position]
+    return Seat(
+        round=world.round,
+        rank=Rank(member.first_rank + local_rank),
+        local_rank=local_rank,
+        world_size=world.size,
+        local_world_size=member.slots,
+        node=node,
+        nodes=len(world.members),
+        position=position,
+        endpoints=_endpoints(world),
+        master=address(world.master_host, world.master_port),
+        era=world.era,
+        restore_era=world.restore.era,
+        restore_commit=world.restore.commit,
+        shards=world.shards,
+        stored=world.stored,
+        checkpoint_dir=around.checkpoint_dir,
+        token=secret,
+        environment=environment,
+    )
+
+
+def _endpoints(world: World) -> tuple[str, ...]:
+    return tuple(address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots])
+
+
 def _torch(spec: JobSpec, world: World, member: Member, position: int, local_rank: int) -> dict[str, str]:
     rank = str(member.first_rank + local_rank)
     return {
@@ -85,7 +142,7 @@ def _torch(spec: JobSpec, world: World, member: Member, position: int, local_ran
 
 
 def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: int, gpus: int) -> dict[str, str]:
-    endpoints = [address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots]]
+    endpoints = _endpoints(world)
     rank = member.first_rank + local_rank
     environment = {
         "PADDLE_MASTER": address(world.master_host, world.master_port),

@@ -3,23 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edl.agent import events as ev
+from edl.agent.desk import Desk, Keeper
 from edl.agent.machine import begin, step
 from edl.agent.ports import PortReservation
 from edl.agent.state import AgentState, Outcome
 from edl.agent.workers import WorkerGroup
 from edl.errors import EdlError, StoreUnavailable
 from edl.ports import Clock, NurseryLost, Processes, ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
-from edl.tasks import end
+from edl.tasks import Alarm, Chores, end
 from edl.types import Round, Token
-from edl.wire.messages import AgentMessage, MasterMessage, NodeInfo, Ready
+from edl.wire.messages import (
+    AgentMessage,
+    Holding,
+    KeepWith,
+    MasterMessage,
+    NodeInfo,
+    Preparing,
+    Ready,
+    Version,
+    World,
+)
 
 RECONNECT_PAUSE_S = 0.05
 REGISTER_PAUSE_S = 0.5
+
+
+class StateKeeper(Keeper, Protocol):
+    """The node's state keeper, as its agent sees it."""
+
+    @property
+    def stored(self) -> tuple[Version, bool]:
+        """Newest commit known to lie complete in the checkpoint directory, and whether it lies in shards."""
+        ...
+
+    @property
+    def refused(self) -> str:
+        """Why none of the checkpoints that lie there can be used; empty when one can, or none lies there."""
+        ...
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What this node has in memory."""
+        ...
+
+    def enter(self, world: World) -> None:
+        """A world begins in which this node has a part."""
+        ...
+
+    def keep_with(self, peer: KeepWith) -> None:
+        """Where copies of commits go from now on."""
+        ...
+
+    async def look(self) -> None:
+        """See what lies in the checkpoint directory."""
+        ...
+
+    async def load(self) -> None:
+        """Read the newest usable commit from there."""
+        ...
+
+    async def save_what_is_left(self, reason: str) -> None:
+        """Before the launcher ends: bring the newest commit where it survives."""
+        ...
 
 
 class Stream(Protocol):
@@ -43,6 +92,9 @@ class Surroundings:
     warming: Awaitable[str]
     """The first ``processes.warm()``, begun before everything else."""
     workers: WorkerGroup
+    keeper: StateKeeper
+    secret: Callable[[Round], str]
+    """By which the workers of a round know one another."""
     connect: Callable[[str, int], Stream]
     refuses: Callable[[str, int], Awaitable[bool]]
     register: Callable[[], Awaitable[NodeInfo]]
@@ -63,8 +115,10 @@ class AgentShell:
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._chores = Chores()
+        self._desk = Desk(around.workers.place, around.keeper, self.post, around.log)
+        around.workers.meet_at(self._desk.address)
+        self._alarm = Alarm(around.clock.now_s, lambda: self.post(ev.Tick()))
         self._outcome: Outcome | None = None
         self._warming: Awaitable[str] | None = around.warming
 
@@ -79,8 +133,9 @@ class AgentShell:
 
     async def run(self) -> Outcome:
         """Live until the machine says how to exit."""
-        self._spawn(self._watch_processes())
-        self._spawn(self._stay_attached())
+        self._desk.open()
+        self._chores.begin(self._watch_processes())
+        self._chores.begin(self._stay_attached())
         try:
             await self._carry_out(begin(self._state))
             while self._outcome is None:
@@ -97,28 +152,65 @@ class AgentShell:
         for effect in decision.effects:
             match effect:
                 case ev.Say(message):
-                    if self._stream is not None:
-                        self._stream.send(message)
+                    self._say(message)
                 case ev.Announce():
                     self._announce()
-                case ev.Start(world):
-                    self._ports.use()
-                    for ended in await self._around.workers.start(world):
-                        self.post(ended)
-                case ev.SignalWorkers(number, local_ranks):
-                    await self._around.workers.signal(number, local_ranks)
                 case ev.Warm():
-                    self._spawn(self._warm())
+                    self._chores.begin(self._warm())
                 case ev.Register():
                     self._dial()  # a stream belongs to one incarnation
-                    self._spawn(self._register())
+                    self._chores.begin(self._register())
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
                 case ev.Log(text):
                     self._around.log(text)
                 case ev.Exit(outcome):
+                    if outcome.exit_code:
+                        await self._around.keeper.save_what_is_left(outcome.reason)
                     self._outcome = outcome
-        self._set_timer(min(wakes, default=None))
+                case _:
+                    await self._carry_out_on_workers(effect)
+        self._alarm.set(min(wakes, default=None))
+
+    async def _carry_out_on_workers(self, effect: ev.Effect) -> None:
+        workers = self._around.workers
+        match effect:
+            case ev.Start(world, local_ranks):
+                self._enter(world)
+                for ended in await workers.start(world, local_ranks):
+                    self.post(ended)
+            case ev.GivePlace(world, local_ranks):
+                self._enter(world)
+                for rank in local_ranks:
+                    self._desk.give_place(rank, workers.seat(world, rank, self._around.secret(world.round)))
+            case ev.StartAhead(local_ranks, born):
+                for ended in await workers.start_ahead(born, local_ranks):
+                    self.post(ended)
+            case ev.SignalWorkers(number, local_ranks):
+                await workers.signal(number, local_ranks)
+            case ev.TellWorkers(message, local_ranks):
+                self._desk.tell(message, local_ranks)
+            case ev.DumpStacks():
+                await workers.dump_stacks()
+            case ev.Keep(peer):
+                self._around.keeper.keep_with(peer)
+            case ev.Load():
+                self._chores.begin(self._load())
+
+    def _say(self, message: AgentMessage) -> None:
+        if isinstance(message, Preparing):
+            message = replace(message, holdings=self._around.keeper.holdings())
+        if self._stream is not None:
+            self._stream.send(message)
+
+    async def _load(self) -> None:
+        await self._around.keeper.load()
+        self.post(ev.StateChanged())
+
+    def _enter(self, world: World) -> None:
+        """This node has a part in a world from now on."""
+        self._ports.use()
+        self._around.keeper.enter(world)
 
     def _announce(self) -> None:
         # A world may have been made from ports that were announced on an earlier stream, or before the last order.
@@ -132,7 +224,19 @@ class AgentShell:
             self.post(ev.Fatal(Outcome(1, f"no free ports on this host for the next round: {error}")))
             return
         if self._stream is not None:
-            self._stream.send(Ready(self._state.seen_round, ports))
+            keeper = self._around.keeper
+            stored, sharded = keeper.stored
+            self._stream.send(
+                Ready(
+                    self._state.seen_round,
+                    ports,
+                    self._state.parked,
+                    keeper.holdings(),
+                    stored,
+                    sharded,
+                    keeper.refused,
+                )
+            )
 
     # --- what feeds it ---------------------------------------------------------------------------------------------
 
@@ -206,6 +310,7 @@ class AgentShell:
         try:
             warming, self._warming = self._warming, None
             self._around.log(await (warming or self._around.processes.warm()))
+            await self._around.keeper.look()
             self.post(ev.Warmed())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
@@ -223,21 +328,8 @@ class AgentShell:
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 
-    def _set_timer(self, at_s: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if at_s is not None:
-            delay_s = max(0.0, at_s - self._around.clock.now_s())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._events.put_nowait, ev.Tick())
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _let_go(self) -> None:
-        self._set_timer(None)
+        self._alarm.set(None)
         self._ports.release()
-        for task in self._tasks:
-            task.cancel()
+        self._desk.close()
+        self._chores.drop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edl.agent.diagnosis import last_words
-from edl.agent.environment import LocalPaths, worker_environment
+from edl.agent.environment import Local, LocalPaths, ahead_environment, seat, worker_environment
 from edl.agent.events import WorkerEnded
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.config import JobSpec, LogPlan, StreamTarget
 from edl.errors import WorkerStartError
 from edl.ports import Processes
 from edl.types import NodeId, Round
+from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import World
+
+DUMP_SIGNAL = int(signal.SIGRTMIN) + 12
+"""On this signal a worker's ``faulthandler`` writes all stacks; nothing else is known to use it."""
 
 CANNOT_START = 127
 """Exit status reported for a worker that could not be created; what a shell says for a missing program."""
@@ -25,7 +30,8 @@ CANNOT_START = 127
 
 @dataclass(slots=True)
 class _Running:
-    round: Round
+    born: Round
+    """Round into which, or after which, it was started; with the local rank it names the process."""
     local_rank: int
     error_file: Path
     stdout: OutputStream
@@ -34,7 +40,10 @@ class _Running:
 
 
 class WorkerGroup:
-    """Starts, signals and describes the workers of this node."""
+    """Starts, signals and describes the workers of this node.
+
+    A worker's output goes where it went at its start, through all worlds that it lives to see.
+    """
 
     def __init__(
         self,
@@ -43,65 +52,97 @@ class WorkerGroup:
         node: NodeId,
         environment: Mapping[str, str],
         logs: LogPlan,
-        gpus: int,
+        around: Local,
+        slots: int,
         log: Callable[[str], None],
     ) -> None:
         self._processes = processes
         self._spec = spec
         self._node = node
-        self._environment = environment
+        self._environment = dict(environment)
         self._logs = logs
-        self._gpus = gpus
+        self._around = around
+        self._slots = slots
         self._log = log
         self._running: dict[int, _Running] = {}
 
-    async def start(self, world: World) -> list[WorkerEnded]:
-        """Start this node's workers; returns an end for each that could not be created."""
+    def meet_at(self, desk: str) -> None:
+        """Where workers find their agent."""
+        self._environment[AGENT_VARIABLE] = desk
+
+    async def start(self, world: World, local_ranks: tuple[int, ...]) -> list[WorkerEnded]:
+        """Start workers of a world; returns an end for each that could not be created."""
         member = world.member(self._node)
         assert member is not None  # noqa: S101 - the machine starts only worlds it is in
-        ends = await asyncio.gather(*(self._start_one(world, local_rank) for local_rank in range(member.slots)))
+        folder, first = f"attempt_{world.round - 1}", member.first_rank
+        ends = await asyncio.gather(
+            *(self._start_one(world.round, rank, folder, f"[default{first + rank}]:", world) for rank in local_ranks)
+        )
         return [end for end in ends if end is not None]
 
-    async def _start_one(self, world: World, local_rank: int) -> WorkerEnded | None:
-        folder = Path(self._logs.folder) / f"attempt_{world.round - 1}" / str(local_rank)
+    async def start_ahead(self, born: Round, local_ranks: tuple[int, ...]) -> list[WorkerEnded]:
+        """Start workers that wait for their world; returns an end for each that could not be created."""
+        folder = f"attempt_{born}_ahead"
+        ends = await asyncio.gather(
+            *(self._start_one(born, rank, folder, f"[{self._node}/{rank}]:", None) for rank in local_ranks)
+        )
+        return [end for end in ends if end is not None]
+
+    def seat(self, world: World, local_rank: int, secret: str) -> Seat:
+        """The place of a worker that lives."""
+        worker = next((one for one in self._running.values() if one.local_rank == local_rank), None)
+        folder = worker.error_file.parent if worker is not None else Path()
+        paths = LocalPaths(str(folder / "error.json"), str(folder))
+        environment = worker_environment(
+            self._environment, self._spec, world, self._node, local_rank, paths, self._around.gpus
+        )
+        return seat(world, self._node, local_rank, environment, self._around, secret)
+
+    async def _start_one(
+        self, born: Round, local_rank: int, attempt: str, prefix: str, world: World | None
+    ) -> WorkerEnded | None:
+        folder = Path(self._logs.folder) / attempt / str(local_rank)
         try:
-            stdout = OutputStream(self._plan(world, local_rank, folder, "stdout"), self._log)
+            stdout = OutputStream(self._plan(prefix, local_rank, folder, "stdout"), self._log)
             try:
-                stderr = OutputStream(self._plan(world, local_rank, folder, "stderr"), self._log)
+                stderr = OutputStream(self._plan(prefix, local_rank, folder, "stderr"), self._log)
             except OSError:
                 stdout.close()
                 raise
         except OSError as error:
             why = f"no pipe for its output: {error.strerror}. Raise the limit of open files (ulimit -n)"
-            return WorkerEnded(world.round, local_rank, CANNOT_START, exception=why)
-        worker = _Running(world.round, local_rank, folder / "error.json", stdout, stderr)
-        paths = LocalPaths(str(worker.error_file), str(folder))
-        environment = worker_environment(
-            self._environment, self._spec, world, self._node, local_rank, paths, self._gpus
-        )
+            return WorkerEnded(born, local_rank, CANNOT_START, exception=why)
+        worker = _Running(born, local_rank, folder / "error.json", stdout, stderr)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             self._log(f"cannot make the log folder {folder} ({error.strerror}): training goes on without it")
+        environment = self._worker_environment(world, local_rank, LocalPaths(str(worker.error_file), str(folder)))
         try:
             worker.pid = await self._processes.spawn(environment, worker.stdout.write_fd, worker.stderr.write_fd)
         except WorkerStartError as error:
             self._close(worker)
-            return WorkerEnded(world.round, local_rank, CANNOT_START, exception=str(error))
+            return WorkerEnded(born, local_rank, CANNOT_START, exception=str(error))
         finally:
             worker.stdout.close_write_end()
             worker.stderr.close_write_end()
         self._running[worker.pid] = worker
         return None
 
-    def _plan(self, world: World, local_rank: int, folder: Path, name: str) -> StreamPlan:
+    def _worker_environment(self, world: World | None, local_rank: int, paths: LocalPaths) -> dict[str, str]:
+        if world is None:
+            slots = self._slots
+            return ahead_environment(self._environment, self._spec, self._node, slots, local_rank, paths)
+        return worker_environment(
+            self._environment, self._spec, world, self._node, local_rank, paths, self._around.gpus
+        )
+
+    def _plan(self, prefix: str, local_rank: int, folder: Path, name: str) -> StreamPlan:
         target = self._logs.stdout(local_rank) if name == "stdout" else self._logs.stderr(local_rank)
         console: BinaryIO = sys.stdout.buffer if name == "stdout" else sys.stderr.buffer
-        member = world.member(self._node)
-        rank = (member.first_rank if member else 0) + local_rank
         return StreamPlan(
             console=console if target is not StreamTarget.FILE else None,
-            prefix=f"[default{rank}]:".encode() if target is StreamTarget.BOTH else b"",
+            prefix=prefix.encode() if target is StreamTarget.BOTH else b"",
             file=None if target is StreamTarget.CONSOLE else folder / f"{name}.log",
         )
 
@@ -111,10 +152,15 @@ class WorkerGroup:
             if not local_ranks or worker.local_rank in local_ranks:
                 await self._processes.signal(worker.pid, number)
 
+    async def dump_stacks(self) -> None:
+        """Have every worker write the stacks of its threads to its standard error."""
+        for worker in list(self._running.values()):
+            await self._processes.signal(worker.pid, DUMP_SIGNAL)
+
     def place(self, pid: int) -> tuple[Round, int] | None:
-        """Round and local rank of a process."""
+        """Which process of which slot this is: the round it was born in, and its local rank."""
         worker = self._running.get(pid)
-        return (worker.round, worker.local_rank) if worker else None
+        return (worker.born, worker.local_rank) if worker else None
 
     def ended(self, pid: int, code: int) -> WorkerEnded | None:
         """A process is gone: what it left behind."""
@@ -125,7 +171,7 @@ class WorkerGroup:
         words = last_words(code, tail, _read(worker.error_file) if code else "")
         self._close(worker)
         return WorkerEnded(
-            worker.round, worker.local_rank, code, words.exception, words.traceback, tail, words.peer_loss
+            worker.born, worker.local_rank, code, words.exception, words.traceback, tail, words.peer_loss
         )
 
     def _close(self, worker: _Running) -> None:

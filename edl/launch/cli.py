@@ -25,7 +25,7 @@ from edl.adapters.etcd_plan import parse_endpoints
 from edl.config import FaultTolerance, JobSpec, LogPlan, Standby, Timeouts, parse_nnodes
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.accelerators import count_gpus
-from edl.launch.settings import Backend, LaunchSettings, StoreSettings
+from edl.launch.settings import Backend, LaunchSettings, StateSettings, StoreSettings
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
@@ -82,6 +82,15 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     _seconds("--join-grace", 1.0, "How long the first world waits for more nodes than MIN."),
     _seconds("--lease-ttl", 3.0, "Silence after which a node is dead."),
     _seconds("--shutdown-timeout", 30.0, "Between SIGTERM and SIGKILL."),
+    _seconds("--rejoin-timeout", 10.0, "How long a worker with edl.run may take to leave a broken round."),
+    _seconds("--boundary-timeout", 60.0, "How long workers may take to an agreed step boundary."),
+    _seconds("--hang-timeout", 0.0, "Restart a round without progress after this time; 0 for never."),
+    click.option("--checkpoint-dir", default="", metavar="PATH|URL", help="Where commits of edl.State are saved."),
+    click.option("--checkpoint-keep", type=int, default=3, help="Checkpoints kept, at least 2. Default: 3."),
+    click.option("--checkpoint-keep-every", type=int, default=0, metavar="N", help="Keep each N-th commit for good."),
+    click.option("--adopt-checkpoint", is_flag=True, help="Begin from another job's checkpoints."),
+    click.option("--state-memory", default="0", metavar="BYTES", help="For commits, such as 8G. Default: half of it."),
+    click.option("--rack", default="", help="Where this node stands: copies of its state go to another rack."),
     click.option(
         "--standby",
         type=click.Choice([kind.value for kind in Standby]),
@@ -128,7 +137,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         nodes,
         options["max_restarts"],
         FaultTolerance(options["fault_tolerance"]),
-        Timeouts(options["recover_timeout"], options["join_grace"], options["lease_ttl"], options["shutdown_timeout"]),
+        _timeouts(options),
     )
     if not -1 <= options["node_rank"] < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
@@ -153,8 +162,43 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         standby=Standby(options["standby"]),
         preload=tuple(name for name in options["preload"].split(",") if name),
         logs=dataclasses.replace(logs, folder=str(folder)),
+        state=_state(options),
+        rack=options["rack"],
         error_file=str(folder / "error.json"),
     )
+
+
+def _timeouts(options: Mapping[str, Any]) -> Timeouts:
+    return Timeouts(
+        recover_s=options["recover_timeout"],
+        join_grace_s=options["join_grace"],
+        lease_ttl_s=options["lease_ttl"],
+        shutdown_s=options["shutdown_timeout"],
+        rejoin_s=options["rejoin_timeout"],
+        boundary_s=options["boundary_timeout"],
+        hang_s=options["hang_timeout"],
+    )
+
+
+def _state(options: Mapping[str, Any]) -> StateSettings:
+    keep, every = options["checkpoint_keep"], options["checkpoint_keep_every"]
+    if keep < 2:
+        raise SettingError("--checkpoint-keep", keep, "must be at least 2: the newest one may turn out to be damaged")
+    if every < 0:
+        raise SettingError("--checkpoint-keep-every", every, "must be 0 or more")
+    folder = options["checkpoint_dir"]
+    if folder and "://" not in folder:
+        folder = str(Path(folder).absolute())
+    memory = _bytes("--state-memory", options["state_memory"])
+    return StateSettings(memory, folder, keep, every, options["adopt_checkpoint"])
+
+
+def _bytes(option: str, text: str) -> int:
+    """``512M``, ``8G``, ``1.5T`` or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)i?[bB]?", text.strip())
+    if match is None:
+        raise SettingError(option, text, "not an amount of memory", "Write bytes, or 512M, 8G, 1.5T")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:

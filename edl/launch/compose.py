@@ -15,41 +15,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.adapters.clock import SystemClock, wall_clock_s
+from edl.adapters.copies import TcpCopies
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.etcd_server import EtcdMember
+from edl.adapters.files import PlainFiles
 from edl.adapters.host_notes import HostNote, runtime_folder
 from edl.adapters.processes import NurseryProcesses
+from edl.adapters.remote_files import RemoteFiles
 from edl.adapters.transport import Connection, MasterServer, refuses
-from edl.agent.environment import nursery_environment
-from edl.agent.events import Heard
+from edl.agent.environment import Local, nursery_environment
+from edl.agent.events import Heard, Report
+from edl.agent.keeper import Keeper
+from edl.agent.marker import Retention
+from edl.agent.memory import available_bytes
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.agent.shell import Surroundings as AgentSurroundings
 from edl.agent.state import AgentState
+from edl.agent.steward import Steward
+from edl.agent.switches import Switches
+from edl.agent.vault import Vault, Writer
 from edl.agent.workers import WorkerGroup
 from edl.config import environment
 from edl.errors import EdlError, SettingError, StoreUnavailable
 from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console
 from edl.launch.launcher import Launcher, Parts, ended_before
-from edl.launch.settings import Backend, LaunchSettings
+from edl.launch.settings import Backend, LaunchSettings, StateSettings
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import Surroundings as MasterSurroundings
-from edl.ports import Store
+from edl.ports import Files, Store
 from edl.tasks import end
 from edl.types import Incarnation, NodeId
 from edl.wire.keys import JobKeys
-from edl.wire.messages import NodeInfo
+from edl.wire.messages import Kept, NodeInfo, Version
 
 STORE_RETRY_S = 0.1
 
@@ -57,6 +67,9 @@ STORE_RETRY_S = 0.1
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
+    files = _files(settings.state)
+    if files is not None:
+        await asyncio.to_thread(Switches(files, log).refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
         # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
         nursery = nursery_environment(environment(), settings.slots)
@@ -65,9 +78,9 @@ async def launch(settings: LaunchSettings) -> int:
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
-        place = _Place(Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints)
+        place = _Place(Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints, files)
         try:
-            await _take_place(settings, place)
+            await _take_place(settings, place, cleanup, log)
         except JobEnded as error:
             return ended_before(error, log)
         cleanup.push_async_callback(place.server.stop)
@@ -147,23 +160,75 @@ class _Place:
 
     registration: Registration
     endpoints: tuple[str, ...]
+    files: Files | None
+    """The checkpoint directory."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
+    steward: Steward = field(init=False)
+    kept: Callable[[Version, str, str], None] = field(init=False, default=lambda version, where, error: None)
+    """Told of each commit that has been written, or could not be."""
 
 
-async def _take_place(settings: LaunchSettings, place: _Place) -> None:
+async def _take_place(
+    settings: LaunchSettings, place: _Place, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
+) -> None:
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` right after the job's end."""
     registration = place.registration
     await registration.agree()
+    keeper = await _state_keeper(settings, place, log)
+    cleanup.push_async_callback(keeper.close)
     place.server = MasterServer(lambda: registration.token, settings.spec.timeouts.lease_ttl_s)
     host = settings.local_addr or _address_towards(place.endpoints[0])
     port = await place.server.start(host)
-    unnamed = NodeInfo(NodeId(settings.node), Incarnation(0), host, port, settings.slots, settings.node_rank)
     try:
-        place.info = await registration.join(unnamed)
+        place.info = await registration.join(
+            NodeInfo(
+                NodeId(settings.node),
+                Incarnation(0),
+                host,
+                port,
+                settings.slots,
+                settings.node_rank,
+                state_port=keeper.start(host),
+                rack=settings.rack,
+            )
+        )
     except EdlError:
         await place.server.stop()
         raise
+
+
+def _files(wanted: StateSettings) -> Files | None:
+    """The checkpoint directory, if there is to be one."""
+    if not wanted.checkpoint_dir:
+        return None
+    return RemoteFiles(wanted.checkpoint_dir) if "://" in wanted.checkpoint_dir else PlainFiles(wanted.checkpoint_dir)
+
+
+async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
+    """What keeps commits in this launcher's memory, gives them to other nodes, and writes them."""
+    wanted, token, vault = settings.state, place.registration.token, None
+    if place.files is not None:
+        vault = Vault(
+            place.files,
+            Writer(settings.spec.job, run=hashlib.sha256(f"run {token}".encode()).hexdigest()[:16]),
+            Retention(wanted.keep_last, wanted.keep_every),
+            wall_clock_s=wall_clock_s,
+            say=log,
+            adopt=wanted.adopt,
+        )
+        await asyncio.to_thread(vault.check)
+    node = NodeId(settings.node)
+    keeper = Keeper(
+        node,
+        settings.spec.job,
+        limit_bytes=wanted.memory_bytes or available_bytes() // 2,
+        copies=TcpCopies(node, lambda: place.registration.token, SystemClock()),
+        vault=vault,
+        on_kept=lambda version, where, error: place.kept(version, where, error),
+    )
+    place.steward = Steward(node, keeper, vault, log)
+    return keeper
 
 
 def _put_together(
@@ -191,7 +256,18 @@ def _put_together(
             clock=clock,
             processes=processes,
             warming=warming,
-            workers=WorkerGroup(processes, spec, info.node, environment(), settings.logs, paddle_gpus(), log),
+            workers=WorkerGroup(
+                processes,
+                spec,
+                info.node,
+                environment(),
+                settings.logs,
+                Local(paddle_gpus(), settings.state.checkpoint_dir),
+                settings.slots,
+                log,
+            ),
+            keeper=place.steward,
+            secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
             refuses=refuses,
             register=lambda: launcher.register_again(),
@@ -200,6 +276,7 @@ def _put_together(
         ),
         AgentState(info, spec.timeouts, contact_s=clock.now_s()),
     )
+    place.kept = lambda version, where, error: agent.post(Report(Kept(version, where, error)))
     launcher = Launcher(
         Parts(
             job=spec.job,

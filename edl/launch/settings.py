@@ -39,6 +39,21 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSettings:
+    """What this node's state keeper may use."""
+
+    memory_bytes: int = 0
+    """Most that commits and copies of others' commits may take; 0 for half of what is free at the start."""
+    checkpoint_dir: str = ""
+    """Path or fsspec URL, the same for all nodes; empty for none."""
+    keep_last: int = 3
+    keep_every: int = 0
+    """Commits whose number this divides are kept for good; 0 for none."""
+    adopt: bool = False
+    """Take over checkpoints of another job."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """Everything compose.py needs."""
 
@@ -53,5 +68,7 @@ class LaunchSettings:
     standby: Standby
     preload: tuple[str, ...]
     logs: LogPlan
+    state: StateSettings
+    rack: str
     error_file: str
     """Where a failed job's report goes as JSON."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from edl.master.machine import absent, step, take_over
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status
 from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
+from edl.tasks import Alarm, Chores
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.keys import JobKeys
@@ -65,8 +66,8 @@ class MasterShell:
         self._guard = Guard(around.keys.master, token)
         self._events: asyncio.Queue[ev.Event | StoreError] = asyncio.Queue()
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._chores = Chores()
+        self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
         self._stored: Record | None = None
         self.journal = Journal()
@@ -101,7 +102,7 @@ class MasterShell:
         nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
         self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
         self._stored = record
-        self._spawn(self._watch_nodes(snapshot.revision, nodes))
+        self._chores.begin(self._watch_nodes(snapshot.revision, nodes))
         now_s = self._around.clock.now_s()
         await self._carry_out(take_over(self._around.spec, record, nodes, now_s))
 
@@ -132,16 +133,16 @@ class MasterShell:
                     if stream is not None:
                         stream.put_nowait(message)
                 case ev.Probe(info):
-                    self._spawn(self._probe(info))
+                    self._chores.begin(self._probe(info))
                 case ev.Revoke(incarnation):
-                    self._spawn(self._revoke(incarnation))
+                    self._chores.begin(self._revoke(incarnation))
                 case ev.Note(text=text):
                     self._around.log(text)
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
                 case ev.Conclude():
                     await self._conclude()
-        self._set_timer(min(wakes, default=None))
+        self._alarm.set(min(wakes, default=None))
 
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
         keys = self._around.keys
@@ -195,14 +196,6 @@ class MasterShell:
     async def _revoke(self, incarnation: Incarnation) -> None:
         with contextlib.suppress(StoreError):  # the lease ends by itself a little later
             await self._around.store.revoke_lease(incarnation)
-
-    def _set_timer(self, at_s: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if at_s is not None:
-            delay_s = max(0.0, at_s - self._around.clock.now_s())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._events.put_nowait, ev.Tick())
 
     # --- what the server calls -------------------------------------------------------------------------------------
 
@@ -281,16 +274,10 @@ class MasterShell:
                 await asyncio.sleep(RETRY_S)
         raise AssertionError("unreachable")
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _let_go(self) -> None:
         self._over = True
-        self._set_timer(None)
-        for task in self._tasks:
-            task.cancel()
+        self._alarm.set(None)
+        self._chores.drop()
         for stream in self._streams.values():
             stream.put_nowait(None)
         self.journal.close()

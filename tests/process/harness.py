@@ -108,6 +108,7 @@ class Step:
     round: int
     pid: int
     node: str
+    loss: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,175 @@
+"""Coming back in the same process, and changes that lose nothing: real launchers, real workers, both frameworks."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.harness import WORKERS, Job, OutsideEtcd, Step, until
+
+SCRIPTS = {"torch": WORKERS / "rejoin_torch.py", "paddle": WORKERS / "rejoin_paddle.py"}
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
+    with OutsideEtcd(tmp_path / "etcd") as store:
+        yield store
+
+
+@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in SCRIPTS])
+def framework(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip({"torch": "torch", "paddle": "paddle"}[request.param])
+    return str(request.param)
+
+
+def job(etcd: OutsideEtcd, tmp_path: Path, framework: str, *arguments: str, **named: Any) -> Job:
+    return Job(tmp_path, [etcd.endpoint], script=(str(SCRIPTS[framework]),), arguments=arguments, **named)
+
+
+def redone(steps: list[Step]) -> list[int]:
+    """Steps that a rank made more than once; in each round rank 0 stands for all."""
+    counts = collections.Counter(step.step for step in steps if step.rank == 0)
+    return sorted(step for step, times in counts.items() if times > 1)
+
+
+def finish(running: Job, ahead: int = 40) -> dict[str, Any]:
+    """Let it train a little more and end in good order; what rank 0 says of the model."""
+    last = max(step.step for step in running.steps()) + ahead
+    (running.steps_folder / "last-step").write_text(str(last))
+    assert set(running.exit_codes().values()) == {0}
+    result: dict[str, Any] = json.loads((running.steps_folder / "result.json").read_text())
+    assert result["step"] == last
+    return result
+
+
+def undisturbed(etcd: OutsideEtcd, tmp_path: Path, framework: str, steps: int) -> dict[str, Any]:
+    """The same training in a world of one, from the first step to the last."""
+    with job(etcd, tmp_path, framework, f"--steps={steps}", "--pause=0", nnodes="1") as alone:
+        alone.start("alone")
+        assert alone.exit_codes() == {"alone": 0}
+        result: dict[str, Any] = json.loads((alone.steps_folder / "result.json").read_text())
+        return result
+
+
+def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert result["norm"] == pytest.approx(expected["norm"], rel=1e-3)
+    assert result["sum"] == pytest.approx(expected["sum"], rel=1e-2, abs=1e-2)
+
+
+def test_survivors_of_a_worker_keep_their_processes(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+    with job(etcd, tmp_path, framework) as running:
+        running.start("a", "b", "c")
+        before = running.wait_world(3)
+        running.wait_steps(5)
+        victim = before.pids_of("b")[0]
+        os.kill(victim, signal.SIGKILL)
+        shrunk = running.wait_world(2, after=before.round)
+        assert set(shrunk.pids.values()) == set(before.pids.values()) - {victim}, "the survivors' processes go on"
+        grown = running.wait_world(3, after=shrunk.round)
+        assert set(shrunk.pids.values()) < set(grown.pids.values())
+        running.wait_steps(5)
+        assert len(redone(running.steps())) <= 1, "at most the interrupted step"
+        result = finish(running)
+        same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
+
+
+def test_survivors_of_a_node_keep_their_processes(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+    with job(etcd, tmp_path, framework) as running:
+        running.start("a", "b", "c")
+        before = running.wait_world(3)
+        running.wait_steps(5)
+        running.kill(before.nodes[0])
+        del running.nodes[before.nodes[0]]
+        shrunk = running.wait_world(2, after=before.round)
+        assert set(shrunk.pids.values()) == set(before.pids.values()) - {before.pids[0]}
+        running.wait_steps(5)
+        assert len(redone(running.steps())) <= 1
+        result = finish(running)
+        same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
+
+
+def test_growing_and_draining_lose_no_step(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+    with job(etcd, tmp_path, framework) as running:
+        running.start("a", "b")
+        seen = running.wait_world(2)
+        running.start("c", "d")
+        seen = running.wait_world(4, after=seen.round)
+        running.wait_steps(5)
+        running.nodes["a"].send(signal.SIGTERM)
+        assert running.nodes["a"].exit_code() == 143
+        seen = running.wait_world(3, after=seen.round)
+        assert "a" not in seen.nodes.values()
+        for name in ("b", "c"):
+            running.nodes[name].send(signal.SIGTERM)
+            assert running.nodes[name].exit_code() == 143
+        seen = running.wait_world(1, after=seen.round)
+        running.start("e", "f", "g")
+        seen = running.wait_world(4, after=seen.round)
+        running.wait_steps(5)
+        assert redone(running.steps()) == [], "no step lost or redone"
+        for name in "abc":
+            del running.nodes[name]
+        result = finish(running)
+        same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
+
+
+def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+    with job(etcd, tmp_path, framework, nnodes="2") as running:
+        running.start("a", "b")
+        before = running.wait_world(2)
+        running.wait_steps(5)
+        os.kill(before.pids[1], signal.SIGKILL)
+        after = running.wait_world(2, after=before.round)
+        assert after.pids[0] == before.pids[0] and after.pids[1] != before.pids[1]
+        running.wait_steps(5)
+        assert len(redone(running.steps())) <= 1
+        finish(running)
+
+
+def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+    """Must show 5: a node dies with its memory; nobody else has the state but the node that keeps its copy."""
+    with job(etcd, tmp_path, framework, nnodes="1") as running:
+        running.start("a")
+        seen = running.wait_world(1)
+        running.start("b")
+        running.nodes["a"].says("node b is ready with 1 slot, its workers wait")
+        running.wait_steps(20)
+        running.kill("a")
+        del running.nodes["a"]
+        after = running.wait_world(1, after=seen.round)
+        running.wait_steps(5)
+        steps = running.steps()
+        assert after.nodes[0] == "b"
+        first = min(step.step for step in steps if step.round == after.round)
+        last = max(step.step for step in steps if step.round == seen.round)
+        assert last - 2 <= first - 1 <= last, "the copy is at most a commit old"
+        result = finish(running)
+        same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
+
+
+def test_the_whole_job_goes_on_from_the_checkpoint_directory(
+    etcd: OutsideEtcd, tmp_path: Path, framework: str
+) -> None:
+    folder = tmp_path / "checkpoints"
+    options = (f"--checkpoint-dir={folder}",)
+    with job(etcd, tmp_path, framework, "--save-every=10", options=options, name="lasting") as running:
+        running.start("a", "b")
+        running.wait_world(2)
+        until(lambda: len(list(folder.glob("*/DONE"))) >= 2, "two checkpoints")
+        for name in "ab":
+            running.kill(name)
+        newest = max(int(done.parent.name.split(".")[0].partition("-")[2]) for done in folder.glob("*/DONE"))
+    with job(etcd, tmp_path / "again", framework, "--save-every=10", options=options, name="lasting") as running:
+        running.start("c")
+        running.wait_world(1)
+        running.wait_steps(5)
+        assert min(step.step for step in running.steps()) == newest + 1
+        result = finish(running)
+    same(result, undisturbed(etcd, tmp_path, framework, result["step"]))

@@ -1,0 +1,74 @@
+"""A script that uses ``edl.paddle``: data-parallel training in which every world sees the same global batch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import nn
+
+import edl.paddle as edl
+
+BATCH = 24
+"""Divisible by every world size that the tests use."""
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
+    parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
+    return parser.parse_args()
+
+
+options = read_arguments()
+paddle.seed(0)
+time.sleep(options.slow_start)
+model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
+optimizer = paddle.optimizer.Adam(learning_rate=0.01, parameters=model.parameters())
+state = edl.State(model=model, optimizer=optimizer, step=0, losses=[])
+
+
+def last_step() -> int:
+    """Where to stop. A file in the shared folder may set it while the job runs, well ahead of all ranks."""
+    file = options.folder / "last-step"
+    return int(file.read_text()) if file.exists() else int(options.steps)
+
+
+@edl.run
+def train(state: edl.State) -> None:
+    here = edl.context()
+    fixed = {"rank": here.rank, "world": here.world_size, "pid": os.getpid(), "node": here.node, "round": here.round}
+    log = (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1)
+    parallel = edl.parallel(model)
+    with log:
+        while state.step < last_step():
+            batch = np.random.default_rng(state.step).standard_normal((BATCH, 8)).astype("float32")
+            mine = paddle.to_tensor(batch[here.rank :: here.world_size])
+            loss = ((parallel(mine) - mine.sum(1, keepdim=True)) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            state.step += 1
+            log.write(json.dumps({"t": time.monotonic(), "step": state.step, **fixed, "loss": float(loss)}) + "\n")
+            if options.save_every and state.step % options.save_every == 0:
+                state.save()
+            else:
+                state.commit()
+            if options.pause:
+                time.sleep(options.pause)
+
+
+train(state)
+if edl.context().rank == 0:
+    numbers = np.concatenate([value.numpy().ravel() for value in model.state_dict().values()])
+    result = {"step": state.step, "sum": float(numbers.sum()), "norm": float(np.linalg.norm(numbers))}
+    (options.folder / "result.json").write_text(json.dumps(result))

@@ -1,0 +1,75 @@
+"""A script that uses ``edl.torch``: data-parallel training in which every world sees the same global batch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import edl.torch as edl
+
+BATCH = 24
+"""Divisible by every world size that the tests use."""
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
+    parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
+    return parser.parse_args()
+
+
+options = read_arguments()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+time.sleep(options.slow_start)
+model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+state = edl.State(model=model, optimizer=optimizer, step=0, losses=[])
+
+
+def last_step() -> int:
+    """Where to stop. A file in the shared folder may set it while the job runs, well ahead of all ranks."""
+    file = options.folder / "last-step"
+    return int(file.read_text()) if file.exists() else int(options.steps)
+
+
+@edl.run
+def train(state: edl.State) -> None:
+    here = edl.context()
+    fixed = {"rank": here.rank, "world": here.world_size, "pid": os.getpid(), "node": here.node, "round": here.round}
+    log = (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1)
+    parallel = edl.parallel(model)
+    with log:
+        while state.step < last_step():
+            generator = torch.Generator().manual_seed(state.step)
+            batch = torch.randn(BATCH, 8, generator=generator)
+            mine = batch[here.rank :: here.world_size]
+            optimizer.zero_grad()
+            loss = ((parallel(mine) - mine.sum(1, keepdim=True)) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            state.step += 1
+            log.write(json.dumps({"t": time.monotonic(), "step": state.step, **fixed, "loss": float(loss)}) + "\n")
+            if options.save_every and state.step % options.save_every == 0:
+                state.save()
+            else:
+                state.commit()
+            if options.pause:
+                time.sleep(options.pause)
+
+
+train(state)
+if edl.context().rank == 0:
+    numbers = torch.cat([value.flatten() for value in model.state_dict().values() if value.is_floating_point()])
+    result = {"step": state.step, "sum": float(numbers.sum()), "norm": float(numbers.norm())}
+    (options.folder / "result.json").write_text(json.dumps(result))
