@@ -13,6 +13,7 @@
     │   └── FencedOut           another Master holds the election key; this one must step down
     ├── PortInUse           an address this process must serve is taken
     ├── CheckpointError     what lies in the checkpoint directory cannot be used, or nothing can be written there
+    ├── Killed              the kill switch is set
     ├── WorkerStartError    a worker process could not be created
     └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
 
@@ -105,6 +106,12 @@ class CheckpointError(EdlError):
     """A checkpoint is damaged, incomplete or another job's, or the checkpoint directory cannot be used."""
 
     exit_code = ExitCode.CHECKPOINT_UNUSABLE
+
+
+class Killed(EdlError):
+    """The kill switch is set: the job may not start."""
+
+    exit_code = ExitCode.KILLED
 
 
 class WorkerStartError(EdlError):

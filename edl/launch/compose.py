@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import hashlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,10 +28,9 @@ from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.files import PlainFiles
 from edl.adapters.host_notes import HostNote, runtime_folder
 from edl.adapters.processes import NurseryProcesses
-from edl.adapters.remote_files import RemoteFiles
+from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.environment import Local, nursery_environment
 from edl.agent.events import Heard, Report
@@ -51,7 +50,7 @@ from edl.errors import EdlError, SettingError, StoreUnavailable
 from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console
 from edl.launch.launcher import Launcher, Parts, ended_before
-from edl.launch.settings import Backend, LaunchSettings, StateSettings
+from edl.launch.settings import Backend, LaunchSettings
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import Surroundings as MasterSurroundings
@@ -67,7 +66,7 @@ STORE_RETRY_S = 0.1
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
-    files = _files(settings.state)
+    files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
     if files is not None:
         await asyncio.to_thread(Switches(files, log).refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
@@ -198,20 +197,13 @@ async def _take_place(
         raise
 
 
-def _files(wanted: StateSettings) -> Files | None:
-    """The checkpoint directory, if there is to be one."""
-    if not wanted.checkpoint_dir:
-        return None
-    return RemoteFiles(wanted.checkpoint_dir) if "://" in wanted.checkpoint_dir else PlainFiles(wanted.checkpoint_dir)
-
-
 async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
     """What keeps commits in this launcher's memory, gives them to other nodes, and writes them."""
-    wanted, token, vault = settings.state, place.registration.token, None
+    wanted, vault = settings.state, None
     if place.files is not None:
         vault = Vault(
             place.files,
-            Writer(settings.spec.job, run=hashlib.sha256(f"run {token}".encode()).hexdigest()[:16]),
+            Writer(settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]),
             Retention(wanted.keep_last, wanted.keep_every),
             wall_clock_s=wall_clock_s,
             say=log,
@@ -251,31 +243,7 @@ def _put_together(
             concluded=lambda outcome: agent.post(Heard(outcome)),
         ),
     )
-    agent = AgentShell(
-        AgentSurroundings(
-            clock=clock,
-            processes=processes,
-            warming=warming,
-            workers=WorkerGroup(
-                processes,
-                spec,
-                info.node,
-                environment(),
-                settings.logs,
-                Local(paddle_gpus(), settings.state.checkpoint_dir),
-                settings.slots,
-                log,
-            ),
-            keeper=place.steward,
-            secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
-            connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
-            refuses=refuses,
-            register=lambda: launcher.register_again(),
-            ruler_refused=candidate.ruler_refused,
-            log=log,
-        ),
-        AgentState(info, spec.timeouts, contact_s=clock.now_s()),
-    )
+    agent = _agent(settings, place, candidate, processes, warming, lambda: launcher.register_again(), log)
     place.kept = lambda version, where, error: agent.post(Report(Kept(version, where, error)))
     launcher = Launcher(
         Parts(
@@ -295,6 +263,35 @@ def _put_together(
         )
     )
     return launcher
+
+
+def _agent(
+    settings: LaunchSettings,
+    place: _Place,
+    candidate: Candidate,
+    processes: NurseryProcesses,
+    warming: asyncio.Future[str],
+    register: Callable[[], Awaitable[NodeInfo]],
+    log: Callable[[str], None],
+) -> AgentShell:
+    spec, clock, node, registration = settings.spec, SystemClock(), place.info.node, place.registration
+    around = Local(paddle_gpus(), settings.state.checkpoint_dir)
+    return AgentShell(
+        AgentSurroundings(
+            clock=clock,
+            processes=processes,
+            warming=warming,
+            workers=WorkerGroup(processes, spec, node, environment(), settings.logs, around, settings.slots, log),
+            keeper=place.steward,
+            secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
+            connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
+            refuses=refuses,
+            register=register,
+            ruler_refused=candidate.ruler_refused,
+            log=log,
+        ),
+        AgentState(place.info, spec.timeouts, contact_s=clock.now_s()),
+    )
 
 
 def _address_towards(endpoint: str) -> str:

@@ -1,0 +1,164 @@
+"""``Files`` in a folder of a file system, local or shared."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from edl.ports import FileEntry
+
+TEMPORARY = ".tmp"
+"""How the name of a file ends that is still being written."""
+
+
+class PlainFiles:
+    """``Files`` below a path. Each file is written under another name, made durable, and then put in its place."""
+
+    remote = False
+
+    def __init__(self, folder: str | Path) -> None:
+        self.where = str(folder)
+        self._root = os.path.abspath(folder)
+
+    def path(self, name: str) -> str:
+        """The full path of a name."""
+        return os.path.join(self._root, name) if name else self._root
+
+    def entries(self, folder: str = "") -> list[FileEntry]:
+        """What lies directly in a folder, sorted by name; nothing when there is no such folder."""
+        found = []
+        try:
+            with os.scandir(self.path(folder)) as listing:
+                for entry in listing:
+                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                        is_folder = entry.is_dir()
+                        found.append(FileEntry(entry.name, 0 if is_folder else entry.stat().st_size, is_folder))
+        except FileNotFoundError:
+            return []
+        return sorted(found, key=lambda entry: entry.name)
+
+    def stamp(self, name: str) -> str:
+        """Empty when there is no such file, else a text that changes when it is written again or touched."""
+        try:
+            status = os.stat(self.path(name))
+        except FileNotFoundError:
+            return ""
+        return f"{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
+
+    def read(self, name: str) -> bytes:
+        """A small file. Raises ``FileNotFoundError``."""
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fill the buffer from there on; returns the bytes that came, fewer only where the file ends."""
+        done = 0
+        descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while done < len(buffer):
+                count = os.preadv(descriptor, [buffer[done:]], offset + done)
+                if count == 0:
+                    break
+                done += count
+        finally:
+            os.close(descriptor)
+        return done
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a whole file, and the folders above it: at once and complete, or not at all."""
+        target = self.path(name)
+        folder = os.path.dirname(target)
+        _make_folder(folder)
+        temporary = f"{target}.{secrets.token_hex(4)}{TEMPORARY}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                for piece in pieces:
+                    _write_all(descriptor, piece)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(folder)
+
+    def sync(self, folder: str) -> None:
+        """Make durable what others have written into this folder, as far as this host can."""
+        for entry in self.entries(folder):
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.folder:
+                self.sync(name)
+            else:
+                _sync(self.path(name), os.O_RDONLY)
+        _sync_folder(self.path(folder))
+
+    def remove(self, name: str) -> None:
+        """Remove a file or an empty folder, durably. One that is not there is no error."""
+        path = self.path(name)
+        try:
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                os.rmdir(path)
+            else:
+                os.unlink(path)
+            _sync_folder(os.path.dirname(path))
+        except FileNotFoundError:
+            return
+
+    def free_bytes(self) -> int | None:
+        """Room left for this user, on the file system that the folder lies on or will lie on."""
+        path = self._root
+        while True:
+            try:
+                status = os.statvfs(path)
+            except FileNotFoundError:
+                path = os.path.dirname(path)
+            except OSError:
+                return None
+            else:
+                return status.f_bavail * status.f_frsize
+
+
+def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder and those above it, each entered durably into the one above."""
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    except FileNotFoundError:
+        pass
+    _make_folder(os.path.dirname(path))
+    with contextlib.suppress(FileExistsError):  # another node was faster; what it made may still be no folder
+        os.mkdir(path)
+    _sync_folder(os.path.dirname(path))
+    if not stat.S_ISDIR(os.stat(path).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
+def _sync_folder(path: str) -> None:
+    try:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know no sync of folders
+            raise
+
+
+def _sync(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
