@@ -6,11 +6,12 @@ Times are float seconds. Everything that waits is a coroutine and may be cancell
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.types import Token
+from edl.types import NodeId, Token
+from edl.wire.messages import Holding, Version
 
 
 class Clock(Protocol):
@@ -225,10 +226,216 @@ class Processes(Protocol):
         """Signal the worker's whole process group. A worker that has ended meanwhile is no error."""
         ...
 
+    async def dump(self, pid: int) -> None:
+        """Have a worker write the stacks of its threads to its standard error. It goes on as before.
+
+        Returns once it has been asked to; where it cannot be, the log says why.
+        """
+        ...
+
     def events(self) -> AsyncIterator[ProcessEvent]:
         """What happens to the workers, in order. One consumer."""
         ...
 
     async def close(self) -> None:
         """SIGKILL whatever is left and end the helper process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a worker and all that it has started have used so far. Goes back when one of them ends unnoticed."""
+
+    cpu_s: float
+    io_bytes: int
+    """Read from and written to files and pipes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One name in a folder of a ``Files``."""
+
+    name: str
+    """Last part of its path."""
+    size: int
+    """Bytes; 0 for a folder."""
+    folder: bool = False
+
+
+class Files(Protocol):
+    """Where checkpoints lie: a folder of a file system, or a prefix of an object store.
+
+    Names are relative paths with ``/`` between the parts; ``""`` is the place itself. Everything blocks and may be
+    called from any thread. What goes wrong is an ``OSError`` with its number; whatever a client library raises that is
+    none is made one.
+    """
+
+    where: str
+    """The place as the user named it, for messages."""
+    remote: bool
+    """A request travels over a network and may cost money: look seldom."""
+
+    def path(self, name: str) -> str:
+        """The full path or URL of a name, for messages and for tools."""
+        ...
+
+    def entries(self, folder: str = "") -> Sequence[FileEntry]:
+        """What lies directly in a folder, sorted by name; nothing when there is no such folder."""
+        ...
+
+    def stamp(self, name: str) -> str:
+        """Empty when there is no such file, else a text that changes when it is written again or touched. One cheap
+        request."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """A small file. Raises ``FileNotFoundError``."""
+        ...
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        """Fill the buffer from there on; returns the bytes that came, fewer only where the file ends."""
+        ...
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a whole file, and the folders above it. It is durable when this returns.
+
+        On a file system it appears at once and complete, or not at all; an object store may keep a part of a write that
+        was broken off. A write that raises has left nothing, as far as that can be done.
+        """
+        ...
+
+    def sync(self, folder: str) -> None:
+        """Make durable what others have written into this folder, as far as this host can."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file or an empty folder, durably. One that is not there is no error."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Room left for this user; None where nobody knows."""
+        ...
+
+
+# --- the state of a job -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What one node says to another about a snapshot before its bytes."""
+
+    owner: NodeId
+    """The node whose commit it is."""
+    holding: Holding
+    size: int
+    crc32: int
+
+
+class Lent(Protocol):
+    """A snapshot in memory that stays as it is until ``release``."""
+
+    @property
+    def label(self) -> Label:
+        """What it is. The first time this may take as long as reading all of it."""
+        ...
+
+    @property
+    def descriptor(self) -> int:
+        """The file that begins with it."""
+        ...
+
+    def release(self) -> None:
+        """It may go. Doing it twice does nothing."""
+        ...
+
+
+class Arrival(Protocol):
+    """Memory for a snapshot on its way. Nobody sees it before ``accept``."""
+
+    @property
+    def view(self) -> memoryview:
+        """Exactly as long as the label says."""
+        ...
+
+    def accept(self) -> None:
+        """All bytes are there and have the checksum of the label.
+
+        Raises ``CheckpointError`` when they are not the snapshot the label speaks of; it is discarded then.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Nothing will come of it. After ``accept``, or a second time, it does nothing."""
+        ...
+
+
+class Stock(Protocol):
+    """What a node has and takes. Called from any thread."""
+
+    def lend(self, version: Version, shard: int) -> Lent | None:
+        """A part of a commit, or None when it is not here."""
+        ...
+
+    def arriving(self, label: Label) -> Arrival | None:
+        """Memory for a copy of another node's commit; None when this very one is here already.
+
+        Raises ``CheckpointError`` when it cannot be taken, saying why.
+        """
+        ...
+
+
+class Copies(Protocol):
+    """Snapshots from one node's memory to another's. ``put`` and ``get`` block, for their own time limits at most."""
+
+    def start(self, stock: Stock, host: str, port: int = 0) -> int:
+        """Serve other nodes from now on; returns the port. Raises ``PortInUse``."""
+        ...
+
+    def put(self, host: str, port: int, lent: Lent) -> None:
+        """Give a copy to the node there. Returns when that node has it complete. Raises ``CheckpointError``."""
+        ...
+
+    def get(
+        self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
+    ) -> None:
+        """Have the node there send a part of a commit. ``arriving`` finds the memory, as in ``Stock``.
+
+        Returns when it has been accepted. Raises ``CheckpointError``.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End every transfer in both directions and serve no more."""
+        ...
+
+
+class Vault(Protocol):
+    """The checkpoint directory. Every call blocks; they come from several threads, writes one at a time."""
+
+    def write(self, version: Version, snapshot: memoryview, shard: int, shards: int) -> str:
+        """Write a snapshot so that it counts only once it is complete; returns where it lies.
+
+        Raises ``CheckpointError``.
+        """
+        ...
+
+    def newest(self) -> tuple[Version, bool] | None:
+        """The newest one that is marked as complete, and whether workers have to read it themselves: it lies in shards.
+
+        Raises ``CheckpointError`` when the directory cannot be read.
+        """
+        ...
+
+    def read(self, version: Version | None, allocate: Callable[[int], memoryview]) -> Version:
+        """Read this one, or the newest usable one, into memory that ``allocate`` gives; returns which it was.
+
+        Each call of ``allocate`` makes the one before void. Raises ``CheckpointError`` that names all refused ones.
+        """
+        ...
+
+    def finish(self, folder: str, version: Version) -> str:
+        """All workers have written their shards into this folder: mark it as complete; returns where it lies.
+
+        Raises ``CheckpointError``.
+        """
         ...

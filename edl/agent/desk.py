@@ -211,6 +211,8 @@ class Desk:
                 data = line.socket.recv(LARGEST_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionResetError:
+                continue  # it died with something unread; what it had said before is still to come
             except OSError:
                 data = b""
             if not data:

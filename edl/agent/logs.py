@@ -42,6 +42,8 @@ class OutputStream:
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._partial = b""
+        self.received = 0
+        """Bytes taken from the worker so far."""
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
         self._file = self._open_file()
         self._loop = asyncio.get_running_loop()
@@ -94,6 +96,7 @@ class OutputStream:
                 return
 
     def _take(self, data: bytes) -> None:
+        self.received += len(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > CHUNK_BYTES:  # a line without end, such as a progress bar drawn with \r
             lines.append(self._partial)

@@ -133,6 +133,7 @@ def _lease_renewed(turn: Turn, event: LeaseRenewed) -> None:
 
 
 def _lease_gone(turn: Turn, event: LeaseGone) -> None:
+    turn.set(contact_s=turn.now_s)  # it is the store that says so
     _become_stranger(turn, "the lease of this node has ended")
 
 

@@ -134,7 +134,8 @@ def entered(turn: Turn, worker: Worker, rejoins: bool) -> None:
     if rejoins:
         turn.set(rejoins=True)
     elif turn.state.world is not None and worker.status is WorkerStatus.ALIVE:
-        turn.do(GivePlace(turn.state.world, (worker.local_rank,)))
+        if turn.state.phase is AgentPhase.RUNNING:
+            turn.do(GivePlace(turn.state.world, (worker.local_rank,)))
     elif worker.status is WorkerStatus.STARTING:
         parked(turn, worker, Round(0))  # it waits for the place it was started for
 
@@ -147,6 +148,8 @@ def parked(turn: Turn, worker: Worker, left: Round) -> None:
     elif state.phase is AgentPhase.RUNNING and state.world is not None and worker.status is WorkerStatus.ALIVE:
         if left < state.world.round:
             turn.do(GivePlace(state.world, (worker.local_rank,)))
+    elif worker.ending:
+        return  # its end follows
     elif state.phase is AgentPhase.STOPPING:
         turn.set_worker(worker.local_rank, status=WorkerStatus.PARKED, how=IN_PROCESS, underway=False, here=None)
         rest_if_free(turn)
@@ -197,9 +200,12 @@ def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
 
 
 def switch(turn: Turn, order: Switch) -> None:
-    """The boundary is agreed on: let the workers go on to it."""
+    """The boundary is agreed on: let the workers go on to it; commit 0 says that there is none."""
     state = turn.state
     if order.round != state.running_round or order.hold != state.hold or state.phase is not AgentPhase.RUNNING:
+        return
+    if not order.commit:
+        release(turn)
         return
     ranks = tuple(worker.local_rank for worker in state.in_world)
     turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
@@ -211,7 +217,7 @@ def switch(turn: Turn, order: Switch) -> None:
 
 
 def release(turn: Turn) -> None:
-    """Whoever asked to hold is gone: let the workers go on."""
+    """Nothing comes of it, or whoever asked to hold is gone: let the workers go on."""
     if turn.state.hold:
         ranks = tuple(worker.local_rank for worker in turn.state.in_world)
         turn.do(TellWorkers(local.Release(turn.state.hold), ranks))

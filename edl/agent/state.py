@@ -69,6 +69,8 @@ class Worker:
     """Why it has no process any more, in words."""
     frozen_since_s: float | None = None
     """Since when it has been stopped by a signal such as SIGSTOP."""
+    ending: bool = False
+    """It has been sent a signal to end by: whatever it still says, it will not live."""
     condemned: str = ""
     """Why it was killed by this agent, when it was: its end is reported in these words."""
 

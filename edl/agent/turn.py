@@ -70,6 +70,8 @@ class Turn:
     def end_workers(self, workers: tuple[Worker, ...], number: int) -> None:
         """Have these end: those that wait are told, the others get the signal, SIGKILL if they are frozen. After the
         grace all that are left are killed."""
+        for worker in workers:
+            self.set_worker(worker.local_rank, ending=True)
         frozen = tuple(worker.local_rank for worker in workers if worker.frozen_since_s is not None)
         able = [worker for worker in workers if worker.frozen_since_s is None]
         waiting = tuple(worker.local_rank for worker in able if worker.status is WorkerStatus.PARKED)

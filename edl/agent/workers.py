@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import BinaryIO
 from edl.agent.diagnosis import last_words
 from edl.agent.environment import Local, LocalPaths, ahead_environment, seat, worker_environment
 from edl.agent.events import WorkerEnded
+from edl.agent.hang import Watched
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.config import JobSpec, LogPlan, StreamTarget
 from edl.errors import WorkerStartError
@@ -21,11 +21,13 @@ from edl.types import NodeId, Round
 from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import World
 
-DUMP_SIGNAL = int(signal.SIGRTMIN) + 12
-"""On this signal a worker's ``faulthandler`` writes all stacks; nothing else is known to use it."""
-
 CANNOT_START = 127
 """Exit status reported for a worker that could not be created; what a shell says for a missing program."""
+
+_STACKS_BEGIN_S = 1.0
+"""How long a worker may take to begin with its stacks, and all of them together beyond what they take to write."""
+_STACKS_PAUSE_S = 0.05
+"""A worker that has written nothing for so long is through with its stacks."""
 
 
 @dataclass(slots=True)
@@ -153,9 +155,27 @@ class WorkerGroup:
                 await self._processes.signal(worker.pid, number)
 
     async def dump_stacks(self) -> None:
-        """Have every worker write the stacks of its threads to its standard error."""
-        for worker in list(self._running.values()):
-            await self._processes.signal(worker.pid, DUMP_SIGNAL)
+        """Have every worker write the stacks of its threads to its standard error, one after the other.
+
+        Returns when they have: whatever is signalled next may end them.
+        """
+        patience = _Patience(_STACKS_BEGIN_S)
+        for worker in sorted(self._running.values(), key=lambda worker: worker.local_rank):
+            self._log(f"stacks of local rank {worker.local_rank} (process {worker.pid}), in its standard error:")
+            before = worker.stderr.received
+            await self._processes.dump(worker.pid)
+            while worker.stderr.received == before and await patience.wait():
+                pass
+            while worker.stderr.received != before and worker.pid in self._running:
+                before = worker.stderr.received
+                await asyncio.sleep(_STACKS_PAUSE_S)
+
+    def watched(self) -> dict[int, Watched]:
+        """The workers that have a process, by local rank, for whoever looks for hangs."""
+        return {
+            worker.local_rank: Watched(worker.pid, worker.stdout.received + worker.stderr.received)
+            for worker in self._running.values()
+        }
 
     def place(self, pid: int) -> tuple[Round, int] | None:
         """Which process of which slot this is: the round it was born in, and its local rank."""
@@ -184,3 +204,17 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+class _Patience:
+    """A time to wait that all share."""
+
+    def __init__(self, left_s: float) -> None:
+        self._left_s = left_s
+
+    async def wait(self) -> bool:
+        """Wait a little; False when there is no time left."""
+        self._left_s -= _STACKS_PAUSE_S
+        if self._left_s > 0:
+            await asyncio.sleep(_STACKS_PAUSE_S)
+        return self._left_s > 0

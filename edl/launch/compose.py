@@ -48,7 +48,7 @@ from edl.agent.workers import WorkerGroup
 from edl.config import environment
 from edl.errors import EdlError, SettingError, StoreUnavailable
 from edl.launch.accelerators import paddle_gpus
-from edl.launch.console import console
+from edl.launch.console import console, listen_to_modules
 from edl.launch.launcher import Launcher, Parts, ended_before
 from edl.launch.settings import Backend, LaunchSettings
 from edl.master.candidate import Callbacks, Candidate
@@ -70,6 +70,7 @@ async def launch(settings: LaunchSettings) -> int:
     if files is not None:
         await asyncio.to_thread(Switches(files, log).refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.callback(listen_to_modules(log))
         # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
         nursery = nursery_environment(environment(), settings.slots)
         processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -26,6 +27,32 @@ def console(node: str) -> Callable[[str], None]:
             print(f"[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)
 
     return log
+
+
+class ToConsole(logging.Handler):
+    """What edl's own modules log beside the launcher's work goes the same way."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Any thread."""
+        self._log(self.format(record))
+
+
+def listen_to_modules(log: Callable[[str], None]) -> Callable[[], None]:
+    """Show what edl's modules log; returns what ends that."""
+    source, handler = logging.getLogger("edl"), ToConsole(log)
+    source.addHandler(handler)
+    source.setLevel(logging.INFO)
+    source.propagate = False
+
+    def end() -> None:
+        source.removeHandler(handler)
+        source.propagate = True
+
+    return end
 
 
 def let_go_of_console() -> None:

@@ -205,11 +205,11 @@ def _read_meta(ours: Any, job: str) -> tuple[Meta, Any]:
         raise CheckpointError(
             f"written in format {version!r}, this edl reads format {FORMAT}: use the edl that wrote it, or start anew"
         )
-    texts = {key: ours.get(key) for key in ("job", "framework")}
-    numbers = {key: ours.get(key) for key in ("era", "commit", "round", "shard", "shards")}
+    texts: dict[str, Any] = {key: ours.get(key) for key in ("job", "framework")}
+    numbers: dict[str, Any] = {key: ours.get(key) for key in ("era", "commit", "round", "shard", "shards")}
     if not all(isinstance(text, str) for text in texts.values()) or "tree" not in ours:
         raise CheckpointError("damaged: its metadata do not name job, framework and tree")
-    if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
+    if not all(type(number) is int and number >= 0 for number in numbers.values()):
         raise CheckpointError(f"damaged: its metadata say {numbers}")
     meta = Meta(**texts, **numbers)
     if not meta.shard < meta.shards:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from edl.agent import workers as workers_module
+from edl.agent.environment import Local
 from edl.agent.events import WorkerEnded
+from edl.agent.hang import Watched
 from edl.agent.workers import CANNOT_START, WorkerGroup
 from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
@@ -35,6 +38,8 @@ class FakeProcesses:
         self.environments: dict[int, dict[str, str]] = {}
         self.outputs: dict[int, tuple[int, int]] = {}
         self.signals: list[tuple[int, int]] = []
+        self.dumped: list[int] = []
+        self.stacks: dict[int, bytes] = {}
         self.fail_at = ""
 
     async def warm(self) -> str:
@@ -51,6 +56,11 @@ class FakeProcesses:
 
     async def signal(self, pid: int, number: int) -> None:
         self.signals.append((pid, number))
+
+    async def dump(self, pid: int) -> None:
+        self.dumped.append(pid)
+        if pid in self.stacks:
+            os.write(self.outputs[pid][1], self.stacks[pid])
 
     async def events(self) -> AsyncIterator[ProcessEvent]:
         return
@@ -76,7 +86,9 @@ class Bench:
         self.folder = folder
         spec = JobSpec(JobId("my-job"), NodeRange(1, 4))
         logs = LogPlan(str(folder), **plan)  # type: ignore[arg-type]
-        self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, 0, self.said.append)
+        self.group = WorkerGroup(
+            self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, Local(), 2, self.said.append
+        )
 
 
 def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -94,11 +106,31 @@ def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        bench.group.meet_at("edl-desk")
+        assert await bench.group.start_ahead(Round(2), (1,)) == []
+        environment = bench.processes.environments[1001]
+        assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("1", "2")
+        assert environment["EDL_AGENT"] == "edl-desk"
+        assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PADDLE_TRAINER_ID", "EDL_ROUND"}.isdisjoint(environment)
+        assert bench.group.place(1001) == (Round(2), 1)
+        seat = bench.group.seat(WORLD, 1, "secret")
+        assert (seat.rank, seat.world_size, seat.round, seat.position) == (2, 3, 3, 1)
+        assert seat.endpoints == ("h1:2", "h2:2", "h2:3") and seat.master == "h1:1"
+        assert seat.environment["RANK"] == "2"
+        assert seat.environment["TORCHELASTIC_ERROR_FILE"] == environment["TORCHELASTIC_ERROR_FILE"]
+
+    play(bench, scene)
+
+
 def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def scene() -> None:
-        assert await bench.group.start(WORLD) == []
+        assert await bench.group.start(WORLD, (0, 1)) == []
         assert [bench.processes.environments[pid]["RANK"] for pid in (1000, 1001)] == ["1", "2"]
         environment = bench.processes.environments[1001]
         assert environment["PATH"] == "/bin"
@@ -114,10 +146,52 @@ def test_signals_reach_those_named_or_all(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def scene() -> None:
-        await bench.group.start(WORLD)
+        await bench.group.start(WORLD, (0, 1))
         await bench.group.signal(15, (1,))
         await bench.group.signal(9, ())
         assert bench.processes.signals == [(1001, 15), (1000, 9), (1001, 9)]
+
+    play(bench, scene)
+
+
+def test_stacks_are_written_before_anything_else_happens_one_worker_after_the_other(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        bench.processes.stacks = {1000: b"Thread 1\n", 1001: b"Thread 2\n"}
+        await bench.group.dump_stacks()
+        assert bench.processes.dumped == [1000, 1001]
+        assert [watched.output_bytes for watched in bench.group.watched().values()] == [9, 9]
+        assert ["local rank 0" in bench.said[0], "local rank 1" in bench.said[1]] == [True, True]
+
+    play(bench, scene)
+
+
+def test_a_worker_that_writes_no_stacks_is_not_waited_for_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    monkeypatch.setattr(workers_module, "_STACKS_BEGIN_S", 0.2)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        bench.processes.stacks = {1001: b"Thread 2\n"}
+        await asyncio.wait_for(bench.group.dump_stacks(), 10)
+        assert bench.processes.dumped == [1000, 1001]
+
+    play(bench, scene)
+
+
+def test_who_looks_for_hangs_sees_processes_and_their_output(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        assert bench.group.watched() == {0: Watched(1000, 0), 1: Watched(1001, 0)}
+        bench.processes.write(1001, stdout=b"a line\n", stderr=b"and\n")
+        await asyncio.sleep(0.05)
+        assert bench.group.watched() == {0: Watched(1000, 0), 1: Watched(1001, 11)}
 
     play(bench, scene)
 
@@ -126,7 +200,7 @@ def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def scene() -> None:
-        await bench.group.start(WORLD)
+        await bench.group.start(WORLD, (0, 1))
         text = b'Traceback (most recent call last):\n  File "t.py", line 1\nRuntimeError: Connection closed by peer\n'
         bench.processes.write(1001, stderr=text)
         ended = bench.group.ended(1001, 1)
@@ -145,7 +219,7 @@ def test_the_error_file_knows_better(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def scene() -> None:
-        await bench.group.start(WORLD)
+        await bench.group.start(WORLD, (0, 1))
         (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
         ended = bench.group.ended(1000, 1)
         assert ended is not None
@@ -158,7 +232,7 @@ def test_a_good_end_has_no_last_words(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     async def scene() -> None:
-        await bench.group.start(WORLD)
+        await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1000, stderr=b"ValueError: only a log line\n")
         assert bench.group.ended(1000, 0) == WorkerEnded(Round(3), 0, 0)
 
@@ -169,7 +243,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
     bench = Bench(tmp_path, redirect_all=1, tee_all=2)
 
     async def scene() -> None:
-        await bench.group.start(WORLD)
+        await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
         bench.group.ended(1001, 0)
         folder = tmp_path / "attempt_2" / "1"
@@ -187,7 +261,7 @@ def test_a_worker_that_cannot_be_created_is_an_end(tmp_path: Path) -> None:
     bench.processes.fail_at = "1"
 
     async def scene() -> None:
-        ends = await bench.group.start(WORLD)
+        ends = await bench.group.start(WORLD, (0, 1))
         assert ends == [WorkerEnded(Round(3), 1, CANNOT_START, exception="no more processes")]
         assert bench.group.place(1000) == (Round(3), 0)
 
@@ -209,7 +283,7 @@ def test_so_is_one_for_whose_output_there_is_no_pipe(
 
     async def scene() -> None:
         monkeypatch.setattr(os, "pipe", scarce)
-        ends = await bench.group.start(WORLD)
+        ends = await bench.group.start(WORLD, (0, 1))
         assert [end.local_rank for end in ends] == ([1] if pipes >= 2 else [0, 1])
         assert {end.exit_code for end in ends} == {CANNOT_START}
         assert "Too many open files" in ends[0].exception
@@ -222,7 +296,7 @@ def test_the_end_of_a_workers_output_is_noticed(tmp_path: Path) -> None:
 
     async def scene() -> None:
         before = set(os.listdir("/proc/self/fd"))
-        await bench.group.start(WORLD)
+        await bench.group.start(WORLD, (0, 1))
         bench.processes.end_all()
         for _ in range(20):
             await asyncio.sleep(0)
@@ -236,7 +310,7 @@ def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> 
     bench = Bench(tmp_path / "taken")
 
     async def scene() -> None:
-        assert await bench.group.start(WORLD) == []
+        assert await bench.group.start(WORLD, (0, 1)) == []
         assert len(bench.said) == 2
         assert "training goes on" in bench.said[0]
 

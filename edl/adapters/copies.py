@@ -1,0 +1,471 @@
+"""Snapshots from one launcher's memory to another's, over TCP.
+
+One request a connection, served by threads of its own so that the launcher's loop never waits for it:
+
+1. Both sides prove that they know the job token, by HMAC over both sides' nonces; the token itself is never sent.
+2. The caller sends ``put`` with a label, or ``get``, as one frame: four bytes of length, then JSON.
+3. The one who is asked answers ``go`` (or the label), ``have``, or ``no`` with a reason; ``wait`` says that it still
+   works at it. Memory is found before the first byte is sent.
+4. The bytes, by ``sendfile`` on one side and straight into the memory file on the other. After a ``put`` a last frame
+   says whether they have arrived whole.
+
+Bytes count only when their CRC-32 is that of the label. Every socket operation has a deadline, and a transfer that
+creeps has one too. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from edl.errors import CheckpointError, PortInUse, ProtocolError
+from edl.ports import Arrival, Clock, Label, Lent, Stock
+from edl.types import NodeId
+from edl.wire.address import address
+from edl.wire.messages import Holding, Version
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_MAGIC = b"edlcopy1"
+_NONCE_BYTES = 32
+_MAC_BYTES = 32
+_LENGTH = struct.Struct(">I")
+_LONGEST_FRAME = 4096
+_LONGEST_REASON = 1000
+_CHUNK_BYTES = 4 * 1024 * 1024
+_LARGEST_BYTES = 1 << 50
+_BACKGROUND_NICENESS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long is waited, and for how many."""
+
+    connect_s: float = 5.0
+    handshake_s: float = 10.0
+    """From the connection to the request."""
+    silence_s: float = 10.0
+    """Nothing at all comes, or nothing is taken."""
+    slowest_bytes_per_s: float = 1024 * 1024
+    """A transfer that is slower than this on the whole is given up."""
+    connections: int = 64
+    """Served at a time. Others wait in the kernel's queue, for ``handshake_s`` at most."""
+
+
+class TcpCopies:
+    """``Copies`` over TCP."""
+
+    def __init__(self, node: NodeId, token: Callable[[], str], clock: Clock, limits: Limits | None = None) -> None:
+        self._node = node
+        self._token = token
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._threads: set[threading.Thread] = set()
+        self._places = threading.BoundedSemaphore(self._limits.connections)
+        self._stopped = False
+        self._listener: socket.socket | None = None
+
+    def start(self, stock: Stock, host: str, port: int = 0) -> int:
+        """Serve other nodes from now on; returns the port. Raises ``PortInUse``."""
+        try:
+            family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            self._listener = socket.create_server((host, port), family=family, backlog=self._limits.connections)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {address(host, port)} for copies of the state: {error.strerror}. Name an address of "
+                "this host with --local-addr"
+            ) from error
+        self._launch(self._accept, self._listener, stock)
+        return int(self._listener.getsockname()[1])
+
+    def put(self, host: str, port: int, lent: Lent) -> None:
+        """Give a copy to the node there. Returns when that node has it complete. Raises ``CheckpointError``."""
+        label = lent.label
+        with self._call(host, port) as line:
+            line.say({"op": "put", **_from_label(label)})
+            answer = line.hear_answer()
+            if "have" in answer:
+                return
+            if "go" not in answer:
+                raise ProtocolError(f"answered {_short(answer)} to put")
+            line.send_file(lent.descriptor, label.size)
+            answer = line.hear_answer()
+            if "whole" not in answer:
+                raise ProtocolError(f"answered {_short(answer)} to the end of a copy")
+
+    def get(
+        self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
+    ) -> None:
+        """Have the node there send a part of a commit. Raises ``CheckpointError``."""
+        with self._call(host, port) as line:
+            line.say({"op": "get", "era": version.era, "commit": version.commit, "shard": shard})
+            label = _to_label(line.hear_answer())
+            if (label.holding.version, label.holding.shard) != (version, shard):
+                raise ProtocolError(f"sends {label.holding} instead of shard {shard} of {version}")
+            arrival = arriving(label)
+            if arrival is not None:
+                line.say({"go": True})
+                _receive(line, label, arrival)
+
+    def stop(self) -> None:
+        """End every transfer in both directions and serve no more."""
+        with self._lock:
+            self._stopped = True
+            sockets, threads = list(self._open), list(self._threads)
+        if self._listener is not None:
+            _hang_up(self._listener)
+            self._listener.close()
+        for one in sockets:
+            _hang_up(one)
+        with contextlib.suppress(ValueError):
+            self._places.release()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _call(self, host: str, port: int) -> Iterator[_Line]:
+        """A line to a node that has proved to be of this job. What goes wrong within becomes ``CheckpointError``."""
+        try:
+            with socket.create_connection((host, port), self._limits.connect_s) as connection, self._live(connection):
+                line = _Line(connection, self._clock, self._limits)
+                _introduce(line, self._token())
+                yield line
+        except (OSError, ProtocolError) as error:
+            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+            raise CheckpointError(f"{address(host, port)}: {reason}") from error
+
+    @contextlib.contextmanager
+    def _live(self, connection: socket.socket) -> Iterator[None]:
+        """Known to ``stop`` meanwhile."""
+        with self._lock:
+            if self._stopped:
+                raise ProtocolError("this launcher is ending")
+            self._open.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+    # --- serving -----------------------------------------------------------------------------------------------------
+
+    def _launch(self, target: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                target(*arguments)
+            finally:
+                with self._lock:
+                    self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name="edl-copies", daemon=True)
+        with self._lock:
+            thread.start()
+            self._threads.add(thread)
+
+    def _accept(self, listener: socket.socket, stock: Stock) -> None:
+        while True:
+            self._places.acquire()
+            try:
+                connection, _ = listener.accept()
+            except OSError as error:
+                if self._stopped or listener.fileno() < 0:
+                    return
+                log.warning("Copies of the state: cannot take a connection: %s", error)
+                self._places.release()
+                threading.Event().wait(self._limits.silence_s)  # no descriptors left: not at once again
+                continue
+            self._launch(self._serve, connection, stock)
+
+    def _serve(self, connection: socket.socket, stock: Stock) -> None:
+        try:
+            with connection, self._live(connection):
+                line = _Line(connection, self._clock, self._limits)
+                _admit(line, self._token())
+                request = line.hear()
+                match request.get("op"):
+                    case "put":
+                        self._take(line, stock, request)
+                    case "get":
+                        self._give(line, stock, request)
+                    case other:
+                        raise ProtocolError(f"asks for {other!r}")
+        except (OSError, ProtocolError, CheckpointError) as error:
+            log.debug("Copies of the state: a connection ended: %s", error)
+        except Exception:
+            log.exception("Copies of the state: a request failed")
+        finally:
+            with contextlib.suppress(ValueError):
+                self._places.release()
+
+    def _take(self, line: _Line, stock: Stock, request: dict[str, Any]) -> None:
+        label = _to_label(request)
+        _go_slow()  # copies arrive while workers train
+        try:
+            arrival = line.wait_for(lambda: stock.arriving(label), _discard)
+        except CheckpointError as error:
+            line.refuse(str(error))
+            return
+        if arrival is None:
+            line.say({"have": True})
+            return
+        try:
+            line.say({"go": True})
+            _receive(line, label, arrival)
+        except CheckpointError as error:
+            line.refuse(str(error))
+            return
+        finally:
+            arrival.discard()
+        line.say({"whole": True})
+
+    def _give(self, line: _Line, stock: Stock, request: dict[str, Any]) -> None:
+        version, shard = Version(_count(request, "era"), _count(request, "commit")), _count(request, "shard")
+        lent = line.wait_for(lambda: stock.lend(version, shard), _release)
+        if lent is None:
+            line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
+            return
+        try:
+            line.say(_from_label(lent.label))
+            if "go" in line.hear_answer():
+                line.send_file(lent.descriptor, lent.label.size)
+        finally:
+            lent.release()
+
+
+class _Line:
+    """A connection on which everything has a deadline."""
+
+    def __init__(self, connection: socket.socket, clock: Clock, limits: Limits) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._clock = clock
+        self._limits = limits
+        self._until_s = clock.now_s() + limits.handshake_s
+
+    def within(self, seconds: float) -> None:
+        """What follows has so long altogether."""
+        self._until_s = self._clock.now_s() + seconds
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes."""
+        data = bytearray(size)
+        self.read_into(memoryview(data))
+        return bytes(data)
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill it; returns the checksum of what came."""
+        crc = done = 0
+        while done < len(view):
+            self._socket.settimeout(self._patience_s())
+            count = self._socket.recv_into(view[done : done + _CHUNK_BYTES])
+            if not count:
+                raise ProtocolError(f"the other side hung up after {done} of {len(view)} bytes")
+            crc = zlib.crc32(view[done : done + count], crc)
+            done += count
+        return crc
+
+    def write(self, data: bytes) -> None:
+        """All of it."""
+        self._socket.settimeout(self._patience_s())
+        self._socket.sendall(data)
+
+    def hear(self) -> dict[str, Any]:
+        """One frame."""
+        (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
+        if length > _LONGEST_FRAME:
+            raise ProtocolError(f"a frame of {length} bytes")
+        try:
+            frame = json.loads(self.read(length))
+        except ValueError as error:
+            raise ProtocolError(f"not a frame: {error}") from error
+        if not isinstance(frame, dict):
+            raise ProtocolError(f"not a frame: {_short(frame)}")
+        return frame
+
+    def hear_answer(self) -> dict[str, Any]:
+        """The next frame that is not ``wait``. A ``no`` raises ``CheckpointError`` with the reason."""
+        while True:
+            self.within(self._limits.silence_s)
+            frame = self.hear()
+            if "no" in frame:
+                raise CheckpointError(str(frame["no"])[:_LONGEST_REASON])
+            if "wait" not in frame:
+                return frame
+
+    def say(self, frame: dict[str, Any]) -> None:
+        """One frame."""
+        self.within(self._limits.silence_s)
+        data = json.dumps(frame).encode()
+        self.write(_LENGTH.pack(len(data)) + data)
+
+    def refuse(self, why: str) -> None:
+        """Answer ``no``."""
+        self.say({"no": why[:_LONGEST_REASON]})
+
+    def wait_for(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:
+        """Do what may take long, and say ``wait`` to the other side as long as it does; ``undo`` if that hangs up."""
+        outcome: list[T] = []
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                outcome.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                failure.append(error)
+
+        helper = threading.Thread(target=run, name="edl-copies-work", daemon=True)
+        helper.start()
+        broken: OSError | None = None
+        while helper.is_alive():
+            helper.join(self._limits.silence_s / 3)
+            if helper.is_alive() and broken is None:
+                try:
+                    self.say({"wait": True})
+                except OSError as error:
+                    broken = error  # what the work has taken must be given back, so see its end
+        if failure:
+            raise failure[0]
+        if broken is not None:
+            undo(outcome[0])
+            raise broken
+        return outcome[0]
+
+    def send_file(self, descriptor: int, size: int) -> None:
+        """The first so many bytes of a file."""
+        self.within(self.time_for(size))
+        self._socket.settimeout(0.0)
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        done = 0
+        while done < size:
+            try:
+                count = os.sendfile(self._socket.fileno(), descriptor, done, size - done)
+            except BlockingIOError:
+                if not writable.poll(self._patience_s() * 1000):
+                    raise TimeoutError(f"no byte was taken for {self._limits.silence_s:g} s") from None
+                continue
+            if not count:
+                raise ProtocolError(f"the file ends after {done} of {size} bytes")
+            done += count
+
+    def time_for(self, size: int) -> float:
+        """How long so many bytes may take."""
+        return self._limits.silence_s + size / self._limits.slowest_bytes_per_s
+
+    def _patience_s(self) -> float:
+        left_s = self._until_s - self._clock.now_s()
+        if left_s <= 0:
+            raise TimeoutError("it took too long altogether")
+        return min(left_s, self._limits.silence_s)
+
+
+def _receive(line: _Line, label: Label, arrival: Arrival) -> None:
+    """The bytes of a snapshot into their memory, where they count if they are whole."""
+    try:
+        line.within(line.time_for(label.size))
+        crc32 = line.read_into(arrival.view)
+        if crc32 != label.crc32:
+            raise CheckpointError(
+                f"shard {label.holding.shard} of {label.holding.version} was damaged on the way: checksum "
+                f"{crc32:08x} instead of {label.crc32:08x}"
+            )
+        arrival.accept()
+    finally:
+        arrival.discard()
+
+
+def _introduce(line: _Line, token: str) -> None:
+    """The caller's side of the proof."""
+    mine = secrets.token_bytes(_NONCE_BYTES)
+    line.write(_MAGIC + mine)
+    theirs = line.read(_NONCE_BYTES)
+    if not hmac.compare_digest(line.read(_MAC_BYTES), _proof(token, b"server", mine, theirs)):
+        raise ProtocolError("does not know this job's token")
+    line.write(_proof(token, b"client", mine, theirs))
+
+
+def _admit(line: _Line, token: str) -> None:
+    """The side that is called."""
+    if line.read(len(_MAGIC)) != _MAGIC:
+        raise ProtocolError("speaks another protocol")
+    theirs = line.read(_NONCE_BYTES)
+    mine = secrets.token_bytes(_NONCE_BYTES)
+    line.write(mine + _proof(token, b"server", theirs, mine))
+    if not hmac.compare_digest(line.read(_MAC_BYTES), _proof(token, b"client", theirs, mine)):
+        raise ProtocolError("does not know this job's token")
+
+
+def _proof(token: str, side: bytes, caller: bytes, called: bytes) -> bytes:
+    return hmac.digest(token.encode(), side + caller + called, "sha256")
+
+
+def _from_label(label: Label) -> dict[str, Any]:
+    holding = label.holding
+    return {
+        "owner": label.owner,
+        "era": holding.version.era,
+        "commit": holding.version.commit,
+        "shard": holding.shard,
+        "shards": holding.shards,
+        "size": label.size,
+        "crc32": label.crc32,
+    }
+
+
+def _to_label(frame: dict[str, Any]) -> Label:
+    owner = frame.get("owner")
+    version = Version(_count(frame, "era"), _count(frame, "commit"))
+    holding = Holding(version, _count(frame, "shard"), _count(frame, "shards"))
+    label = Label(NodeId(str(owner)), holding, _count(frame, "size"), _count(frame, "crc32"))
+    if not isinstance(owner, str) or not owner or holding.shard >= holding.shards or not label.size:
+        raise ProtocolError(f"not a label: {_short(frame)}")
+    return label
+
+
+def _count(frame: dict[str, Any], name: str) -> int:
+    value = frame.get(name)
+    if type(value) is not int or not 0 <= value <= _LARGEST_BYTES:
+        raise ProtocolError(f"{name} is {_short(value)}")
+    return value
+
+
+def _discard(arrival: Arrival | None) -> None:
+    if arrival is not None:
+        arrival.discard()
+
+
+def _release(lent: Lent | None) -> None:
+    if lent is not None:
+        lent.release()
+
+
+def _short(value: object) -> str:
+    return repr(value)[:200]
+
+
+def _go_slow() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,130 @@
+"""Memory files: made by the agent, written by a worker or the network, and still there when the writer is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+import zlib
+from pathlib import Path
+
+import psutil
+
+SPARE_BYTES = 64 * 1024 * 1024
+"""Left free when memory is reserved: the machine has other things to do."""
+CHUNK_BYTES = 4 * 1024 * 1024
+_ZEROS = bytes(CHUNK_BYTES)
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Memory:
+    """One memory file, mapped. All its pages are reserved: writing it cannot fail later.
+
+    Nobody can change its size any more, so a process that goes wrong cannot take pages away from another.
+    """
+
+    def __init__(self, size: int, *, touch: bool = True) -> None:
+        """``touch``: take the time to fill all pages, so that whoever writes first need not wait for them.
+
+        Raises ``MemoryError`` or ``OSError`` when there is not so much memory.
+        """
+        free = available_bytes()
+        if size + SPARE_BYTES > free:
+            raise MemoryError(f"{size:,} bytes are asked for, and the machine has {free:,} left")
+        self.size = size
+        self.descriptor = os.memfd_create("edl-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            for offset in range(0, size if touch else 0, CHUNK_BYTES):
+                os.pwrite(self.descriptor, _ZEROS[: size - offset], offset)
+            self.view = memoryview(mmap.mmap(self.descriptor, size))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self._crc: int | None = None
+        self._lock = threading.Lock()
+
+    def renewed(self, crc32: int | None = None) -> None:
+        """It has other content now, with this checksum if that is known."""
+        self._crc = crc32
+
+    def crc32(self, size: int) -> int:
+        """Checksum of the first ``size`` bytes, computed once."""
+        with self._lock:
+            if self._crc is None:
+                self._crc = checksum(self.view[:size])
+            return self._crc
+
+    def read_only(self) -> int:
+        """A new descriptor of it, the caller's to close, that cannot be written or mapped for writing."""
+        return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def duplicate(self) -> int:
+        """A new descriptor of it, the caller's to close."""
+        return fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
+
+    def close(self) -> None:
+        """Let go of it. Pages go when the last process that has it mapped lets go too."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+        self.view = memoryview(b"")  # the mapping ends with its last view
+
+
+def checksum(data: memoryview) -> int:
+    """CRC-32, in pieces between which other threads get their turn."""
+    crc = 0
+    for offset in range(0, len(data), CHUNK_BYTES):
+        crc = zlib.crc32(data[offset : offset + CHUNK_BYTES], crc)
+    return crc
+
+
+def available_bytes() -> int:
+    """How much memory this process may still take without pushing anything out: of the machine and of its cgroups."""
+    free = int(psutil.virtual_memory().available)
+    return min([free, *_left_in_cgroups(_CGROUPS, _cgroup_paths(Path("/proc/self/cgroup")))])
+
+
+def _cgroup_paths(table: Path) -> dict[str, str]:
+    """Where this process stands, by controller; version 2 is the empty one."""
+    try:
+        lines = table.read_text().splitlines()
+    except OSError:
+        return {}
+    fields = [line.split(":", 2) for line in lines]
+    return {name: path for _, names, path in (one for one in fields if len(one) == 3) for name in names.split(",")}
+
+
+def _left_in_cgroups(root: Path, paths: dict[str, str]) -> list[int]:
+    """What each cgroup from the process's own up to the root still allows."""
+    kinds = [("", root, "memory.max", "memory.current", "inactive_file")]
+    kinds += [("memory", root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")]
+    left = []
+    for controller, top, most, used, reclaimable in kinds:
+        if controller not in paths:
+            continue
+        folder = top / paths[controller].lstrip("/")
+        while True:
+            limit, now = _number(folder / most), _number(folder / used)
+            if limit is not None and now is not None:
+                left.append(max(0, limit - now + _field(folder / "memory.stat", reclaimable)))
+            if folder == top or top not in folder.parents:
+                break
+            folder = folder.parent
+    return left
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

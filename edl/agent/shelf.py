@@ -1,0 +1,342 @@
+"""Which buffer of the state keeper holds what: bookkeeping only, no memory is touched here.
+
+A **stream** is a row of snapshots that follow one another: what one worker commits, the copies of another node's
+commits, or what was loaded. Per stream there is a newest complete snapshot, the buffer that is being written, and
+whatever a reader has pinned. A buffer is never handed out to a writer while it holds the newest complete snapshot or
+while it is pinned, so neither a crash in the middle of a copy nor a slow disk can spoil what is held.
+
+Not safe for threads: the keeper holds a lock.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from edl.types import NodeId
+from edl.wire.messages import Holding, Version
+
+MOST_BUFFERS = 3
+"""Of one stream: the newest snapshot, the one being written, and one that is being read. One more where the snapshot
+before the newest is kept too."""
+_PAGE = 4096
+
+
+class Use(enum.Enum):
+    """What a stream's memory is for."""
+
+    WORKER = "workers"
+    REPLICA = "copies of other nodes"
+    LOADED = "loaded state"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Names one stream."""
+
+    use: Use
+    owner: str
+    """The slot, the node whose state it is, or empty."""
+    name: str
+    """``state`` or ``own`` of a worker; the number of another node's shard; anything for loaded state."""
+
+    @classmethod
+    def of_worker(cls, slot: int, name: str) -> Stream:
+        """What the worker in this slot commits."""
+        return cls(Use.WORKER, str(slot), name)
+
+    @classmethod
+    def of_node(cls, owner: NodeId, shard: int) -> Stream:
+        """Copies of one part of another node's commits."""
+        return cls(Use.REPLICA, owner, str(shard))
+
+    @classmethod
+    def loaded(cls, name: str) -> Stream:
+        """What was read from the checkpoint directory or fetched from another node."""
+        return cls(Use.LOADED, "", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A complete snapshot in a buffer."""
+
+    buffer: int
+    holding: Holding
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A buffer to write into. ``new``: its memory has yet to be made."""
+
+    buffer: int
+    capacity: int
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No buffer, and why. ``later``: there will be one when a reader lets go of what it reads."""
+
+    why: str
+    later: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes of memory that the shelf accounts for."""
+
+    limit: int
+    workers: int
+    replicas: int
+    loaded: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.workers + self.replicas + self.loaded
+
+
+@dataclass(slots=True)
+class _Buffer:
+    stream: Stream
+    capacity: int
+    pins: int = 0
+    held: Held | None = None
+    doomed: bool = False
+    """Of no stream any more; goes when its last reader lets go."""
+
+
+@dataclass(slots=True)
+class _Row:
+    buffers: list[int] = field(default_factory=list)
+    newest: int | None = None
+    previous: int | None = None
+    writing: int | None = None
+    keep_previous: bool = False
+
+
+class Shelf:
+    """All buffers of one keeper, within a limit of bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._rows: dict[Stream, _Row] = {}
+        self._buffers: dict[int, _Buffer] = {}
+        self._freed: list[int] = []
+        self._last = 0
+
+    # --- writers -----------------------------------------------------------------------------------------------------
+
+    def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
+        """A buffer of at least ``size`` bytes for the next snapshot; the same one again until it is filled.
+
+        ``keep_previous``: also the snapshot before the newest is to stay, as long as memory allows.
+        """
+        row = self._rows.setdefault(stream, _Row())
+        row.keep_previous = keep_previous
+        if row.writing is not None:
+            buffer = self._buffers[row.writing]
+            if self._fits(buffer, size):
+                return Room(row.writing, buffer.capacity, new=False)
+            row.writing = None
+        number = self._choose(row, size, sacrifice=False)
+        if number is None:
+            made = self._make(stream, row, size)
+            if isinstance(made, Room):
+                return made
+            if any(self._buffers[n].pins for n in row.buffers if n != row.newest):
+                return Refusal(made.why, later=True)
+            number = self._choose(row, size, sacrifice=True)
+            if number is None:
+                if not row.buffers:
+                    del self._rows[stream]
+                return made
+        buffer = self._buffers[number]
+        buffer.held = None
+        if row.previous == number:
+            row.previous = None
+        row.writing = number
+        return Room(number, buffer.capacity, new=False)
+
+    def remove(self, number: int) -> None:
+        """The memory of this buffer could not be had: forget it."""
+        stream = self._buffers[number].stream
+        row = self._rows[stream]
+        if row.writing == number:
+            row.writing = None
+        self._let_go(row, number)
+        if not row.buffers:
+            del self._rows[stream]
+
+    def abandon(self, stream: Stream) -> None:
+        """The writer is gone: what it was writing will never be complete, its buffer is free."""
+        row = self._rows.get(stream)
+        if row is not None:
+            row.writing = None
+            if row.newest is None and stream.use is not Use.WORKER:
+                self.drop(stream)
+
+    def may_fill(self, stream: Stream, number: int, size: int) -> str:
+        """Why this buffer cannot have been filled with so many bytes by the stream's writer; empty if it can."""
+        row = self._rows.get(stream)
+        if row is None or row.writing != number:
+            return f"buffer {number} was not given to {_name(stream)} to be written"
+        capacity = self._buffers[number].capacity
+        return "" if 0 < size <= capacity else f"{size} bytes cannot be in buffer {number} of {capacity} bytes"
+
+    def fill(self, stream: Stream, size: int, holding: Holding) -> Held:
+        """What the stream's writer was writing is complete, and is the newest snapshot from now on."""
+        row = self._rows[stream]
+        assert row.writing is not None, "may_fill was asked first"  # noqa: S101
+        held = Held(row.writing, holding, size)
+        self._buffers[row.writing].held = held
+        if row.previous is not None:
+            self._buffers[row.previous].held = None
+        row.previous, row.newest, row.writing = row.newest, row.writing, None
+        return held
+
+    # --- readers -----------------------------------------------------------------------------------------------------
+
+    def has(self, number: int) -> bool:
+        """Whether it still counts; what belongs to no stream any more does not."""
+        return number in self._buffers and not self._buffers[number].doomed
+
+    def pin(self, number: int) -> None:
+        """Somebody reads it: it will not be written or freed before ``unpin``."""
+        self._buffers[number].pins += 1
+
+    def unpin(self, number: int) -> None:
+        """One reader less."""
+        buffer = self._buffers[number]
+        buffer.pins -= 1
+        if buffer.doomed and not buffer.pins:
+            self._free(number)
+
+    def newest(self, stream: Stream) -> Held | None:
+        """The newest complete snapshot of a stream."""
+        row = self._rows.get(stream)
+        return None if row is None or row.newest is None else self._buffers[row.newest].held
+
+    def held(self, stream: Stream) -> tuple[Held, ...]:
+        """Every complete snapshot of a stream, newest first."""
+        row = self._rows.get(stream)
+        numbers = () if row is None else (row.newest, row.previous)
+        found = (self._buffers[number].held for number in numbers if number is not None)
+        return tuple(one for one in found if one is not None)
+
+    def streams(self, use: Use, name: str | None = None) -> tuple[Stream, ...]:
+        """Those of one use, in a fixed order."""
+        found = (stream for stream in self._rows if stream.use is use and name in (None, stream.name))
+        return tuple(sorted(found, key=lambda stream: (stream.owner, stream.name)))
+
+    def usage(self) -> Usage:
+        """Where the memory goes."""
+        sums = dict.fromkeys(Use, 0)
+        for buffer in self._buffers.values():
+            sums[buffer.stream.use] += buffer.capacity
+        return Usage(self._limit, sums[Use.WORKER], sums[Use.REPLICA], sums[Use.LOADED])
+
+    # --- what is not needed any more ---------------------------------------------------------------------------------
+
+    def drop(self, stream: Stream) -> None:
+        """Forget all snapshots of a stream. One that is read goes when its readers let go."""
+        row = self._rows.pop(stream, None)
+        for number in row.buffers if row is not None else ():
+            self._doom(number)
+
+    def forget(self, stream: Stream, version: Version) -> None:
+        """Forget one snapshot. Its buffer is free for the stream's next one."""
+        row = self._rows[stream]
+        for number in (row.newest, row.previous):
+            held = None if number is None else self._buffers[number].held
+            if number is not None and held is not None and held.holding.version == version:
+                self._buffers[number].held = None
+                if row.newest == number:
+                    row.newest, row.previous = row.previous, None
+                else:
+                    row.previous = None
+        if row.newest is None and row.writing is None:
+            self.drop(stream)
+
+    def collect(self) -> tuple[int, ...]:
+        """Buffers that have been freed since the last call: their memory can go."""
+        freed, self._freed = tuple(self._freed), []
+        return freed
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _fits(self, buffer: _Buffer, size: int) -> bool:
+        return size <= buffer.capacity <= 2 * size + 64 * _PAGE  # a state that has become small gives memory back
+
+    def _idle(self, row: _Row, *, sacrifice: bool) -> Iterator[int]:
+        """Buffers of a row that nobody needs; with ``sacrifice`` also that of the previous snapshot."""
+        kept = {row.newest, row.writing}
+        if row.keep_previous and not sacrifice:
+            kept.add(row.previous)
+        for number in sorted(row.buffers, key=lambda number: number == row.previous):
+            if number not in kept and not self._buffers[number].pins:
+                yield number
+
+    def _choose(self, row: _Row, size: int, *, sacrifice: bool) -> int | None:
+        for number in tuple(self._idle(row, sacrifice=sacrifice)):
+            if self._fits(self._buffers[number], size):
+                return number
+            self._let_go(row, number)
+        return None
+
+    def _make(self, stream: Stream, row: _Row, size: int) -> Room | Refusal:
+        capacity = -(-(size + size // 64) // _PAGE) * _PAGE  # a header that grows a little needs no new buffer
+        most = MOST_BUFFERS + row.keep_previous
+        if len(row.buffers) >= most:
+            return Refusal(f"all {most} buffers of {_name(stream)} are in use", later=True)
+        if self.usage().total + capacity > self._limit:
+            for other in self._rows.values():
+                for number in tuple(self._idle(other, sacrifice=not other.keep_previous)) if other is not row else ():
+                    self._let_go(other, number)
+        usage = self.usage()
+        if usage.total + capacity > self._limit:
+            return Refusal(
+                f"{_name(stream)} asks for {_amount(capacity)}; of {_amount(usage.limit)} (--state-memory) workers use "
+                f"{_amount(usage.workers)}, copies of other nodes {_amount(usage.replicas)}, loaded state "
+                f"{_amount(usage.loaded)}. Raise --state-memory, or keep this state in storage only, with save()"
+            )
+        self._last += 1
+        self._buffers[self._last] = _Buffer(stream, capacity)
+        row.buffers.append(self._last)
+        row.writing = self._last
+        return Room(self._last, capacity, new=True)
+
+    def _let_go(self, row: _Row, number: int) -> None:
+        row.buffers.remove(number)
+        if row.previous == number:
+            row.previous = None
+        self._doom(number)
+
+    def _doom(self, number: int) -> None:
+        buffer = self._buffers[number]
+        buffer.doomed = True
+        if not buffer.pins:
+            self._free(number)
+
+    def _free(self, number: int) -> None:
+        del self._buffers[number]
+        self._freed.append(number)
+
+
+def _name(stream: Stream) -> str:
+    match stream.use:
+        case Use.WORKER:
+            return f"slot {stream.owner} (stream {stream.name})"
+        case Use.REPLICA:
+            return f"the copy of node {stream.owner}'s shard {stream.name}"
+        case _:
+            return f"loaded state ({stream.name})"
+
+
+def _amount(size: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size / 1024:.1f} KiB" if size % 1024 else f"{size // 1024} KiB"

@@ -1,0 +1,98 @@
+"""``Copies`` between keepers of one process, for tests: no sockets, and faults on demand."""
+
+from __future__ import annotations
+
+import enum
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edl.errors import CheckpointError
+from edl.ports import Arrival, Label, Lent, Stock
+from edl.wire.messages import Version
+
+
+class Trouble(enum.Enum):
+    """What happens to bytes on their way."""
+
+    CUT = "the connection ends in the middle"
+    FLIP = "one bit changes"
+    STALL = "nothing comes any more"
+
+
+@dataclass
+class MemoryNetwork:
+    """Who can be reached. ``trouble`` befalls every transfer as long as it is set."""
+
+    trouble: Trouble | None = None
+    served: list[str] = field(default_factory=list)
+    """One line for each transfer that was begun: ``put host:port`` or ``get host:port``."""
+    nodes: dict[tuple[str, int], MemoryCopies] = field(default_factory=dict)
+
+
+class MemoryCopies:
+    """One node's end."""
+
+    def __init__(self, network: MemoryNetwork, token: str = "") -> None:
+        self._network = network
+        self._token = token
+        self._stock: Stock | None = None
+
+    def start(self, stock: Stock, host: str, port: int = 0) -> int:
+        """Can be reached from now on."""
+        self._stock = stock
+        port = port or len(self._network.nodes) + 1
+        self._network.nodes[host, port] = self
+        return port
+
+    def put(self, host: str, port: int, lent: Lent) -> None:
+        """Give a copy to the node there. Raises ``CheckpointError``."""
+        arrival = self._other(host, port).arriving(lent.label)
+        if arrival is not None:
+            self._carry(f"put {host}:{port}", lent, arrival)
+
+    def get(
+        self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
+    ) -> None:
+        """Have the node there send a part of a commit. Raises ``CheckpointError``."""
+        lent = self._other(host, port).lend(version, shard)
+        if lent is None:
+            raise CheckpointError(f"{host}:{port} does not hold shard {shard} of {version}")
+        try:
+            arrival = arriving(lent.label)
+            if arrival is not None:
+                self._carry(f"get {host}:{port}", lent, arrival)
+        finally:
+            lent.release()
+
+    def stop(self) -> None:
+        """Cannot be reached any more."""
+        for key in [key for key, node in self._network.nodes.items() if node is self]:
+            del self._network.nodes[key]
+
+    def _other(self, host: str, port: int) -> Stock:
+        other = self._network.nodes.get((host, port))
+        if other is None or other._stock is None:
+            raise CheckpointError(f"{host}:{port}: nobody is there")
+        if other._token != self._token:
+            raise CheckpointError(f"{host}:{port}: does not know this job's token")
+        return other._stock
+
+    def _carry(self, name: str, lent: Lent, arrival: Arrival) -> None:
+        self._network.served.append(name)
+        label, trouble = lent.label, self._network.trouble
+        try:
+            data = bytearray(os.pread(lent.descriptor, label.size, 0))
+            if trouble in (Trouble.CUT, Trouble.STALL):
+                del data[len(data) // 2 :]
+            elif trouble is Trouble.FLIP:
+                data[-1] ^= 1
+            arrival.view[: len(data)] = data
+            if len(data) < label.size:
+                raise CheckpointError(f"{len(data)} of {label.size} bytes came")
+            if zlib.crc32(data) != label.crc32:
+                raise CheckpointError("damaged on the way: wrong checksum")
+            arrival.accept()
+        finally:
+            arrival.discard()

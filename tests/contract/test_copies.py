@@ -1,0 +1,582 @@
+"""Every rule of the ``Copies`` docstrings, on the fake and over TCP, and what TCP has to bear besides."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import json
+import os
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from edl.adapters.clock import SystemClock
+from edl.adapters.copies import Limits, TcpCopies
+from edl.agent.shelf import Stream
+from edl.agent.stock import Incoming, Loan, Stock
+from edl.errors import CheckpointError, PortInUse
+from edl.ports import Copies, Label, Lent
+from edl.ports import Stock as StockPort
+from edl.testing.memory_copies import MemoryCopies, MemoryNetwork, Trouble
+from edl.testing.snapshots import JOB, fill_of, make_snapshot
+from edl.types import NodeId
+from edl.wire.messages import Holding, Version
+
+A, B = NodeId("a"), NodeId("b")
+HOST = "127.0.0.1"
+TOKEN = "secret"
+LIMITS = Limits(connect_s=2, handshake_s=0.3, silence_s=0.3)
+PATIENCE_S = 20.0
+SIZE = 1_000_000
+OLD, NEW = Holding(Version(1, 1)), Holding(Version(1, 2))
+
+
+class Proxy:
+    """Passes on what goes to a port and back, and spoils it on one way after so many bytes."""
+
+    def __init__(self, port: int, trouble: Trouble, upwards: bool, after: int) -> None:
+        self._target = port
+        self._trouble = trouble
+        self._upwards = upwards
+        self._after = after
+        self._listener = socket.create_server((HOST, 0))
+        self._ends: list[socket.socket] = []
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+        self._hang_up()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection((HOST, self._target))
+                self._ends += [near, far]
+                for source, sink, upwards in ((near, far, True), (far, near, False)):
+                    arguments = (source, sink, upwards == self._upwards)
+                    threading.Thread(target=self._pass, args=arguments, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, spoil: bool) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(65536)):
+                due = self._after - passed
+                passed += len(data)
+                if spoil and 0 <= due < len(data):
+                    if self._trouble is Trouble.STALL:
+                        return
+                    if self._trouble is Trouble.CUT:
+                        self._hang_up()
+                        return
+                    data[due] ^= 1
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def _hang_up(self) -> None:
+        for one in self._ends:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+class Bench(Protocol):
+    """One kind of copies."""
+
+    def node(self, token: str = TOKEN) -> Copies: ...
+    def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int: ...
+    def mend(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class MemoryBench:
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+
+    def node(self, token: str = TOKEN) -> Copies:
+        return MemoryCopies(self.network, token)
+
+    def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int:
+        self.network.trouble = trouble
+        return port
+
+    def mend(self) -> None:
+        self.network.trouble = None
+
+    def close(self) -> None:
+        pass
+
+
+class TcpBench:
+    def __init__(self) -> None:
+        self._nodes: list[TcpCopies] = []
+        self._proxies: list[Proxy] = []
+
+    def node(self, token: str = TOKEN) -> Copies:
+        self._nodes.append(TcpCopies(A, lambda: token, SystemClock(), LIMITS))
+        return self._nodes[-1]
+
+    def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int:
+        self._proxies.append(Proxy(port, trouble, upwards, SIZE // 2))
+        return self._proxies[-1].port
+
+    def mend(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.stop()
+        for proxy in self._proxies:
+            proxy.close()
+
+
+@pytest.fixture(params=[MemoryBench, TcpBench])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made: Bench = request.param()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tcp() -> Iterator[TcpBench]:
+    made = TcpBench()
+    yield made
+    made.close()
+
+
+def stock(node: NodeId = B, limit_bytes: int = 64 << 20) -> Stock:
+    return Stock(node, JOB, limit_bytes, lambda: None)
+
+
+def put_in(into: Stock, holding: Holding, fill: int, stream: Stream | None = None) -> Stream:
+    """As if a worker had committed it."""
+    data = make_snapshot(holding, fill, SIZE)
+    stream = stream or Stream.of_worker(0, "state")
+    arrival = into.incoming(stream, Label(A, holding, len(data), zlib.crc32(data)))
+    arrival.view[:] = data
+    arrival.accept()
+    return stream
+
+
+def lent(owner: Stock, holding: Holding = NEW, fill: int = 7) -> Loan:
+    put_in(owner, holding, fill)
+    loan = owner.lend(holding.version, holding.shard)
+    assert loan is not None
+    return loan
+
+
+def content(of: Stock, holding: Holding = NEW) -> int:
+    loan = of.borrow(holding.version, holding.shard)
+    assert loan is not None
+    try:
+        return fill_of(loan.view)
+    finally:
+        loan.release()
+
+
+def into(node: Stock) -> Callable[[Label], Incoming]:
+    return lambda label: node.incoming(Stream.loaded("x"), label)
+
+
+@dataclasses.dataclass
+class Lie:
+    """A loan under a false label."""
+
+    loan: Loan
+    label: Label
+    descriptor: int
+
+    def release(self) -> None:
+        self.loan.release()
+
+
+def lie(loan: Loan, **changes: Any) -> Lent:
+    return Lie(loan, dataclasses.replace(loan.label, **changes), loan.descriptor)
+
+
+# --- both kinds ------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_arrives_whole(bench: Bench) -> None:
+    here, there = stock(A), stock(B)
+    port = bench.node().start(there, HOST)
+    bench.node().put(HOST, port, lent(here))
+    assert there.holdings() == (NEW,)
+    assert content(there) == 7
+    assert there.usage().replicas > SIZE
+
+
+def test_what_is_there_already_is_not_sent_again(bench: Bench) -> None:
+    here, there = stock(A), stock(B)
+    port, client = bench.node().start(there, HOST), bench.node()
+    loan = lent(here)
+    client.put(HOST, port, loan)
+    client.put(HOST, port, lie(loan, size=loan.label.size))
+    with pytest.raises(CheckpointError, match="already"):
+        client.put(HOST, port, lie(loan, holding=OLD))
+    assert there.holdings() == (NEW,)
+
+
+def test_only_the_newest_copy_of_a_node_stays(bench: Bench) -> None:
+    here, there = stock(A), stock(B)
+    port, client = bench.node().start(there, HOST), bench.node()
+    used = set()
+    for commit in range(1, 6):
+        loan = lent(here, Holding(Version(1, commit)), commit)
+        client.put(HOST, port, loan)
+        loan.release()
+        used.add(there.usage().replicas)
+    assert there.newest() == Holding(Version(1, 5))
+    assert content(there, Holding(Version(1, 5))) == 5
+    assert max(used) <= 2.1 * SIZE
+
+
+def test_a_part_is_fetched(bench: Bench) -> None:
+    here, there = stock(A), stock(B)
+    put_in(there, Holding(Version(1, 2), 3, 4), 9)
+    port = bench.node().start(there, HOST)
+    bench.node().get(HOST, port, Version(1, 2), 3, into(here))
+    assert here.holdings() == (Holding(Version(1, 2), 3, 4),)
+    assert content(here, Holding(Version(1, 2), 3, 4)) == 9
+
+
+def test_what_is_not_there_is_refused(bench: Bench) -> None:
+    port = bench.node().start(stock(B), HOST)
+    with pytest.raises(CheckpointError, match="does not hold shard 0"):
+        bench.node().get(HOST, port, Version(1, 2), 0, into(stock(A)))
+
+
+def test_two_fetch_at_once(bench: Bench) -> None:
+    there = stock(B)
+    put_in(there, NEW, 5)
+    port = bench.node().start(there, HOST)
+    mine = [stock(A), stock(NodeId("c"))]
+    clients = [bench.node() for _ in mine]
+    threads = [
+        threading.Thread(target=client.get, args=(HOST, port, NEW.version, 0, into(one)))
+        for client, one in zip(clients, mine, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [content(one) for one in mine] == [5, 5]
+
+
+@pytest.mark.parametrize("asked", ["put", "get"])
+def test_a_wrong_token_gets_nothing(bench: Bench, asked: str) -> None:
+    here, there = stock(A), stock(B)
+    put_in(there, OLD, 1)
+    port, stranger = bench.node().start(there, HOST), bench.node("guess")
+    with pytest.raises(CheckpointError, match="token"):
+        if asked == "put":
+            stranger.put(HOST, port, lent(here))
+        else:
+            stranger.get(HOST, port, OLD.version, 0, into(here))
+    assert there.holdings() == (OLD,)
+    assert OLD not in here.holdings()
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_a_copy_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Trouble) -> None:
+    here, there = stock(A), stock(B)
+    port, client = bench.node().start(there, HOST), bench.node()
+    old = lent(here, OLD, 1)
+    client.put(HOST, port, old)
+    loan = lent(here)
+    with pytest.raises(CheckpointError):
+        client.put(HOST, bench.spoiled(port, trouble, upwards=True), loan)
+    assert there.holdings() == (OLD,)
+    assert content(there, OLD) == 1
+    bench.mend()
+    _until_given(lambda: client.put(HOST, port, loan))
+    assert content(there) == 7
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_a_fetch_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Trouble) -> None:
+    here, there = stock(A), stock(B)
+    put_in(there, NEW, 7)
+    port, client = bench.node().start(there, HOST), bench.node()
+    with pytest.raises(CheckpointError):
+        client.get(HOST, bench.spoiled(port, trouble, upwards=False), NEW.version, 0, into(here))
+    assert here.holdings() == ()
+    assert here.usage().total == 0
+    bench.mend()
+    client.get(HOST, port, NEW.version, 0, into(here))
+    assert content(here) == 7
+
+
+@pytest.mark.parametrize("change", [1_000, -1_000, 10**12])
+def test_a_false_size_does_not_count(bench: Bench, change: int) -> None:
+    here, there = stock(A), stock(B)
+    port, client = bench.node().start(there, HOST), bench.node()
+    loan = lent(here)
+    with pytest.raises(CheckpointError):
+        client.put(HOST, port, lie(loan, size=loan.label.size + change))
+    _until_given(lambda: client.put(HOST, port, loan))
+    assert content(there) == 7
+
+
+def test_a_false_name_does_not_count(bench: Bench) -> None:
+    here, there = stock(A), stock(B)
+    port, client = bench.node().start(there, HOST), bench.node()
+    with pytest.raises(CheckpointError, match="under the name"):
+        client.put(HOST, port, lie(lent(here), holding=Holding(Version(9, 9))))
+    assert there.holdings() == ()
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(bench: Bench) -> None:
+    here, there = stock(A), stock(B, limit_bytes=SIZE // 2)
+    port = bench.node().start(there, HOST)
+    with pytest.raises(CheckpointError, match="--state-memory"):
+        bench.node().put(HOST, port, lent(here))
+    assert there.usage().total == 0
+
+
+def test_nobody_there(bench: Bench) -> None:
+    node = bench.node()
+    port = node.start(stock(B), HOST)
+    node.stop()
+    with pytest.raises(CheckpointError, match=str(port)):
+        bench.node().put(HOST, port, lent(stock(A)))
+
+
+def _until_given(give: Callable[[], None]) -> None:
+    """The other side may not yet have noticed that the transfer before is over."""
+    for _ in range(200):
+        try:
+            give()
+            return
+        except CheckpointError as error:
+            if "on its way" not in str(error):
+                raise
+            threading.Event().wait(0.02)
+    raise AssertionError("never given")
+
+
+# --- TCP only --------------------------------------------------------------------------------------------------------
+
+
+def closes(connection: socket.socket) -> bool:
+    """Whether the other side hangs up."""
+    connection.settimeout(PATIENCE_S)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        return True
+    return True
+
+
+def serves(tcp: TcpBench, port: int, there: Stock) -> bool:
+    """Whether it still does its work."""
+    put_in(there, NEW, 3, Stream.of_worker(1, "state"))
+    here = stock(NodeId("c"))
+    tcp.node().get(HOST, port, NEW.version, 0, into(here))
+    return content(here) == 3
+
+
+def admitted(port: int, token: bytes = b"secret") -> socket.socket:
+    """A connection that has proved to know the token."""
+    connection = socket.create_connection((HOST, port))
+    connection.settimeout(PATIENCE_S)
+    connection.sendall(b"edlcopy1" + b"n" * 32)
+    answer = connection.recv(64, socket.MSG_WAITALL)
+    connection.sendall(hmac.digest(token, b"client" + b"n" * 32 + answer[:32], "sha256"))
+    return connection
+
+
+def frame(value: Any) -> bytes:
+    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return struct.pack(">I", len(data)) + data
+
+
+GOOD = {"op": "put", "owner": "a", "era": 1, "commit": 2, "shard": 0, "shards": 1, "size": 5000, "crc32": 1}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"e",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100,
+        b"edlcopy1",
+        b"edlcopy1" + b"n" * 32,
+        b"edlcopy1" + b"n" * 64,
+    ],
+)
+def test_a_stranger_is_hung_up_on(tcp: TcpBench, said: bytes) -> None:
+    there = stock(B)
+    port = tcp.node().start(there, HOST)
+    with socket.create_connection((HOST, port)) as stranger:
+        stranger.sendall(said)
+        assert closes(stranger)
+    assert serves(tcp, port, there)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        struct.pack(">I", 1 << 31),
+        struct.pack(">I", 10) + b"{",
+        frame(b"no json"),
+        frame([1]),
+        frame({}),
+        frame({"op": "drop"}),
+        frame({"op": "get"}),
+        frame({"op": "get", "era": 1, "commit": "2", "shard": 0}),
+        frame({"op": "get", "era": 1, "commit": True, "shard": 0}),
+        frame(GOOD | {"size": 0}),
+        frame(GOOD | {"size": -5}),
+        frame(GOOD | {"size": 1 << 60}),
+        frame(GOOD | {"size": 1.5}),
+        frame(GOOD | {"shard": 1}),
+        frame(GOOD | {"owner": ""}),
+        frame(GOOD | {"owner": 5}),
+        frame(GOOD),
+        frame(GOOD) + b"x" * 4999,
+        frame(GOOD) + b"x" * 5000,
+    ],
+)
+def test_nonsense_ends_only_its_own_connection(tcp: TcpBench, said: bytes) -> None:
+    there = stock(B)
+    port = tcp.node().start(there, HOST)
+    with admitted(port) as peer:
+        peer.sendall(said)
+        assert closes(peer)
+    assert there.holdings() == ()
+    assert serves(tcp, port, there)
+
+
+def test_one_who_creeps_is_given_up(tcp: TcpBench) -> None:
+    """A byte now and then, each within the time of one operation, but the whole takes too long."""
+    there = stock(B)
+    port = tcp.node().start(there, HOST)
+    with socket.create_connection((HOST, port)) as creeper:
+        ended = threading.Event()
+
+        def watch() -> None:
+            if closes(creeper):
+                ended.set()
+
+        threading.Thread(target=watch, daemon=True).start()
+        with contextlib.suppress(OSError):
+            while not ended.wait(LIMITS.handshake_s / 5):
+                creeper.sendall(b"e")
+        assert ended.wait(PATIENCE_S)
+
+
+def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
+    node = TcpCopies(B, lambda: TOKEN, SystemClock(), dataclasses.replace(LIMITS, connections=1))
+    there, here = stock(B), stock(A)
+    put_in(there, NEW, 7)
+    port = node.start(there, HOST)
+    patience = Limits(handshake_s=PATIENCE_S, silence_s=PATIENCE_S)
+    patient = TcpCopies(A, lambda: TOKEN, SystemClock(), patience)
+    with socket.create_connection((HOST, port)):
+        patient.get(HOST, port, NEW.version, 0, into(here))
+    assert content(here) == 7
+    node.stop()
+
+
+class SlowStock:
+    """Needs longer than the other side's patience."""
+
+    def __init__(self, inner: Stock) -> None:
+        self._inner = inner
+
+    def lend(self, version: Version, shard: int) -> Lent | None:
+        threading.Event().wait(3 * LIMITS.silence_s)
+        return self._inner.lend(version, shard)
+
+    def arriving(self, label: Label) -> Incoming | None:
+        threading.Event().wait(3 * LIMITS.silence_s)
+        return self._inner.arriving(label)
+
+
+def test_who_still_works_at_it_is_waited_for(tcp: TcpBench) -> None:
+    here, there = stock(A), stock(B)
+    slow: StockPort = SlowStock(there)
+    port, client = tcp.node().start(slow, HOST), tcp.node()
+    client.put(HOST, port, lent(here))
+    client.get(HOST, port, NEW.version, 0, into(here))
+    assert content(there) == 7
+
+
+def test_who_hangs_up_while_memory_is_made_leaves_nothing(tcp: TcpBench) -> None:
+    there = stock(B)
+    slow: StockPort = SlowStock(there)
+    port, client = tcp.node().start(slow, HOST), tcp.node()
+    with admitted(port) as peer:
+        peer.sendall(frame(GOOD))
+        peer.recv(1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    _until_given(lambda: client.put(HOST, port, lent(stock(A))))
+    assert content(there) == 7
+
+
+def test_a_giver_that_dies_in_the_middle(tcp: TcpBench) -> None:
+    here, there = stock(A), stock(B)
+    put_in(there, NEW, 7)
+    server, client = tcp.node(), tcp.node()
+    port = server.start(there, HOST)
+
+    def arriving(label: Label) -> Incoming:
+        server.stop()
+        return here.incoming(Stream.loaded("x"), label)
+
+    with pytest.raises(CheckpointError):
+        client.get(HOST, port, NEW.version, 0, arriving)
+    assert here.usage().total == 0
+
+
+def test_stopping_ends_what_one_has_asked_for(tcp: TcpBench) -> None:
+    there = stock(B)
+    put_in(there, NEW, 7)
+    port, client = tcp.node().start(there, HOST), tcp.node()
+
+    def arriving(label: Label) -> Incoming:
+        client.stop()
+        return stock(A).incoming(Stream.loaded("x"), label)
+
+    with pytest.raises(CheckpointError):
+        client.get(HOST, port, NEW.version, 0, arriving)
+    with pytest.raises(CheckpointError, match="ending"):
+        client.get(HOST, port, NEW.version, 0, arriving)
+
+
+def test_a_port_in_use_is_said(tcp: TcpBench) -> None:
+    port = tcp.node().start(stock(B), HOST)
+    with pytest.raises(PortInUse, match="--local-addr"):
+        tcp.node().start(stock(B), HOST, port)
+
+
+def test_no_descriptors_or_threads_stay_behind() -> None:
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def once() -> None:
+        here, there = stock(A), stock(B)
+        server, client = (TcpCopies(node, lambda: TOKEN, SystemClock(), LIMITS) for node in (B, A))
+        port = server.start(there, HOST)
+        client.put(HOST, port, lent(here))
+        with socket.create_connection((HOST, port)) as stranger:
+            stranger.sendall(b"x" * 100)
+            closes(stranger)
+        for one in (server, client):
+            one.stop()
+        here.close()
+        there.close()
+
+    once()
+    before = count()
+    once()
+    assert count() == before

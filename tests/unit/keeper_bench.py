@@ -1,0 +1,171 @@
+"""A keeper with real memory, a network in memory, and a checkpoint directory that is a dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edl.agent.keeper import Grant, Keeper
+from edl.agent.shelf import Refusal
+from edl.errors import CheckpointError
+from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
+from edl.testing.snapshots import JOB, fill_of, make_snapshot
+from edl.types import NodeId
+from edl.wire.local import STATE, Committed
+from edl.wire.messages import Holding, Source, Version
+
+LIMIT_S = 20.0
+SIZE = 100_000
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+class FakeVault:
+    """A checkpoint directory. While ``gate`` is closed, writes stand still in it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[Version, int], bytes] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.writes = threading.Semaphore(0)
+        self.refuses = ""
+        self.sharded = False
+
+    def write(self, version: Version, snapshot: memoryview, shard: int, shards: int) -> str:
+        self.writes.release()
+        self.gate.wait(LIMIT_S)
+        if self.refuses:
+            raise CheckpointError(self.refuses)
+        self.kept[version, shard] = bytes(snapshot)
+        return f"/there/{version.commit}"
+
+    def newest(self) -> tuple[Version, bool] | None:
+        return (max(self.kept)[0], self.sharded) if self.kept else None
+
+    def read(self, version: Version | None, allocate: Callable[[int], memoryview]) -> Version:
+        if self.refuses:
+            allocate(10 * SIZE)  # room for one that turns out to be bad
+            raise CheckpointError(self.refuses)
+        newest = max(self.kept)
+        data = self.kept[newest]
+        allocate(2 * SIZE)
+        allocate(len(data))[:] = data
+        return newest[0]
+
+    def finish(self, folder: str, version: Version) -> str:
+        return f"{folder}/DONE"
+
+
+class Worker:
+    """What a worker does with what it is given."""
+
+    def __init__(self, keeper: Keeper, slot: int = 0, stream: str = STATE) -> None:
+        self.keeper = keeper
+        self.slot = slot
+        self.stream = stream
+        self.maps: dict[int, mmap.mmap] = {}
+        self.grant: Grant | None = None
+
+    def take(self, grant: Grant | Refusal) -> Grant:
+        assert isinstance(grant, Grant), grant
+        if grant.descriptor is not None:
+            self.maps[grant.buffer] = mmap.mmap(grant.descriptor, grant.size)
+            os.close(grant.descriptor)
+        assert grant.buffer in self.maps
+        self.grant = grant
+        return grant
+
+    def fill(self, holding: Holding, fill: int, size: int = SIZE) -> int:
+        assert self.grant is not None
+        data = make_snapshot(holding, fill, size)
+        self.maps[self.grant.buffer][: len(data)] = data
+        return len(data)
+
+    def say(self, holding: Holding, size: int, *, save: bool = False) -> Coroutine[Any, Any, Grant | Refusal]:
+        assert self.grant is not None
+        version = holding.version
+        return self.keeper.committed(
+            self.slot,
+            Committed(
+                self.stream, self.grant.buffer, size, version.era, version.commit, holding.shard, holding.shards, save
+            ),
+        )
+
+    async def commit(self, commit: int, *, save: bool = False, shard: int = 0, shards: int = 1, era: int = 1) -> None:
+        """A whole commit, filled with its number."""
+        holding = Holding(Version(era, commit), shard, shards)
+        if self.grant is None:
+            self.take(await self.keeper.want(self.slot, self.stream, SIZE + 1000))
+        self.take(await self.say(holding, self.fill(holding, commit), save=save))
+
+
+class Bench:
+    """Keepers of several nodes in one network."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+        self.vault = FakeVault()
+        self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
+        self.keepers: list[Keeper] = []
+
+    def node(self, node: NodeId = A, *, limit_bytes: int = 64 << 20, token: str = "") -> Keeper:
+        keeper = Keeper(
+            node,
+            JOB,
+            limit_bytes=limit_bytes,
+            copies=MemoryCopies(self.network, token),
+            vault=self.vault,
+            on_kept=lambda *told: self.told.put_nowait(told),
+        )
+        self.keepers.append(keeper)
+        keeper.start(node, 1)
+        return keeper
+
+    async def close(self) -> None:
+        self.vault.gate.set()
+        for keeper in self.keepers:
+            await keeper.close()
+
+
+def run(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        bench = Bench()
+        try:
+            await asyncio.wait_for(test(bench), LIMIT_S)
+        finally:
+            await bench.close()
+
+    asyncio.run(whole())
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Other tasks go on meanwhile; ends with the test's time at the latest."""
+    while not reached():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+def h(commit: int, shard: int = 0, shards: int = 1, era: int = 1) -> Holding:
+    return Holding(Version(era, commit), shard, shards)
+
+
+def source(node: NodeId, shard: int = 0) -> Source:
+    return Source(node, node, 1, shard)
+
+
+def content(got: tuple[int, int]) -> int:
+    """The value that a piece is filled with; closes its descriptor."""
+    descriptor, size = got
+    try:
+        return fill_of(os.pread(descriptor, size, 0))
+    finally:
+        os.close(descriptor)
+
+
+async def piece(keeper: Keeper, commit: int, *sources: Source, slot: int = 5, shard: int = 0) -> int:
+    try:
+        return content(await keeper.piece(slot, STATE, Version(1, commit), shard, sources))
+    finally:
+        keeper.restored(slot)

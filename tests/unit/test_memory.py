@@ -1,0 +1,64 @@
+"""How much memory there is, and what a memory file allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.agent import memory
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_every_cgroup_above_counts(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "self": "0::/pod/main\n",
+            "pod/memory.max": "1000\n",
+            "pod/memory.current": "900\n",
+            "pod/memory.stat": "anon 5\ninactive_file 300\n",
+            "pod/main/memory.max": "max\n",
+            "pod/main/memory.current": "800\n",
+        },
+    )
+    assert memory._left_in_cgroups(tmp_path, memory._cgroup_paths(tmp_path / "self")) == [400]
+
+
+def test_cgroups_of_version_1(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "self": "5:cpu,cpuacct:/x\n4:memory:/pod\n",
+            "memory/pod/memory.limit_in_bytes": "1000\n",
+            "memory/pod/memory.usage_in_bytes": "1200\n",
+            "memory/pod/memory.stat": "total_inactive_file 50\n",
+        },
+    )
+    assert memory._left_in_cgroups(tmp_path, memory._cgroup_paths(tmp_path / "self")) == [0]
+
+
+def test_no_cgroups_at_all(tmp_path: Path) -> None:
+    assert memory._left_in_cgroups(tmp_path, memory._cgroup_paths(tmp_path / "self")) == []
+    assert memory.available_bytes() > 0
+
+
+def test_more_than_there_is_is_refused() -> None:
+    with pytest.raises(MemoryError, match="the machine has"):
+        memory.Memory(1 << 60)
+
+
+def test_the_checksum_follows_the_content() -> None:
+    made = memory.Memory(10_000)
+    first = made.crc32(10_000)
+    made.view[5] = 1
+    assert made.crc32(10_000) == first
+    made.renewed()
+    assert made.crc32(10_000) != first
+    made.close()
