@@ -239,11 +239,20 @@ class Desk:
                 self._chores.begin(self._grant(line, stream, self._keeper.want(local_rank, stream, size)))
             case local.Committed():
                 self.progress[local_rank] = message.commit
-                self._chores.begin(self._grant(line, message.stream, self._keeper.committed(local_rank, message)))
+                self._committed(line, message)
             case local.Fetch():
                 self._chores.begin(self._fetch(line, message))
             case local.Stored():
                 self._chores.begin(self._keeper.finish(message))
+
+    def _committed(self, line: _Line, message: local.Committed) -> None:
+        try:
+            granting = self._keeper.committed(line.local_rank, message)
+        except ProtocolError as error:
+            self._log(f"worker with local rank {line.local_rank}: {error}")
+            self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
+        else:
+            self._chores.begin(self._grant(line, message.stream, granting))
 
     async def _grant(self, line: _Line, stream: str, granting: Coroutine[Any, Any, Grant | Refusal]) -> None:
         match await granting:

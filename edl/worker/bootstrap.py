@@ -11,6 +11,7 @@ import io
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -24,6 +25,10 @@ from edl.worker.frameworks import before_script
 
 _CANNOT_OPEN = 2
 """Exit status of the interpreter when the script cannot be read."""
+
+DUMP_SIGNAL = signal.SIGRTMIN + 12
+"""On this one a worker writes the stacks of its threads. Nothing else is known to use it: glibc keeps the first two of
+the real-time signals, the JVM, Go and profilers use some of those with names, valgrind uses the last one."""
 
 _launcher_main = sys.modules.get("__main__")
 """Kept alive: the interpreter is still running its code while the user's module has taken its place."""
@@ -46,6 +51,8 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
     """
     # faulthandler wants a real descriptor; 2 is one even if somebody replaced sys.stderr.
     faulthandler.enable(file=2)
+    # In C, in whichever thread the signal meets: also while all of Python waits for a lock or a collective.
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
     before_script(imported_under)
     sys.orig_argv[:] = shown_command(order)
     namespace = types.ModuleType("__main__")

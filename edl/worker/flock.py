@@ -109,6 +109,17 @@ class Flock:
         if self._suspended[pid] and number in _WAKES_THE_STOPPED:
             _kill_group(pid, signal.SIGCONT)
 
+    def dump(self, pid: int, number: int) -> str:
+        """Signal a worker alone, provided that it has a handler for it: the signal would end any other. Returns why it
+        was not done; nothing when the worker has ended."""
+        if pid not in self._suspended:
+            return ""
+        if not _catches(pid, number):
+            return f"no stacks of process {pid}: it has not come to its script yet, or runs another program by now"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return ""
+
     def destroy(self) -> None:
         """SIGKILL every worker, helper and orphan taken over from them, and reap until none is left."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -147,3 +158,13 @@ def _group_is_left(group: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for a signal; False when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            mask = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    except OSError:
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from edl.config import Standby
 from edl.wire.nursery import (
     LARGEST_BYTES,
+    Dump,
     Note,
     Order,
     Signal,
@@ -176,6 +177,10 @@ class _Nursery:
         message = decode(data)
         if isinstance(message, Signal):
             self.flock.signal(message.pid, message.number)
+        elif isinstance(message, Dump):
+            problem = self.flock.dump(message.pid, bootstrap.DUMP_SIGNAL)
+            if problem:
+                self._tell(Note(problem))
         elif isinstance(message, Spawn):
             return self._spawn(message, descriptors)
         return None

@@ -47,6 +47,12 @@ IMPLIED: dict[str, str] = {
 }
 """Modules whose import pulls in a framework."""
 
+BEHIND: dict[str, tuple[str, ...]] = {
+    "edl.torch": ("edl.torch.state", "edl.torch.ddp", "edl.torch.random_state", "edl.worker.context"),
+    "edl.paddle": ("edl.paddle.state", "edl.paddle.ddp", "edl.paddle.random_state", "edl.worker.context"),
+}
+"""Packages that import their parts only when they are asked for, and these parts."""
+
 SAFE: frozenset[str] = frozenset(
     {
         "PIL",
@@ -125,6 +131,7 @@ def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Pla
         (required if named else optional)[modules[0]] = None
         optional.update(dict.fromkeys(modules[1:]))
     optional.update(dict.fromkeys(name for name in imports if _is_safe(name)))
+    optional.update(dict.fromkeys(part for name in imports for part in BEHIND.get(name, ())))
     required.update(dict.fromkeys(extra))
     return Plan(tuple(required), tuple(name for name in optional if name not in required))
 

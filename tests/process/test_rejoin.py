@@ -59,8 +59,8 @@ def undisturbed(etcd: OutsideEtcd, tmp_path: Path, framework: str, steps: int) -
 
 
 def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert result["norm"] == pytest.approx(expected["norm"], rel=1e-3)
-    assert result["sum"] == pytest.approx(expected["sum"], rel=1e-2, abs=1e-2)
+    assert result["norm"] == pytest.approx(expected["norm"], rel=1e-7)
+    assert result["sum"] == pytest.approx(expected["sum"], rel=1e-7)
 
 
 def test_survivors_of_a_worker_keep_their_processes(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:

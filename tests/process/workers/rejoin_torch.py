@@ -31,6 +31,7 @@ def read_arguments() -> argparse.Namespace:
 options = read_arguments()
 torch.set_num_threads(1)
 torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)  # so that the order of additions does not show
 time.sleep(options.slow_start)
 model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

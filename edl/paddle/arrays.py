@@ -1,0 +1,155 @@
+"""Paddle's tensors as bytes, and back."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import paddle
+
+from edl.errors import StateError
+from edl.worker.framework import ArrayInfo
+
+_NAMES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+_KINDS = {name: kind for kind, name in _NAMES.items()}
+_AS_NUMPY = {"bfloat16": "uint16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
+"""How numpy holds the bits of what it does not know."""
+_SLICE_BYTES = 4 << 20
+_THREADS = 4
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def kind(tensor: Any) -> str:
+    """``float32``, ``bfloat16`` …"""
+    return str(tensor.dtype).rpartition(".")[2]
+
+
+def memory(tensor: Any) -> Any:
+    """A numpy array over a tensor's own memory; None for a tensor that is not on the CPU, or not dense.
+
+    By its address: DLPack refuses parameters and bfloat16, which numpy does not know. It must not outlive the tensor.
+    """
+    if not tensor.place.is_cpu_place() or not tensor.is_contiguous():
+        return None
+    shape = tuple(tensor.shape)
+    name = kind(tensor)
+    dtype = np.dtype(_AS_NUMPY.get(name, name))
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer((ctypes.c_char * size).from_address(tensor.data_ptr()), dtype).reshape(shape)
+
+
+def fill(tensor: Any, values: Any) -> None:
+    """Give a tensor these values, of its own shape; bfloat16 as uint16."""
+    target = memory(tensor)
+    if target is not None:
+        np.copyto(target, values)
+        return
+    with paddle.no_grad():
+        source = from_memory(np.ascontiguousarray(values), kind(tensor))
+        paddle.assign(source if tensor.place.is_cpu_place() else source.to(tensor.place), output=tensor)
+
+
+def from_memory(array: Any, name: Any) -> Any:
+    """A tensor of this kind over a numpy array's memory, which it keeps alive."""
+    if not array.size:
+        return paddle.empty(list(array.shape), dtype=name)
+    if name == "bfloat16":
+        array = array.view(np.int16)  # Paddle does not reinterpret unsigned ones
+    try:
+        tensor = paddle.from_dlpack(array)
+    except BufferError:  # numpy before 2.1 hands out nothing that is read only
+        tensor = paddle.Tensor(array, zero_copy=True)
+    return tensor if kind(tensor) == name else tensor.view(name)
+
+
+class PaddleArrays:
+    """``edl.worker.framework.Arrays`` for Paddle."""
+
+    def is_array(self, value: object) -> bool:
+        """Whether this is a tensor, or a numpy array."""
+        return isinstance(value, paddle.Tensor | np.ndarray)
+
+    def info(self, value: Any) -> ArrayInfo:
+        """Raises ``StateError`` for a kind that cannot be written, and for sparse and distributed tensors."""
+        name = kind(value)
+        if name not in _NAMES:
+            raise StateError(f"an array of {name} cannot be kept")
+        shape = tuple(value.shape)
+        if isinstance(value, np.ndarray):
+            return ArrayInfo(_NAMES[name], shape, value.nbytes)
+        if value.is_selected_rows() or value.is_sparse():
+            raise StateError(f"a sparse tensor of {name} {list(shape)} cannot be kept: convert it to a dense one")
+        if value.is_dist():
+            raise StateError(f"a distributed tensor of {name} {list(shape)} cannot be kept")
+        if value.size and not value._is_initialized():
+            raise StateError(f"a tensor of {name} {list(shape)} without memory cannot be kept")
+        return ArrayInfo(_NAMES[name], shape, math.prod(shape) * value.element_size())
+
+    def copy_out(self, values: Sequence[Any], buffers: Sequence[memoryview]) -> None:
+        """Copy each array into its buffer, in slices on several threads."""
+        sources = [_dense(value) for value in values]  # holds what was copied until the end
+        copies = []
+        for source, buffer in zip(sources, buffers, strict=True):
+            if source.nbytes != buffer.nbytes:
+                raise ValueError(f"an array of {source.nbytes} bytes and a buffer of {buffer.nbytes}")
+            if source.nbytes:
+                target = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+                copies += _slices(target, source.ctypes.data, source.nbytes)
+        threads = min(_THREADS, len(os.sched_getaffinity(0)))
+        if len(copies) == len(values) or threads == 1:
+            _copy(copies)
+        else:
+            shares = [copies[first::threads] for first in range(threads)]
+            list(_threads(threads).map(_copy, shares))
+        del sources
+
+    def view(self, info: ArrayInfo, data: memoryview) -> Any:
+        """A tensor over these bytes."""
+        name: Any = _KINDS[info.dtype]
+        if not info.size:
+            return paddle.empty(list(info.shape), dtype=name)
+        array = np.frombuffer(data, _AS_NUMPY.get(name, name)).reshape(info.shape)
+        return from_memory(array, name)
+
+    def copy(self, value: Any) -> Any:
+        """An array of its own with the same values."""
+        return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
+
+
+def _dense(value: Any) -> Any:
+    """The values densely in the host's memory."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value)
+    found = memory(value)
+    if found is None:
+        return np.ascontiguousarray(value.detach().contiguous().numpy())
+    return found
+
+
+def _slices(target: int, source: int, size: int) -> list[tuple[int, int, int]]:
+    return [(target + at, source + at, min(_SLICE_BYTES, size - at)) for at in range(0, size, _SLICE_BYTES)]
+
+
+def _copy(copies: Sequence[tuple[int, int, int]]) -> None:
+    for target, source, size in copies:
+        ctypes.memmove(target, source, size)  # without the interpreter's lock
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Made when first needed, and anew in a child that was forked from a process that had some."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        _pool = (os.getpid(), ThreadPoolExecutor(count, thread_name_prefix="edl-copy"))
+    return _pool[1]

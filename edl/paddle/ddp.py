@@ -1,0 +1,255 @@
+"""Data parallelism over the current round's group: gradients are averaged when ``backward()`` returns.
+
+Paddle's own DataParallel averages inside the C++ engine, where a lost peer aborts the process. Here the hooks of the
+engine only note that a gradient has come; the averaging follows in Python, still before ``backward()`` returns to the
+script, and so a lost peer is an exception that a script can see.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import core
+
+from edl.paddle import group
+from edl.paddle.arrays import fill, from_memory, kind, memory
+from edl.paddle.comm import broadcast
+from edl.worker.ring import OutOfStep, Ring
+
+BUCKET_BYTES = 25 << 20
+_ALONE_BYTES = 1 << 20
+"""A gradient of this size is averaged where it lies; smaller ones are gathered first."""
+_KINDS = ("float32", "float16", "bfloat16", "float64")
+_SPARSE = 128
+
+_nn: Any = paddle.nn
+_backward = threading.local()
+_made = 0
+
+
+def parallel(layer: Any) -> Parallel:
+    """A layer that trains on all ranks: ``model = edl.paddle.parallel(model)``, and nothing else changes.
+
+    It is made once and used in every round. All ranks must run the same backward passes; parameters that some or all
+    ranks do not use are no harm.
+    """
+    return layer if isinstance(layer, Parallel) else Parallel(layer)
+
+
+class Parallel(_nn.Layer):  # type: ignore[misc]
+    """Behaves as the layer it was made from; ``state_dict`` has the same names."""
+
+    def __init__(self, layer: Any) -> None:
+        global _made
+        super().__init__()
+        _watch_backward()
+        # Neither a sublayer nor a copy: all that is said of layers' contents is said of the original's.
+        object.__setattr__(self, "layer", layer)
+        for shared in ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set"):
+            object.__setattr__(self, shared, layer.__dict__[shared])
+        _made += 1
+        self._order = _made
+        self._syncs = True
+        self._watched: dict[int, Any] = {}
+        self._agreed: weakref.ref[Ring] | None = None
+        self._flat: dict[tuple[str, int], Any] = {}
+        self.training = layer.training
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "layer" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["layer"], name)
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """The layer's own."""
+        if self.layer.training and paddle.is_grad_enabled():
+            self._prepare()
+        return self.layer(*arguments, **named)
+
+    def train(self, mode: bool = True) -> Parallel:
+        """As of any layer."""
+        self.layer.train() if mode else self.layer.eval()
+        self.training = mode
+        return self
+
+    def eval(self) -> Parallel:
+        """As of any layer."""
+        return self.train(False)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here only add up gradients on each rank; the next one outside averages all of it."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    # --- before the pass -----------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        me = weakref.ref(self)
+        before, self._watched = self._watched, {}
+        for parameter in self.layer.parameters():
+            if not parameter.stop_gradient:
+                self._watched[id(parameter)] = parameter
+                if id(parameter) not in before:
+                    parameter._register_backward_hook(functools.partial(_came, me))
+        ring = group.current()
+        if ring is not None and (self._agreed is None or self._agreed() is not ring):
+            # A new world: whoever has built its own values takes those of rank 0. Those restored are equal anyway.
+            if ring.world_size > 1:
+                for tensor in (*self.layer.parameters(), *self.layer.buffers()):
+                    broadcast(tensor)
+            self._agreed = weakref.ref(ring)
+
+    # --- after the pass ------------------------------------------------------------------------------------------
+
+    def _average(self, ring: Ring) -> None:
+        parameters = [parameter for parameter in self.layer.parameters() if not parameter.stop_gradient]
+        gradients = [parameter.grad for parameter in parameters]
+        ours = np.array([_flag(gradient) for gradient in gradients], np.uint8)
+        flags = ours.copy()
+        ring.all_reduce(flags, "max")  # which parameters any rank has used
+        for parameter, mine, flag in zip(parameters, ours, flags, strict=True):
+            if mine not in (0, flag):
+                raise OutOfStep(f"the gradient of {parameter.name} is of another kind on another rank")
+        buckets: dict[str, _Bucket] = {}
+        # From the last layer to the first: the order in which they have come.
+        for parameter, gradient, flag in reversed(list(zip(parameters, gradients, flags.tolist(), strict=True))):
+            if flag & _SPARSE:
+                _average_sparse(ring, parameter, gradient)
+            elif flag:
+                gradient = _zero_gradient(parameter, _KINDS[flag - 1]) if gradient is None else gradient
+                self._average_dense(ring, buckets, gradient, _KINDS[flag - 1])
+        for name, bucket in buckets.items():
+            self._average_bucket(ring, name, bucket)
+
+    def _average_dense(self, ring: Ring, buckets: dict[str, _Bucket], gradient: Any, name: str) -> None:
+        """Now if it is large, else when there are enough of its kind."""
+        array = memory(gradient)
+        if array is not None and array.nbytes >= _ALONE_BYTES:
+            ring.all_reduce(array, "mean", bfloat16=name == "bfloat16")
+            return
+        bucket = buckets.setdefault(name, _Bucket())
+        bucket.gradients.append(gradient)
+        bucket.arrays.append(gradient.numpy().reshape(-1) if array is None else array.reshape(-1))
+        bucket.size += bucket.arrays[-1].nbytes
+        if bucket.size >= BUCKET_BYTES:
+            self._average_bucket(ring, name, buckets.pop(name))
+
+    def _average_bucket(self, ring: Ring, name: str, bucket: _Bucket) -> None:
+        dtype = bucket.arrays[0].dtype
+        count = bucket.size // dtype.itemsize
+        flat = self._flat.get((name, count))
+        if flat is None:
+            flat = self._flat[name, count] = np.empty(count, dtype)
+        np.concatenate(bucket.arrays, out=flat)
+        ring.all_reduce(flat, "mean", bfloat16=name == "bfloat16")
+        at = 0
+        for gradient, array in zip(bucket.gradients, bucket.arrays, strict=True):
+            part = flat[at : at + array.size]
+            at += array.size
+            if gradient.place.is_cpu_place():
+                np.copyto(array, part)
+            else:
+                fill(gradient, part.reshape(gradient.shape))
+
+
+class _Bucket:
+    """Small gradients of one kind."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Any] = []
+        self.arrays: list[Any] = []
+        self.size = 0
+
+
+def _flag(gradient: Any) -> int:
+    """What the ranks tell each other about a gradient: 0 for none."""
+    if gradient is None:
+        return 0
+    name = kind(gradient)
+    if name not in _KINDS:
+        raise TypeError(f"gradients of {name} cannot be averaged")
+    return 1 + _KINDS.index(name) | (_SPARSE if gradient.is_selected_rows() else 0)
+
+
+def _zero_gradient(parameter: Any, name: Any) -> Any:
+    """A gradient for what this rank has not used, but others have."""
+    parameter.grad = paddle.zeros(parameter.shape, dtype=name)
+    return parameter.grad
+
+
+def _average_sparse(ring: Ring, parameter: Any, gradient: Any) -> None:
+    """The rows of an embedding: each rank gets all ranks' rows. The same row may come more than once, as always."""
+    if gradient is None:
+        # The one way to come by an empty gradient of this kind.
+        nothing = paddle.zeros([0], dtype="int64")
+        paddle.nn.functional.embedding(nothing, parameter, sparse=True).sum().backward()
+        gradient = parameter.grad
+    rows = np.asarray(gradient.rows(), np.int64)
+    values = np.ascontiguousarray(gradient.numpy())
+    all_rows = [np.frombuffer(data, np.int64) for data in ring.all_gather_bytes(rows.tobytes())]
+    width = tuple(parameter.shape[1:])
+    pieces = [np.frombuffer(data, values.dtype) for data in ring.all_gather_bytes(values.tobytes())]
+    joined = np.concatenate([piece.reshape(-1, *width) for piece in pieces])
+    if kind(gradient) == "bfloat16":
+        with paddle.no_grad():
+            joined = (from_memory(joined, "bfloat16") / ring.world_size).numpy()
+    else:
+        joined /= joined.dtype.type(ring.world_size)
+    selected = gradient.get_selected_rows()
+    selected.get_tensor().set(joined, paddle.CPUPlace())
+    selected.set_rows(np.concatenate(all_rows).tolist())
+    selected.sync_index()
+
+
+def _came(of: weakref.ref[Parallel]) -> None:
+    """Called by the engine, from C++: an exception here could not be caught by the script."""
+    model = of()
+    if model is not None and model._syncs:
+        _touched().add(model)
+
+
+def _touched() -> set[Parallel]:
+    found: set[Parallel] | None = getattr(_backward, "touched", None)
+    if found is None:
+        found = _backward.touched = set()
+    return found
+
+
+def _watch_backward() -> None:
+    """Let every backward pass end with the averaging. Passes within passes (recomputation) belong to the outer one."""
+    original: Callable[..., Any] = core.eager.run_backward
+    if getattr(original, "_edl", False):
+        return
+
+    @functools.wraps(original)
+    def run_backward(*arguments: Any, **named: Any) -> Any:
+        depth = _backward.depth = getattr(_backward, "depth", 0) + 1
+        try:
+            result = original(*arguments, **named)
+            if depth == 1:
+                ring = group.current()
+                for model in sorted(_touched(), key=lambda model: model._order):
+                    if ring is not None and ring.world_size > 1:
+                        model._average(ring)
+            return result
+        finally:
+            _backward.depth = depth - 1
+            if depth == 1:
+                _touched().clear()
+
+    run_backward._edl = True  # type: ignore[attr-defined]
+    core.eager.run_backward = run_backward

@@ -1,0 +1,122 @@
+"""An optimizer's state under names that another process gives the same parameters too.
+
+Paddle's own keys (``linear_0.w_0_moment1_0``) count the layers and optimizers that a process has made. Here they are
+``{"parameters": {"model.weight": {"moment1": …}}}``: the layer's name in ``State``, and the parameter's in the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddle.base import framework
+from paddle.optimizer.lr import LRScheduler
+
+from edl.errors import StateError
+
+_MASTER = "master_weight"
+
+
+def capture(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that decides how the optimizer goes on. Parameters it has not stepped yet have nothing in it."""
+    if not optimizer._accumulators and optimizer._accumulators_holder:
+        # Loaded with set_state_dict, not stepped since: Paddle would unpack it at the first step.
+        _create(optimizer, [each for each in _parameters(optimizer) if _is_held(optimizer, each)])
+    names = _names(optimizer, layers)
+    kept: dict[str, dict[str, Any]] = {}
+    for kind, values in sorted(optimizer._accumulators.items()):
+        for own, tensor in values.items():
+            kept.setdefault(_name(names, own), {})[kind] = tensor
+    for own, tensor in _masters(optimizer).items():
+        kept.setdefault(_name(names, own), {})[_MASTER] = tensor
+    state: dict[str, Any] = {"parameters": kept}
+    if isinstance(optimizer._learning_rate, LRScheduler):
+        state["scheduler"] = optimizer._learning_rate.state_dict()
+    else:
+        state["learning_rate"] = float(optimizer.get_lr())
+    return state
+
+
+def load(optimizer: Any, layers: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """The inverse, also for an optimizer that has not stepped yet. Copies. Raises ``ValueError`` if it does not fit."""
+    names = _names(optimizer, layers)
+    parameters = {names[parameter.name]: parameter for parameter in _parameters(optimizer)}
+    kept = state["parameters"]
+    unknown = sorted(kept.keys() - parameters.keys())
+    if unknown:
+        raise ValueError(f"it has no parameter {', '.join(unknown[:5])} any more")
+    _forget(optimizer, {names[own] for own in names} - kept.keys(), names)
+    _create(optimizer, [parameters[name] for name in kept])
+    names = _names(optimizer, layers)  # once more: now it has its master weights
+    places: dict[tuple[str, str], Any] = {}
+    for kind, values in optimizer._accumulators.items():
+        places.update({(_name(names, own), kind): tensor for own, tensor in values.items()})
+    places.update({(_name(names, own), _MASTER): tensor for own, tensor in _masters(optimizer).items()})
+    for name, saved in kept.items():
+        for kind, value in saved.items():
+            place = places.get((name, kind))
+            if place is None or list(place.shape) != list(value.shape):
+                raise ValueError(f"it has no {kind} of shape {list(value.shape)} for {name}")
+            place.set_value(value)
+    if isinstance(optimizer._learning_rate, LRScheduler):
+        if "scheduler" in state:
+            optimizer._learning_rate.set_state_dict(state["scheduler"])
+    elif "learning_rate" in state:
+        optimizer.set_lr(state["learning_rate"])
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    groups = optimizer._parameter_list
+    if groups and isinstance(groups[0], dict):
+        return [parameter for each in groups for parameter in each["params"]]
+    return list(groups)
+
+
+def _names(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, str]:
+    """Paddle's name of a parameter, or of its master weight, to ours."""
+    kept = {
+        parameter.name: f"{layer_name}.{name}"
+        for layer_name, layer in reversed(list(layers.items()))  # the first one to hold it names it
+        for name, parameter in layer.named_parameters()
+    }
+    found = {
+        parameter.name: kept.get(parameter.name, f"parameter {number}")
+        for number, parameter in enumerate(_parameters(optimizer))
+    }
+    masters = _masters(optimizer)
+    return found | {masters[own].name: name for own, name in found.items() if own in masters}
+
+
+def _name(names: Mapping[str, str], own: str) -> str:
+    if own not in names:
+        raise StateError(f"the optimizer keeps values for {own}, which is none of its parameters")
+    return names[own]
+
+
+def _masters(optimizer: Any) -> dict[str, Any]:
+    return getattr(optimizer, "_master_weights", None) or {}
+
+
+def _is_held(optimizer: Any, parameter: Any) -> bool:
+    return any(key.startswith(f"{parameter.name}_") for key in optimizer._accumulators_holder)
+
+
+def _create(optimizer: Any, parameters: list[Any]) -> None:
+    """Make the tensors that the first step would make. It does nothing for parameters that have them."""
+    if parameters:
+        base: Any = framework
+        with base.dygraph_guard_if_declarative():
+            optimizer._create_accumulators(base.default_main_program().global_block(), parameters)
+
+
+def _forget(optimizer: Any, unsaved: set[str], names: Mapping[str, str]) -> None:
+    """Parameters that had not been stepped when this was saved begin anew, should they have been stepped since."""
+    own_names = {own for own, name in names.items() if name in unsaved}
+    for values in optimizer._accumulators.values():
+        for own in own_names & values.keys():
+            del values[own]
+    for own in own_names & _masters(optimizer).keys():
+        del optimizer._master_weights[own]
+    created = getattr(optimizer, "_already_create_accumulator", None)
+    if created:
+        created.difference_update(own_names)

@@ -1,0 +1,143 @@
+"""When a worker may pass a step boundary: its side of the agreement on where all workers stop. Pure logic.
+
+Whoever calls it holds a lock: ``hold`` comes on a side thread, ``arrive`` on the one that trains.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from edl.wire.messages import Purpose
+
+
+class RoundOver(BaseException):
+    """Unwinds ``train`` when its round is over. Not an ``Exception``, so that scripts do not swallow it."""
+
+
+class Turn(enum.Enum):
+    """What a worker does at a boundary."""
+
+    WAIT = "wait"
+    """Others may be ahead: ask again after the next message."""
+    PASS = "pass"  # noqa: S105 - no password
+    SAVE = "save"
+    """Pass, and have the commit written."""
+    SWITCH = "switch"
+    """Commit and park."""
+    KILL = "kill"
+    """Commit, have it written, and park."""
+    OVER = "over"
+    """The round is over: park without a commit."""
+
+
+_AT_TARGET = {Purpose.SAVE: Turn.SAVE, Purpose.SWITCH: Turn.SWITCH, Purpose.KILL: Turn.KILL}
+
+
+class Boundary:
+    """The boundaries of one round after the other.
+
+    Each worker says which boundary it has passed and holds at the next; the target is the highest number said plus
+    one. So nobody has passed the target when it is set, and everybody can reach it.
+    """
+
+    def __init__(self) -> None:
+        self.passed = 0
+        """Commit number of the last boundary passed."""
+        self.leaving = ""
+        """Why this worker parks at or before its next boundary, as soon as that is settled."""
+        self.target = 0
+        """Commit number where something is to be done; 0 for none."""
+        self.left = False
+        """It has been told at a boundary to park."""
+        self._begun = 0
+        self._missed = 0
+        self._hold = 0
+        self._purpose = Purpose.SAVE
+        self._over = True
+        self._stopping = False
+
+    def begin(self, commit: int) -> None:
+        """A new round that starts from this commit."""
+        self.passed = self._begun = commit
+        self._missed = 0
+        self._over = self.left = False
+        self._forget()
+
+    def hold(self, hold: int) -> int:
+        """Wait at the next boundary. Returns the last one passed. A later hold replaces an earlier one."""
+        self._forget()
+        self._hold = hold
+        return self.passed
+
+    def set_target(self, hold: int, commit: int, purpose: Purpose, reason: str) -> bool:
+        """Go on to this commit, and act there. False when it is about another hold, or too late."""
+        if hold != self._hold or not hold:
+            return False
+        if commit <= self.passed:
+            self._forget()
+            return False
+        self.target, self._purpose = commit, purpose
+        if purpose is not Purpose.SAVE and not self._stopping:
+            self.leaving = reason or purpose.value
+        return True
+
+    def release(self, hold: int) -> bool:
+        """Go on as if nothing had been asked. False when it is about another hold."""
+        if hold != self._hold:
+            return False
+        self._forget()
+        return True
+
+    def end(self) -> None:
+        """The round is broken: whoever holds or arrives is told so."""
+        self._missed = self.missed
+        self._over = True
+        self._forget()
+
+    def stop(self, reason: str) -> None:
+        """Park at the next boundary, whatever the others do."""
+        self._stopping = True
+        self.leaving = reason or "told to stop"
+
+    def arrive(self, commit: int) -> Turn:
+        """The training thread stands before this boundary. Any answer but ``WAIT`` lets it pass (or leave)."""
+        if self._over:
+            self.left = True
+            return Turn.OVER
+        if self._stopping:
+            return self._leave(commit, Turn.SWITCH)
+        if not self._hold or commit < self.target:
+            self.passed = commit
+            return Turn.PASS
+        if not self.target:
+            return Turn.WAIT
+        turn = _AT_TARGET[self._purpose]
+        if turn is not Turn.SAVE:
+            return self._leave(commit, turn)
+        self.passed = commit
+        self._forget()
+        return turn
+
+    @property
+    def held(self) -> bool:
+        """Whether others are being asked, or have been told, where to stop."""
+        return bool(self._hold) and not self._over
+
+    @property
+    def missed(self) -> int:
+        """Boundaries that the others had passed when the target was set, if this worker has come to none at all."""
+        if self.passed != self._begun or not self.target:
+            return self._missed
+        return self.target - 1 - self.passed
+
+    def _leave(self, commit: int, turn: Turn) -> Turn:
+        self.passed = commit
+        # From here on every boundary says so: a script that swallows the unwinding is told again.
+        self._over = self.left = True
+        self._hold = self.target = 0
+        return turn
+
+    def _forget(self) -> None:
+        self._hold = self.target = 0
+        if not self._stopping:
+            self.leaving = ""

@@ -1,0 +1,80 @@
+"""``context()``: where this process stands in its world."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from edl.worker import session as sessions
+from edl.worker.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """This worker's place in the running world. Frozen: ask again in the next round."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: str
+    nodes: int
+    round: int
+    """From 1, the same number for all."""
+    should_stop: bool
+    """This worker is about to leave this world or to end: at the step boundary agreed on, or at the next."""
+    reason: str
+    """Why, if so."""
+    launched: bool
+    """Started by the launcher; else it is alone."""
+
+
+def context() -> Context:
+    """Where this process stands now. Before it has a place in a world, waits for one.
+
+    Processes that a worker starts, such as those that load data, are told the worker's place.
+    """
+    if sessions.is_helper(os.environ):
+        return _inherited()
+    return context_of(sessions.current())
+
+
+def context_of(session: Session) -> Context:
+    """The same for a given session."""
+    if session.seat is None:
+        session.enter(sessions.introduced() if session.framework is None else session.framework)
+        session.place()
+    seat, link = session.seat, session.link
+    assert seat is not None, "place() sets it"  # noqa: S101
+    reason = link.leaving if link is not None else ""
+    return Context(
+        rank=seat.rank,
+        local_rank=seat.local_rank,
+        world_size=seat.world_size,
+        local_world_size=seat.local_world_size,
+        node=seat.node,
+        nodes=seat.nodes,
+        round=seat.round,
+        should_stop=bool(reason),
+        reason=reason,
+        launched=link is not None,
+    )
+
+
+def _inherited() -> Context:
+    def number(name: str, default: int) -> int:
+        text = os.environ.get(name, "")
+        return int(text) if text.isdigit() else default
+
+    return Context(
+        rank=number("RANK", 0),
+        local_rank=number("LOCAL_RANK", 0),
+        world_size=number("WORLD_SIZE", 1),
+        local_world_size=number("LOCAL_WORLD_SIZE", 1),
+        node=os.environ.get("EDL_NODE_ID", ""),
+        nodes=number("EDL_NODES", 1),
+        round=number("EDL_ROUND", 1),
+        should_stop=False,
+        reason="",
+        launched=True,
+    )

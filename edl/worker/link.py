@@ -1,0 +1,477 @@
+"""A worker's connection to its agent: a side thread reads, the training thread asks and waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from edl.errors import CheckpointError, ProtocolError, StateError
+from edl.wire import local
+from edl.wire.datagrams import LARGEST_BYTES
+from edl.wire.local import Seat
+from edl.wire.messages import Purpose
+from edl.worker.boundary import Boundary, RoundOver, Turn
+from edl.worker.framework import Group
+
+_LONGEST_WAIT_S = 1.0
+"""A waiting thread looks about so often, even if nobody wakes it."""
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+_MOST_DESCRIPTORS = 4
+_MOST_BUFFERS = 4
+"""Of one stream: the agent has at most so many. The oldest is unmapped when there would be more."""
+_SMALL_BYTES = 256 * 1024
+"""A buffer may be so much more than twice too large."""
+_Answer = TypeVar("_Answer")
+
+
+class Memory:
+    """A mapped memory file. Shared and writable, or a private view that may be written without anybody noticing."""
+
+    def __init__(self, descriptor: int, size: int, *, private: bool) -> None:
+        """Raises ``OSError`` or ``ValueError`` when the file is shorter, or cannot be mapped."""
+        self.size = size
+        access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
+        self._map = mmap.mmap(descriptor, size, access=access)
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        """Unmap it; later, if somebody still looks at it."""
+        # An array made over it keeps the mapping alive; it goes when the last of them does.
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._map.close()
+
+
+@dataclass
+class _Stream:
+    """Buffers of one stream."""
+
+    maps: dict[int, Memory]
+    """By number of the buffer."""
+    ready: tuple[int, int] | None = None
+    """Number and size of the buffer to write next."""
+    due: int = 0
+    """Answers to come: exactly one for each ``Want`` and each ``Committed``, in their order. Only the last one counts:
+    what an earlier one offers may have been taken back or handed over since."""
+    needed: int = 0
+    """Bytes of the newest snapshot."""
+    refused: str = ""
+    """Why there is none."""
+    unknown: int = 0
+    """Buffers in a row that came without their descriptor."""
+
+    def map(self, number: int, memory: Memory) -> None:
+        """Add a buffer, and unmap those that the agent will not hand out again: they would be no good for a snapshot
+        of the present size, or are more than it ever has."""
+        self.drop(number)
+        for other, old in list(self.maps.items()):
+            if not self.needed <= old.size <= 2 * self.needed + _SMALL_BYTES:
+                self.drop(other)
+        while len(self.maps) >= _MOST_BUFFERS:
+            self.drop(next(iter(self.maps)))
+        self.maps[number] = memory
+
+    def drop(self, number: int) -> None:
+        """Unmap a buffer."""
+        old = self.maps.pop(number, None)
+        if old is not None:
+            old.close()
+
+
+def _end_process() -> None:
+    sys.stderr.write("edl: the launcher is gone, so this worker ends\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for link in _links:
+        link.let_go()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Link:
+    """The agent's other end is ``edl/agent/desk.py``."""
+
+    def __init__(self, channel: socket.socket, gone: Callable[[], None] = _end_process) -> None:
+        """``gone``: called on the side thread when the agent has closed the connection."""
+        self._channel = channel
+        self._gone = gone
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._boundary = Boundary()
+        self._place: Seat | None = None
+        self._round = 0
+        self._broken = 0
+        self._why = ""
+        self._stop: str | None = None
+        self._group: tuple[int, Group] | None = None
+        self._streams = {name: _Stream({}) for name in (local.STATE, local.OWN)}
+        self._pieces: dict[str, Memory | str] = {}
+        self._thread = threading.Thread(target=self._read, name="edl-link", daemon=True)
+        _links.add(self)
+
+    @classmethod
+    def connect(cls, address: str, gone: Callable[[], None] = _end_process) -> Link:
+        """Connect to the agent at an abstract address and begin to listen to it. Raises ``OSError``."""
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            channel.connect("\0" + address)
+        except OSError:
+            channel.close()
+            raise
+        link = cls(channel, gone)
+        link.start()
+        return link
+
+    def start(self) -> None:
+        """Begin to listen."""
+        # Signals are for the thread that trains: it is the one whose waiting they must interrupt.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(_FAULTS))
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def close(self) -> None:
+        """Take leave of the agent without ending the process."""
+        self._gone = lambda: None
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._channel.close()
+        with self._changed:
+            for stream in self._streams.values():
+                for memory in stream.maps.values():
+                    memory.close()
+                stream.maps.clear()
+            self._drop_pieces()
+
+    def let_go(self) -> None:
+        """In a forked child: nothing of the connection may stay open there, or the agent would not see it end."""
+        self._changed = threading.Condition()
+        self._channel.close()
+
+    def send(self, message: local.ToAgent) -> None:
+        """Say something to the agent."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                "state is committed and worlds are joined in the worker's own process, not in a forked one"
+            )
+        try:
+            self._channel.send(local.encode_to_agent(message))
+        except OSError:
+            # The side thread sees the end as well; whoever is first ends the process.
+            self._gone()
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    def wait_for_place(self) -> Seat:
+        """The next place in a world. Raises ``SystemExit(0)`` when the agent says to stop instead."""
+
+        def placed() -> Seat | None:
+            if self._stop is not None:
+                raise SystemExit(0)
+            place, self._place = self._place, None
+            return place
+
+        return self._wait(placed)
+
+    def broken(self, number: int) -> bool:
+        """Whether the round is over, or this worker has been told to stop."""
+        with self._changed:
+            return self._broken >= number
+
+    def wait_until_broken(self, number: int, longest_s: float) -> bool:
+        """Wait for the news that a round is over; False when it does not come."""
+        return self._wait(lambda: self._broken >= number or self._stop is not None, longest_s) is True
+
+    @property
+    def why_over(self) -> str:
+        """Why the last round was broken."""
+        return self._why
+
+    @property
+    def leaving(self) -> str:
+        """Why this worker is to park or stop, once that is settled; else empty."""
+        with self._changed:
+            return self._boundary.leaving
+
+    @property
+    def left(self) -> bool:
+        """Whether this worker has been told at a boundary to park."""
+        with self._changed:
+            return self._boundary.left
+
+    @property
+    def held(self) -> bool:
+        """See ``Boundary.held``."""
+        with self._changed:
+            return self._boundary.held
+
+    @property
+    def missed(self) -> int:
+        """See ``Boundary.missed``."""
+        with self._changed:
+            return self._boundary.missed
+
+    def register(self, number: int, group: Group) -> None:
+        """From now on a break of this round aborts the group, at once if the round is broken already."""
+        with self._changed:
+            self._group = (number, group)
+            broken = self._broken >= number
+        if broken:
+            _abort(group)
+
+    # --- boundaries --------------------------------------------------------------------------------------------------
+
+    def arrive(self, commit: int) -> Turn:
+        """Stand before a boundary until it may be passed. Raises ``RoundOver``."""
+
+        def turn() -> Turn | None:
+            answer = self._boundary.arrive(commit)
+            return None if answer is Turn.WAIT else answer
+
+        answer = self._wait(turn)
+        if answer is Turn.OVER:
+            raise RoundOver(self._why)
+        return answer
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def buffer(self, stream: str, size: int) -> tuple[int, memoryview]:
+        """Number and memory of the buffer for a stream's next snapshot. Raises ``RoundOver``, and ``CheckpointError``
+        with the reason when there is no memory for it."""
+        mine = self._streams[stream]
+        mine.needed = size
+
+        def ready() -> tuple[int, memoryview] | bool | None:
+            if not mine.due:
+                if mine.ready is not None and mine.ready[1] >= size:
+                    return mine.ready[0], mine.maps[mine.ready[0]].view
+                if mine.refused:
+                    return True
+            if self._broken >= self._round:
+                raise RoundOver(self._why)
+            if not mine.due:
+                self._want(stream, size)
+            return None
+
+        found = self._wait(ready)
+        if not isinstance(found, tuple):
+            raise CheckpointError(mine.refused)
+        return found
+
+    def committed(self, message: local.Committed) -> None:
+        """Hand over a filled buffer."""
+        with self._changed:
+            stream = self._streams[message.stream]
+            stream.ready = None
+            stream.due += 1
+            self.send(message)
+
+    def _want(self, stream: str, size: int) -> None:
+        self._streams[stream].ready = None
+        self._streams[stream].due += 1
+        self.send(local.Want(stream, size))
+
+    def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[Memory, _Answer] | str:
+        """The piece of state that was asked for, and what ``fits`` says of it; or why there is none.
+
+        ``fits`` returns None for a piece that belongs to an earlier question. The memory is the caller's to close.
+        Raises ``RoundOver``.
+        """
+        while True:
+            found: Memory | str = self._wait(lambda: self._take_piece(stream))
+            if isinstance(found, str):
+                return found
+            try:
+                answer = fits(found.view)
+            except BaseException:
+                found.close()
+                raise
+            if answer is not None:
+                return found, answer
+            found.close()
+
+    def _take_piece(self, stream: str) -> Memory | str | None:
+        if self._broken >= self._round:
+            raise RoundOver(self._why)
+        return self._pieces.pop(stream, None)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, ask: Callable[[], _Answer | None], longest_s: float | None = None) -> _Answer | Any:
+        """What ``ask`` returns, under the lock, as soon as it is neither None nor False. None when time is over."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                "state is committed and worlds are joined in the worker's own process, not in a forked one"
+            )
+        deadline = None if longest_s is None else time.monotonic() + longest_s
+        with self._changed:
+            while True:
+                answer = ask()
+                if answer is not None and answer is not False:
+                    return answer
+                left_s = _LONGEST_WAIT_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_WAIT_S)
+                if left_s <= 0:
+                    return None
+                self._changed.wait(left_s)
+
+    # --- the side thread ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(
+                    self._channel, LARGEST_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                break
+            try:
+                self._take(local.decode_to_worker(data), descriptors)
+            except (ProtocolError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                sys.stderr.write(f"edl: a message of the agent could not be used: {type(error).__name__}: {error}\n")
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        self._gone()
+
+    def _take(self, message: local.ToWorker, descriptors: list[int]) -> None:
+        group = None
+        with self._awakening():
+            match message:
+                case local.Place():
+                    self._sit(_read_seat(descriptors[0]))
+                case local.Break():
+                    group = self._break(message)
+                case local.Stop(reason):
+                    self._stop = reason
+                    self._boundary.stop(reason)
+                case local.Hold(number, hold):
+                    if number == self._round:
+                        # Under the lock: no boundary is passed between looking and answering.
+                        self.send(local.Here(hold, self._boundary.hold(hold)))
+                case local.Target(hold, commit, purpose, reason):
+                    self._boundary.set_target(hold, commit, Purpose(purpose), reason)
+                case local.Release(hold):
+                    self._boundary.release(hold)
+                case local.Buffer():
+                    self._take_buffer(message, descriptors)
+                case local.NoBuffer(name, why):
+                    mine = self._streams[name]
+                    mine.due = max(0, mine.due - 1)
+                    mine.ready, mine.refused = None, why or "no reason given"
+                case local.Piece(name, size):
+                    self._keep_piece(name, _mapped(descriptors[0], size, private=True))
+                case local.NoPiece(name, why):
+                    self._keep_piece(name, why or "no reason given")
+        if group is not None:
+            _abort(group)
+
+    @contextlib.contextmanager
+    def _awakening(self) -> Iterator[None]:
+        with self._changed:
+            try:
+                yield
+            finally:
+                self._changed.notify_all()
+
+    def _sit(self, seat: Seat) -> None:
+        if seat.round <= self._round:
+            return  # said twice
+        self._place, self._round = seat, seat.round
+        if self._broken < seat.round:
+            self._boundary.begin(seat.restore_commit)
+        for stream in self._streams.values():
+            stream.refused = ""  # there may be memory now
+        self._drop_pieces()
+
+    def _break(self, message: local.Break) -> Group | None:
+        """Returns the group to abort."""
+        if message.round <= self._broken:
+            return None
+        self._broken, self._why = message.round, message.reason
+        if message.round >= self._round:
+            self._boundary.end()
+        if self._group is None or self._group[0] > message.round:
+            return None
+        return self._group[1]
+
+    def _take_buffer(self, message: local.Buffer, descriptors: list[int]) -> None:
+        stream, number, size = self._streams[message.stream], message.buffer, message.size
+        memory = _mapped(descriptors[0], size, private=False) if descriptors else None
+        if isinstance(memory, Memory):
+            stream.map(number, memory)
+        stream.due = max(0, stream.due - 1)
+        if stream.due:
+            return
+        stream.ready, stream.refused = None, ""
+        if isinstance(memory, str):
+            stream.refused = memory
+        elif number in stream.maps:
+            stream.ready, stream.unknown = (number, size), 0
+        elif stream.unknown < _MOST_BUFFERS:
+            # Unmapped too early, as it did not fit in between. The agent gives a new one for what this one cannot hold.
+            stream.unknown += 1
+            self._want(message.stream, size + 1)
+        else:
+            stream.refused = f"buffer {number} of {size} bytes came without its descriptor"
+
+    def _keep_piece(self, stream: str, piece: Memory | str) -> None:
+        old = self._pieces.pop(stream, None)
+        if isinstance(old, Memory):
+            old.close()
+        self._pieces[stream] = piece
+
+    def _drop_pieces(self) -> None:
+        for piece in self._pieces.values():
+            if isinstance(piece, Memory):
+                piece.close()
+        self._pieces.clear()
+
+
+def _abort(group: Group) -> None:
+    try:
+        group.abort()
+    except Exception as error:  # noqa: BLE001 - the side thread must live on to hear of the next world
+        sys.stderr.write(f"edl: aborting the communicator failed: {type(error).__name__}: {error}\n")
+
+
+def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:
+    """The memory, or why it could not be had: somebody waits for the answer."""
+    try:
+        return Memory(descriptor, size, private=private)
+    except (OSError, ValueError) as error:
+        return f"{size} bytes of shared memory could not be mapped: {error}"
+
+
+def _read_seat(descriptor: int) -> Seat:
+    size = os.fstat(descriptor).st_size
+    data = b""
+    while len(data) < size:
+        part = os.pread(descriptor, size - len(data), len(data))
+        if not part:
+            break
+        data += part
+    fields = json.loads(data)
+    fields["endpoints"] = tuple(fields["endpoints"])
+    return Seat(**fields)

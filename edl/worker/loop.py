@@ -1,0 +1,133 @@
+"""``run``: calls the script's ``train(state)`` again after every change of membership, with the state restored."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from edl.errors import StateError
+from edl.wire.local import Underway
+from edl.worker import session as sessions
+from edl.worker.boundary import RoundOver
+from edl.worker.framework import Framework
+from edl.worker.session import Session
+from edl.worker.state import State
+
+LOST_PATIENCE_S = 10.0
+"""After a collective has failed: so long may it take until the Master says that the round is over. Then it is the
+script's own failure."""
+_FEW = 10
+"""Boundaries that a worker may be behind the others without suspicion: an accelerator's queue is not that long."""
+Train = TypeVar("Train", bound=Callable[..., Any])
+
+
+def make_run(framework: Framework, session: Callable[[], Session] = sessions.current) -> Callable[[Train], Train]:
+    """The decorator ``run`` of a framework.
+
+    ``train(state, ...)`` then parks until this worker has a place in a world, and is called with the state of the
+    world's commit. It is unwound, by a ``BaseException`` from ``state.commit()`` or by the exception of a collective
+    that lost a peer, and called again, as often as the world changes. What it returns is returned.
+    """
+    sessions.introduce(framework)
+
+    def run(train: Train) -> Train:
+        @functools.wraps(train)
+        def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+            return _drive(session(), framework, state, lambda: train(state, *args, **kwargs))
+
+        return cast(Train, wrapper)
+
+    return run
+
+
+def connect(framework: Framework, why_not: str = "") -> None:
+    """Wait for a place and form the communicator now, ahead of ``run``: for models that cannot be built without one.
+
+    ``why_not``: why such a worker cannot rejoin in process. Such a worker, and only such a one, may call this.
+    """
+    session = sessions.current()
+    session.enter(framework, why_not)
+    session.connect()
+
+
+def _drive(session: Session, framework: Framework, state: State, train: Callable[[], Any]) -> Any:
+    _check(session, state)
+    session.state = state
+    session.enter(framework, "its state is sharded" if state._sharded else "")
+    while True:
+        session.place()
+        try:
+            _join(session, state)
+            session.training = True
+            result = train()
+            if session.link is not None and session.link.held:
+                # All workers are to stop at a boundary, and this was the last one: one more is made here, so that the
+                # end of the training does not meet the change of the world.
+                state.commit()
+            session.training = False
+            if not _left(session):
+                session.passed()
+                return result
+        except (RoundOver, Exception) as error:
+            if not _is_over(session, error):
+                raise
+            _forget_frames(error)
+        finally:
+            session.training = False
+        session.leave()
+
+
+def _check(session: Session, state: State) -> None:
+    if not isinstance(state, State):
+        raise StateError(f"a function decorated with run takes a State first, not a {type(state).__name__}")
+    if session.training:
+        raise StateError("a function decorated with run was called inside another one; call the plain function")
+    if session.state is not None and session.state is not state:
+        raise StateError("one State for each process: run was called with another one before")
+
+
+def _join(session: Session, state: State) -> None:
+    """Communicator and state of the current round, unless an earlier ``run`` in it has made them ready."""
+    if session.underway:
+        return
+    seat = session.place()
+    state._ask(session, seat)
+    session.connect()
+    state._begin(session, seat)
+    session.underway = True
+    if session.link is not None:
+        session.link.send(Underway(seat.round))
+
+
+def _left(session: Session) -> bool:
+    """Whether ``train`` returned although it was unwound: the script has swallowed that."""
+    return session.link is not None and session.link.left
+
+
+def _is_over(session: Session, error: BaseException) -> bool:
+    """Whether ``train`` is to be called again in the next round. Raises ``StateError`` when it would come to the same
+    trouble there."""
+    over = session.is_over(error, LOST_PATIENCE_S)
+    if session.link is not None and not isinstance(error, RoundOver) and session.link.missed > _FEW:
+        raise StateError(
+            f"the other workers have passed {session.link.missed} boundaries in round "
+            f"{session.seat.round if session.seat else 0} and this one none: commit() is to be called by every worker"
+        ) from error
+    return over
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of all that ``train`` and what it called held, so that it dies before the next round, not whenever."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        chain += [one.__cause__, one.__context__]
+        if one.__traceback__ is not None:
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = None

@@ -1,0 +1,256 @@
+"""This process's part in the job: its link to the agent, its place in the world, its communicator."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+from edl.errors import ProtocolError, StateError, UsageError
+from edl.wire import local
+from edl.wire.local import AGENT_VARIABLE, Seat
+from edl.worker.boundary import RoundOver, Turn
+from edl.worker.framework import Framework, Group
+from edl.worker.link import Link
+
+WORKER_VARIABLE = "EDL_WORKER_PID"
+"""Set by a worker once it is connected, so that processes that it starts do not take themselves for it."""
+_FRAMEWORKS = ("edl.torch", "edl.paddle")
+_MOST_RETIRING = 2
+"""Old communicators that wait for a calm moment; more are freed without one."""
+
+
+def note(text: str) -> None:
+    """A line on stderr for the person who reads the worker's log."""
+    sys.stderr.write(f"edl: {text}\n")
+    sys.stderr.flush()
+
+
+class Session:
+    """One for each process; ``current()`` is this one's."""
+
+    def __init__(self, link: Link | None, environment: MutableMapping[str, str]) -> None:
+        self.link = link
+        """None when there is no launcher."""
+        self.environment = environment
+        self.framework: Framework | None = None
+        self.seat: Seat | None = None
+        """The place in the running world, or in the last one."""
+        self.state: object = None
+        """The one ``State`` of this process, once ``run`` has seen it."""
+        self.training = False
+        """Inside a function that ``run`` calls."""
+        self.rejoins = True
+        self.underway = False
+        """This round's state has been restored."""
+        self._entered: bool | None = None
+        self._left = True
+        """``seat`` is one to be replaced."""
+        self._group: Group | None = None
+        self._connected = False
+        self._retiring: list[Group] = []
+
+    # --- the way into a world ----------------------------------------------------------------------------------------
+
+    def enter(self, framework: Framework, why_not: str = "") -> None:
+        """Tell the agent what this worker is. ``why_not``: why it cannot rejoin in process, beyond the framework's own
+        reason. Does nothing when it has been said before."""
+        self.framework = framework
+        if self.link is None:
+            return
+        why_not = framework.why_not_in_process() or why_not
+        if self._entered is None or (self._entered and why_not):
+            self.rejoins = self._entered = not why_not
+            self.link.send(local.Enter(framework.name, self.rejoins, why_not))
+
+    def place(self) -> Seat:
+        """The current place if its round still runs; else park and wait for the next one. Raises ``SystemExit(0)`` when
+        there will be none."""
+        if self.seat is not None and not self._left:
+            if self.link is None or not self.link.broken(self.seat.round):
+                return self.seat
+            self.leave()
+        if self.link is None:
+            seat = _alone(self.environment)
+        else:
+            if self.rejoins:
+                self.link.send(local.Parked(self.seat.round if self.seat is not None else 0))
+            elif self.seat is not None:
+                # The agent starts another process into the next world.
+                raise SystemExit(0)
+            seat = self.link.wait_for_place()
+        self._set_aside()
+        self.environment.update(seat.environment)
+        self.seat, self._left, self.underway = seat, False, False
+        return seat
+
+    def connect(self) -> Seat:
+        """Form the communicator of the current place, unless that is done already. Raises what the framework raises
+        when a peer is lost meanwhile."""
+        seat = self.place()
+        if not self._connected:
+            assert self.framework is not None, "enter comes first"  # noqa: S101
+            self._group = group = self.framework.prepare(seat)
+            if self.link is not None:
+                self.link.register(seat.round, group)
+            self.framework.connect(group, seat)
+            self._connected = True
+        return seat
+
+    def leave(self) -> None:
+        """This round is over for this worker. The communicator stays until the next place is known: then all others
+        have left it too, and none of them is disturbed while it finishes its last step."""
+        self._left = True
+
+    def _set_aside(self) -> None:
+        group, self._group, self._connected = self._group, None, False
+        if group is not None:
+            group.abort()
+            self._retiring.append(group)
+        if len(self._retiring) > _MOST_RETIRING:
+            self._retiring.pop(0).retire()
+
+    # --- boundaries --------------------------------------------------------------------------------------------------
+
+    def arrive(self, commit: int) -> Turn:
+        """Stand before a boundary until it may be passed. Raises ``RoundOver``."""
+        return Turn.PASS if self.link is None else self.link.arrive(commit)
+
+    def passed(self) -> None:
+        """A boundary is behind: a calm moment to free what the last round left."""
+        if self._retiring:
+            # What still holds on to an old group must go before it.
+            gc.collect()
+            while self._retiring:
+                self._retiring.pop(0).retire()
+
+    # --- what can be told --------------------------------------------------------------------------------------------
+
+    def is_over(self, error: BaseException, patience_s: float) -> bool:
+        """Whether this exception means that the round is over, and not that the script has failed."""
+        if self.link is None or self.seat is None:
+            return False
+        if isinstance(error, RoundOver):
+            return True
+        if not self.link.broken(self.seat.round):
+            if not (isinstance(error, PeersLost) or self._lost_peers(error)):
+                return False
+            # So that others who wait for this worker notice, too.
+            if self._group is not None:
+                self._group.abort()
+            return self.link.wait_until_broken(self.seat.round, patience_s)
+        if not self._lost_peers(error):
+            note(f"in round {self.seat.round}, which is over: {type(error).__name__}: {error}")
+        return True
+
+    def _lost_peers(self, error: BaseException) -> bool:
+        return self.framework is not None and self.framework.lost_peers(error)
+
+
+class PeersLost(ProtocolError):
+    """A part of the state that a peer had could not be had: the news that the peer is gone should follow."""
+
+
+_current: Session | None = None
+_introduced: Framework | None = None
+
+
+def current() -> Session:
+    """The session of this process. Connects to the agent when asked for the first time."""
+    global _current
+    if _current is None:
+        _current = _open(os.environ)
+    return _current
+
+
+def introduce(framework: Framework) -> None:
+    """The framework that this script uses."""
+    global _introduced
+    _introduced = framework
+
+
+def introduced() -> Framework:
+    """The framework that this script uses. Raises ``StateError`` when it uses none through edl."""
+    if _introduced is None:
+        # They load their parts as they are asked for, and this one introduces the framework. The launcher's own parts
+        # may have loaded both packages; the script has taken context() from its own.
+        loaded = [name for name in _FRAMEWORKS if name in sys.modules]
+        for name in sorted(loaded, key=lambda name: "context" not in vars(sys.modules[name]))[:1]:
+            importlib.import_module(f"{name}.state")
+    if _introduced is None:
+        raise StateError("import edl.torch or edl.paddle before asking for a place in the world")
+    return _introduced
+
+
+def is_helper(environment: MutableMapping[str, str]) -> bool:
+    """Whether this process was started by a worker, such as one that loads data."""
+    return environment.get(WORKER_VARIABLE, "") not in ("", str(os.getpid()))
+
+
+def _open(environment: MutableMapping[str, str]) -> Session:
+    address = environment.get(AGENT_VARIABLE, "")
+    if is_helper(environment):
+        raise StateError("this process was started by a worker; only the worker itself can take part in training")
+    if not address:
+        return Session(None, environment)
+    try:
+        link = Link.connect(address)
+    except OSError as error:
+        raise ProtocolError(f"cannot reach the launcher's socket @{address} ({AGENT_VARIABLE}): {error}") from error
+    environment[WORKER_VARIABLE] = str(os.getpid())
+    return Session(link, environment)
+
+
+def _alone(environment: MutableMapping[str, Any]) -> Seat:
+    """The only place in a world of one, for a script started without a launcher."""
+    for variable in ("WORLD_SIZE", "PADDLE_TRAINERS_NUM"):
+        if environment.get(variable, "1") not in ("", "1"):
+            raise UsageError(
+                f"{variable}={environment[variable]}, but {AGENT_VARIABLE} is not set: another launcher started this "
+                "script, and edl would train alone in each of its processes. Start it with python -m edl.launch"
+            )
+    master, endpoint = (f"127.0.0.1:{port}" for port in _free_ports(2))
+    for variable, value in (
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", master.rpartition(":")[2]),
+    ):
+        environment.setdefault(variable, value)
+    return Seat(
+        round=1,
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        local_world_size=1,
+        node=socket.gethostname(),
+        nodes=1,
+        position=0,
+        endpoints=(endpoint,),
+        master=master,
+        era=0,
+        restore_era=0,
+        restore_commit=0,
+        shards=1,
+        stored=False,
+        checkpoint_dir="",
+        token="",
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on right now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

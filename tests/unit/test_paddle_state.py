@@ -1,0 +1,257 @@
+"""Paddle's tensors, optimizers and generators as what ``State`` keeps."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("paddle") is None:
+    pytest.skip("paddle is not installed", allow_module_level=True)
+
+import paddle
+
+import edl.paddle
+from edl.errors import StateError
+from edl.paddle.arrays import PaddleArrays
+from edl.paddle.framework import FRAMEWORK
+from edl.paddle.optimizer_state import capture, load
+from edl.paddle.state import State
+from edl.wire.snapshot import Meta
+from edl.worker.ring import PeerLost
+from edl.worker.state import _Kept
+
+pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore:When training, we now always track")]
+
+KINDS = [
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"),
+    *("float8_e4m3fn", "float8_e5m2"),
+]
+nn: Any = paddle.nn
+optim: Any = paddle.optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [[], [5], [3, 4], [0, 3]])
+def test_a_tensor_becomes_bytes_and_returns(kind: Any, shape: list[int]) -> None:
+    arrays = PaddleArrays()
+    tensor: Any = (paddle.ones(shape) * 3).astype(kind)
+    info = arrays.info(tensor)
+    assert info.shape == tuple(shape)
+    buffer = bytearray(info.size)
+    arrays.copy_out([tensor], [memoryview(buffer)])
+    found = arrays.copy(arrays.view(info, memoryview(bytes(buffer))))
+    assert found.dtype == tensor.dtype
+    assert found.shape == tensor.shape
+    assert found.astype("float32").numpy().tolist() == tensor.astype("float32").numpy().tolist()
+
+
+def test_a_view_shares_memory_and_a_copy_does_not() -> None:
+    arrays = PaddleArrays()
+    data = bytearray(np.arange(4, dtype=np.float32).tobytes())
+    view = arrays.view(arrays.info(paddle.zeros([4])), memoryview(data))
+    copy = arrays.copy(view)
+    data[:4] = np.float32(9).tobytes()
+    assert view.tolist() == [9, 1, 2, 3]
+    assert copy.tolist() == [0, 1, 2, 3]
+
+
+def test_large_parameters_and_strided_tensors_are_copied_out() -> None:
+    arrays = PaddleArrays()
+    large: Any = nn.Linear(2000, 3000).weight
+    strided = paddle.randn([40, 60]).transpose([1, 0])
+    plain = np.arange(10)[::2]
+    values = [large, strided, plain]
+    buffers = [bytearray(arrays.info(value).size) for value in values]
+    arrays.copy_out(values, [memoryview(buffer) for buffer in buffers])
+    for value, buffer in zip(values, buffers, strict=True):
+        expected = value if isinstance(value, np.ndarray) else value.numpy()
+        assert bytes(buffer) == np.ascontiguousarray(expected).tobytes()
+
+
+def test_what_has_no_place_in_a_snapshot_is_refused() -> None:
+    arrays = PaddleArrays()
+    embedding = nn.Embedding(4, 2, sparse=True)
+    embedding(paddle.to_tensor([1])).sum().backward()
+    for value in (embedding.weight.grad, paddle.ones([2]).astype("complex128"), np.array(["text"])):
+        assert arrays.is_array(value)
+        with pytest.raises(StateError):
+            arrays.info(value)
+
+
+def build(kind: Any = "float32", learning_rate: Any = None) -> tuple[Any, Any]:
+    """A model, and an optimizer that has not stepped yet. Names are other ones each time."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1D(8), nn.Linear(8, 2))
+    net.to(dtype=kind)
+    rate = optim.lr.StepDecay(0.1, 2) if learning_rate is None else learning_rate
+    half = net[0].parameters()
+    groups = [{"params": half}, {"params": net[3].parameters(), "weight_decay": 0.1}]
+    return net, optim.AdamW(rate, parameters=groups, multi_precision=kind != "float32")
+
+
+def train(net: Any, optimizer: Any, steps: int) -> list[float]:
+    for step in range(steps):
+        net(paddle.to_tensor(np.linspace(-1, step, 12, dtype=np.float32).reshape(3, 4))).square().sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        if hasattr(optimizer._learning_rate, "step"):
+            optimizer._learning_rate.step()
+    found = [value for parameter in net.parameters() for value in parameter.numpy().reshape(-1).tolist()]
+    return [float(value) for value in found]
+
+
+def through_memory(state: State, other: State) -> None:
+    """What a commit and a restore do, without an agent."""
+    import mmap
+
+    for stream in ("state", "own"):
+        memory: list[mmap.mmap] = []
+
+        def room(size: int, memory: list[mmap.mmap] = memory) -> memoryview:
+            memory.append(mmap.mmap(-1, size))
+            return memoryview(memory[0])
+
+        state._write(stream, Meta("job", 1, 1, 1, 0, 1, "paddle"), room)
+        kept = _Kept(memory[0])
+        names = [name for name in other._objects if (name == "numbers") == (stream == "own")]
+        other._load(kept.parsed, kept.view, frozenset(names))
+
+
+@pytest.mark.parametrize("stepped", [0, 5])
+def test_a_rebuilt_model_goes_on_as_the_first_one(stepped: int) -> None:
+    net, optimizer = build()
+    state = State(model=edl.paddle.parallel(net), optimizer=optimizer, numbers=edl.paddle.RandomState(), epoch=3)
+    train(net, optimizer, 3)
+    again, optimizer_again = build()
+    train(again, optimizer_again, stepped)
+    other = State(model=again, optimizer=optimizer_again, numbers=edl.paddle.RandomState(), epoch=0)
+    through_memory(state, other)
+    assert other.epoch == 3
+    assert train(again, optimizer_again, 4) == train(net, optimizer, 4)
+    assert optimizer_again.get_lr() == optimizer.get_lr()
+
+
+def test_an_optimizer_that_had_not_stepped_is_restored_to_that() -> None:
+    net, optimizer = build()
+    kept = capture(optimizer, {"model": net})
+    assert kept["parameters"] == {}
+    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    expected = train(net, optimizer, 3)
+    kept["scheduler"] = {"last_epoch": 0, "last_lr": 0.1}
+    net.set_state_dict(weights)
+    load(optimizer, {"model": net}, kept)
+    assert train(net, optimizer, 3) == expected
+
+
+def test_names_are_those_of_the_layers() -> None:
+    net, optimizer = build(learning_rate=0.5)
+    train(net, optimizer, 1)
+    kept = capture(optimizer, {"model": net})
+    assert list(kept["parameters"]) == ["model.0.weight", "model.0.bias", "model.3.weight", "model.3.bias"]
+    assert sorted(kept["parameters"]["model.0.weight"]) == ["beta1_pow_acc", "beta2_pow_acc", "moment1", "moment2"]
+    assert kept["learning_rate"] == 0.5
+    assert next(iter(capture(optimizer, {})["parameters"])) == "parameter 0"
+
+
+def test_master_weights_are_kept() -> None:
+    net, optimizer = build("bfloat16")
+    program: Any = paddle.static.default_main_program()
+    optimizer._create_accumulators(program.global_block(), list(net[0].parameters()))
+    for number, master in enumerate(optimizer._master_weights.values()):
+        master.set_value(paddle.full(master.shape, number + 0.1))
+    kept = capture(optimizer, {"model": net})
+    assert sorted(kept["parameters"]["model.0.bias"])[2] == "master_weight"
+    again, optimizer_again = build("bfloat16")
+    load(optimizer_again, {"model": again}, kept)
+    values = capture(optimizer_again, {"model": again})["parameters"]
+    assert values["model.0.bias"]["master_weight"][0].item() == pytest.approx(1.1)
+
+
+def test_an_optimizer_loaded_by_paddle_itself_and_not_stepped_yet() -> None:
+    net, _ = build()
+    first = optim.Adam(0.1, parameters=net.parameters())
+    with paddle.utils.unique_name.guard():
+        train(net, first, 2)
+    saved = first.state_dict()
+    second = optim.Adam(0.1, parameters=net.parameters())
+    second.set_state_dict({name: tensor.clone() for name, tensor in saved.items()})
+    with paddle.utils.unique_name.guard():
+        kept = capture(second, {"model": net})["parameters"]
+    assert kept["model.0.bias"]["moment1"].tolist() == first._accumulators["moment1"][net[0].bias.name].tolist()
+
+
+def test_a_changed_model_is_refused() -> None:
+    net, optimizer = build()
+    train(net, optimizer, 1)
+    kept = capture(optimizer, {"model": net})
+    other = nn.Sequential(nn.Linear(4, 9))
+    with pytest.raises(ValueError, match=r"no parameter model.3.bias"):
+        load(optim.AdamW(0.1, parameters=other.parameters()), {"model": other}, kept)
+    with pytest.raises(StateError, match="not possible with Paddle"):
+        State(model=net, sharded=True)
+
+
+def numbers() -> tuple[Any, Any, float]:
+    return paddle.randn([3]).tolist(), np.random.rand(2).tolist(), random.random()
+
+
+def test_generators_go_on_where_they_stood_and_ranks_differ() -> None:
+    generators = edl.paddle.RandomState()
+    numbers()
+    kept = generators.state_dict()
+    expected = numbers()
+    generators.load_state_dict(kept)
+    assert numbers() == expected
+    found = []
+    for rank in (1, 2, 1):
+        generators.load_state_dict(kept)
+        generators.derive(rank)
+        found.append(numbers())
+    assert found[0] == found[2]
+    assert all(one != other != third for one, other, third in zip(*found[:2], expected, strict=True))
+
+
+def test_a_lost_peer_is_known_behind_other_exceptions() -> None:
+    try:
+        try:
+            raise PeerLost("gone")
+        except PeerLost as error:
+            raise SystemError("a call returned a result with an exception set") from error
+    except SystemError as error:
+        assert FRAMEWORK.lost_peers(error)
+    assert not FRAMEWORK.lost_peers(RuntimeError("gone"))
+
+
+def test_the_wrapper_is_as_the_layer() -> None:
+    net, _ = build()
+    model: Any = edl.paddle.parallel(net)
+    assert edl.paddle.parallel(model) is model
+    assert list(model.state_dict()) == list(net.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in net.named_parameters()]
+    model.eval()
+    assert not (model.training or net.training or net[2].training)
+    model.train()
+    assert model.training and net.training and net[2].training
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = model.nothing_like_it
+    inputs = paddle.ones([2, 4])
+    model.eval()
+    assert model(inputs).tolist() == net(inputs).tolist()
+    model.extra = nn.Linear(1, 1)
+    assert model.layer is net
+    assert "extra.weight" in net.state_dict()
+
+
+def test_importing_starts_no_thread_and_the_launchers_part_no_framework() -> None:
+    program = (
+        "import sys, edl.paddle, edl.paddle.startup; assert 'paddle' not in sys.modules;"
+        "from edl.paddle import *; from edl.paddle import parallel; import os, threading, paddle;"
+        "assert callable(parallel) and callable(run), parallel; print(threading.active_count())"
+    )
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert found.stdout == "1\n", found.stderr
