@@ -17,11 +17,21 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 
+from edl.adapters.stacks import stacks_of_program
 from edl.config import Standby
 from edl.errors import ProtocolError, WorkerStartError
-from edl.ports import NurseryLost, ProcessEvent, WorkerCommand, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.ports import (
+    CommandKind,
+    NurseryLost,
+    ProcessEvent,
+    WorkerCommand,
+    WorkerExited,
+    WorkerResumed,
+    WorkerSuspended,
+)
 from edl.wire.nursery import (
     LARGEST_BYTES,
+    Dump,
     Exited,
     Message,
     Note,
@@ -152,6 +162,16 @@ class NurseryProcesses:
         # A nursery that is gone has taken the worker with it.
         with contextlib.suppress(OSError, WorkerStartError):
             await self._send(Signal(pid, number), [])
+
+    async def dump(self, pid: int) -> None:
+        """See ``Processes.dump``. Programs are no Python of ours: they are looked at from outside, with ``py-spy``."""
+        if pid not in self._alive:
+            return
+        if self._command.kind is CommandKind.PROGRAM:
+            self._log(await asyncio.to_thread(stacks_of_program, pid))
+            return
+        with contextlib.suppress(OSError, WorkerStartError):
+            await self._send(Dump(pid), [])
 
     async def events(self) -> AsyncIterator[ProcessEvent]:
         """See ``Processes.events``."""

@@ -19,8 +19,8 @@ import grpc.aio
 from edl.errors import PortInUse, ProtocolError
 from edl.wire import codec
 from edl.wire.address import address
-from edl.wire.messages import AgentMessage, MasterMessage
-from edl.wire.status import EventsRequest, JobStatus, JournalEntry, Question
+from edl.wire.messages import AgentMessage, Asked, MasterMessage
+from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, Question
 
 SERVICE = "edl.v1.Master"
 _ACCEPTED = ("edl-master", "1")
@@ -71,6 +71,10 @@ class MasterService(Protocol):
         """History, and with ``follow`` what comes."""
         ...
 
+    def ask(self, asked: Asked) -> Answer:
+        """Take on what somebody asks for, or say why not."""
+        ...
+
 
 class MasterServer:
     """Listens for this launcher, whether or not it rules."""
@@ -89,6 +93,7 @@ class MasterServer:
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
             "Status": grpc.unary_unary_rpc_method_handler(self._status, _decode_question, codec.encode),
             "Events": grpc.unary_stream_rpc_method_handler(self._events, _decode_request, codec.encode),
+            "Ask": grpc.unary_unary_rpc_method_handler(self._ask, _decode_asked, codec.encode),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -132,6 +137,9 @@ class MasterServer:
         service = await self._ruling(context)
         async for entry in service.events(request):
             yield entry
+
+    async def _ask(self, request: Asked, context: Any) -> Answer:
+        return (await self._ruling(context)).ask(request)
 
 
 class Connection:
@@ -196,6 +204,13 @@ class MasterClient:
         async for entry in call:
             yield entry
 
+    async def ask(self, asked: Asked) -> Answer:
+        """Use a switch. Raises ``grpc.aio.AioRpcError``."""
+        method = self._channel.unary_unary(f"/{SERVICE}/Ask", codec.encode, _decode_answer)
+        reply: Any = method(asked, metadata=self._metadata, timeout=self._timeout_s)
+        answer: Answer = await reply
+        return answer
+
     async def close(self) -> None:
         """Let go of the connection."""
         await self._channel.close()
@@ -237,6 +252,14 @@ def _decode_question(data: bytes) -> Question:
 
 def _decode_request(data: bytes) -> EventsRequest:
     return codec.decode(EventsRequest, data)
+
+
+def _decode_asked(data: bytes) -> Asked:
+    return codec.decode(Asked, data)
+
+
+def _decode_answer(data: bytes) -> Answer:
+    return codec.decode(Answer, data)
 
 
 def _decode_status(data: bytes) -> JobStatus:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edl.agent import events as ev
+from edl.agent import hang
 from edl.agent.desk import Desk, Keeper
 from edl.agent.machine import begin, step
 from edl.agent.ports import PortReservation
 from edl.agent.state import AgentState, Outcome
+from edl.agent.switch_watch import SwitchFiles, SwitchWatch
 from edl.agent.workers import WorkerGroup
 from edl.errors import EdlError, StoreUnavailable
-from edl.ports import Clock, NurseryLost, Processes, ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.ports import (
+    Activity,
+    Clock,
+    NurseryLost,
+    Processes,
+    ProcessEvent,
+    WorkerExited,
+    WorkerResumed,
+    WorkerSuspended,
+)
 from edl.tasks import Alarm, Chores, end
 from edl.types import Round, Token
 from edl.wire.messages import (
     AgentMessage,
     Holding,
     KeepWith,
+    Kept,
     MasterMessage,
     NodeInfo,
     Preparing,
@@ -101,6 +113,10 @@ class Surroundings:
     """Get a new lease and register under it."""
     ruler_refused: Callable[[Token], None]
     log: Callable[[str], None]
+    activity: Callable[[Collection[int]], Mapping[int, Activity]]
+    """What workers have used so far. Blocks."""
+    switches: SwitchFiles | None = None
+    """The files by which somebody asks for a checkpoint, where there is a checkpoint directory."""
 
 
 class AgentShell:
@@ -119,6 +135,11 @@ class AgentShell:
         self._desk = Desk(around.workers.place, around.keeper, self.post, around.log)
         around.workers.meet_at(self._desk.address)
         self._alarm = Alarm(around.clock.now_s, lambda: self.post(ev.Tick()))
+        self._switches = (
+            SwitchWatch(around.switches, lambda: self._state, self._desk.progress, self.post)
+            if around.switches is not None
+            else None
+        )
         self._outcome: Outcome | None = None
         self._warming: Awaitable[str] | None = around.warming
 
@@ -136,6 +157,10 @@ class AgentShell:
         self._desk.open()
         self._chores.begin(self._watch_processes())
         self._chores.begin(self._stay_attached())
+        if self._switches is not None:
+            self._chores.begin(self._switches.run())
+        if self._state.timeouts.hang_s:
+            self._chores.begin(self._watch_for_hangs())
         try:
             await self._carry_out(begin(self._state))
             while self._outcome is None:
@@ -286,6 +311,24 @@ class AgentShell:
 
     async def _hear(self, message: MasterMessage) -> None:
         self.post(ev.Heard(message))
+
+    def kept(self, message: Kept) -> None:
+        """A commit has been written to the checkpoint directory, or could not be."""
+        if self._switches is not None and not message.error:
+            self._switches.kept(message.version)
+        self.post(ev.Report(message))
+
+    def _watch_for_hangs(self) -> Coroutine[None, None, None]:
+        around = self._around
+        return hang.watch(
+            hang.HangWatch(self._state.timeouts),
+            lambda: self._state,
+            around.workers.watched,
+            self._desk.progress,
+            around.activity,
+            around.clock.now_s,
+            self.post,
+        )
 
     async def _watch_processes(self) -> None:
         async for event in self._around.processes.events():

@@ -1,4 +1,4 @@
-"""``edl``: look at a running job."""
+"""``edl``: look at a running job, and use its switches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +14,9 @@ from edl import __version__
 from edl.errors import EdlError, UsageError
 from edl.exit_codes import ExitCode
 from edl.wire.plain import to_plain
+
+if TYPE_CHECKING:
+    from edl.wire.messages import Purpose
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,10 +39,15 @@ def _job_options(function: F) -> F:
     return function
 
 
+_wait_option = click.option(
+    "--wait/--no-wait", default=True, help="Whether to wait until it is known what came of it. Default: wait."
+)
+
+
 @click.group(context_settings={"auto_envvar_prefix": "EDL"})
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 def edl() -> None:
-    """Look at elastic jobs. Start one with edl-run (python -m edl.launch)."""
+    """Look at elastic jobs and use their switches. Start one with edl-run (python -m edl.launch)."""
 
 
 @edl.command()
@@ -56,6 +64,36 @@ def status(as_json: bool, **where: str) -> None:
 def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
     """The job's history, oldest first."""
     asyncio.run(_events(where, as_json, follow, after))
+
+
+@edl.command()
+@_job_options
+@_wait_option
+def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
+    """Have the job write a checkpoint at the next step boundary and go on; says where it lies."""
+    from edl.wire.messages import Purpose
+
+    asyncio.run(_ask(where, as_json, Purpose.SAVE, wait))
+
+
+@edl.command()
+@_job_options
+@_wait_option
+def stop(as_json: bool, wait: bool, **where: str) -> None:
+    """Have the job write a checkpoint at the next step boundary and end."""
+    from edl.wire.messages import Purpose
+
+    asyncio.run(_ask(where, as_json, Purpose.KILL, wait))
+
+
+async def _ask(where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool) -> None:
+    from edl.cli.ask import ask, checked
+    from edl.cli.find import master_of
+
+    command = "edl stop" if purpose.value == "kill" else "edl checkpoint"
+    async with master_of(_where(where)) as client:
+        outcome = checked(await ask(client, purpose, command, wait=wait))
+    click.echo(json.dumps(to_plain(outcome)) if as_json else outcome.text)
 
 
 async def _status(where: dict[str, str], as_json: bool) -> None:

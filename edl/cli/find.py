@@ -33,6 +33,10 @@ class Where:
 class NoMaster(UsageError):
     """The job exists but nobody rules it at this moment, or it has ended."""
 
+    def __init__(self, message: str, outcome: Finish | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
 
 @contextlib.asynccontextmanager
 async def master_of(where: Where) -> AsyncIterator[MasterClient]:
@@ -80,7 +84,7 @@ async def _client(store: Store, keys: JobKeys) -> MasterClient:
         return MasterClient(ruler.host, ruler.port, values[keys.token].decode())
     for entry in (await store.read(keys.farewell)).entries:
         outcome = plain.loads(Finish, entry.value)
-        raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}")
+        raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)
     if values:
         raise NoMaster(f"job {keys.job} has no Master at this moment; its launchers elect one. Try again in a second")
     raise NoMaster(f"no job {keys.job} in this store. Check --rdzv-id and --rdzv-endpoint")

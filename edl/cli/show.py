@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edl.agent.report import failure_text
+from edl.wire.messages import Version
 from edl.wire.status import JobStatus, JournalEntry
 
 
@@ -20,13 +21,9 @@ def show_status(console: Console, status: JobStatus) -> None:
         soft_wrap=True,
     )
     console.print(status.reason, style="italic", markup=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for name in ("NODE", "STATE", "RANKS", "SLOTS", "HOST", "ATTACHED"):
-        table.add_column(name)
-    for node in status.nodes:
-        ranks = f"{node.first_rank}-{node.first_rank + node.slots - 1}" if node.first_rank >= 0 else "-"
-        table.add_row(node.node, node.state, ranks, str(node.slots), node.host, "yes" if node.attached else "no")
-    console.print(table)
+    for line in _lines(status):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(_table(status))
     if status.journal:
         console.print("Last events:")
     for entry in status.journal:
@@ -35,6 +32,38 @@ def show_status(console: Console, status: JobStatus) -> None:
         causes = sorted(status.failures, key=lambda failure: failure.peer_loss)
         console.print("Last incident:")
         console.print(failure_text(causes), markup=False, highlight=False, soft_wrap=True)
+
+
+def _lines(status: JobStatus) -> list[str]:
+    """What is going on with the state, as far as the job has any."""
+    lines = []
+    if any(node.underway for node in status.nodes):
+        began = f"from {_commit(status.restored)}" if status.restored.commit else "anew"
+        lines.append(f"State: era {status.era}, began {began}")
+    if status.saved.commit:
+        where = f" in {status.saved_in}" if status.saved_in else ""
+        lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
+    if status.boundary:
+        lines.append(f"Agreeing on a step boundary to {status.boundary}")
+    if status.kill:
+        lines.append(f"Ending: {status.kill}")
+    return lines
+
+
+def _commit(version: Version) -> str:
+    return f"commit {version.commit} of era {version.era}"
+
+
+def _table(status: JobStatus) -> Table:
+    names = ["NODE", "STATE", "RANKS", "SLOTS", "HOST", "ATTACHED"]
+    ways = any(node.underway for node in status.nodes)
+    table = Table(*names, *(("UNDERWAY",) if ways else ()), box=None, pad_edge=False)
+    for node in status.nodes:
+        ranks = f"{node.first_rank}-{node.first_rank + node.slots - 1}" if node.first_rank >= 0 else "-"
+        state = f"{node.state}, wants to leave" if node.draining else node.state
+        row = [node.node, state, ranks, str(node.slots), node.host, "yes" if node.attached else "no"]
+        table.add_row(*row, *((node.how or ("yes" if node.underway else "no"),) if ways else ()))
+    return table
 
 
 def entry_line(entry: JournalEntry) -> str:

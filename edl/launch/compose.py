@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
 from edl.adapters.etcd import EtcdStore
@@ -33,7 +34,7 @@ from edl.adapters.processes import NurseryProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.environment import Local, nursery_environment
-from edl.agent.events import Heard, Report
+from edl.agent.events import Heard
 from edl.agent.keeper import Keeper
 from edl.agent.marker import Retention
 from edl.agent.memory import available_bytes
@@ -234,9 +235,11 @@ def _put_together(
     log: Callable[[str], None],
 ) -> Launcher:
     """The candidate, the agent and the launcher, which know one another by callbacks only."""
-    spec, clock, info, registration = settings.spec, SystemClock(), place.info, place.registration
+    spec, clock, info, folder = settings.spec, SystemClock(), place.info, settings.state.checkpoint_dir
     candidate = Candidate(
-        MasterSurroundings(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
+        MasterSurroundings(
+            store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s, settings.state.checkpoint_dir
+        ),
         Ruler(info.node, info.host, info.port),
         Callbacks(
             follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
@@ -245,7 +248,7 @@ def _put_together(
         ),
     )
     agent = _agent(settings, place, candidate, processes, warming, lambda: launcher.register_again(), log)
-    place.kept = lambda version, where, error: agent.post(Report(Kept(version, where, error)))
+    place.kept = lambda version, where, error: agent.kept(Kept(version, where, error))
     launcher = Launcher(
         Parts(
             job=spec.job,
@@ -254,7 +257,7 @@ def _put_together(
             store=store,
             member=member,
             server=place.server,
-            registration=registration,
+            registration=place.registration,
             candidate=candidate,
             agent=agent,
             info=info,
@@ -290,6 +293,8 @@ def _agent(
             register=register,
             ruler_refused=candidate.ruler_refused,
             log=log,
+            activity=activity,
+            switches=Switches(place.files, log) if place.files is not None else None,
         ),
         AgentState(place.info, spec.timeouts, contact_s=clock.now_s()),
     )

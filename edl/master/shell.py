@@ -16,17 +16,17 @@ from typing import Protocol, TypeVar
 from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError, StoreUnavailable
 from edl.master import events as ev
-from edl.master.journal import Journal
+from edl.master.journal import KEPT, Journal
 from edl.master.machine import absent, step, take_over
 from edl.master.state import MasterState, Phase, Record
-from edl.master.view import job_status
+from edl.master.view import job_status, reply
 from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
 from edl.tasks import Alarm, Chores
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import AgentMessage, Attach, Finish, MasterMessage, NodeInfo
-from edl.wire.status import EventsRequest, JobStatus, JournalEntry
+from edl.wire.messages import AgentMessage, Asked, Attach, Finish, MasterMessage, NodeInfo
+from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
 
 T = TypeVar("T")
 
@@ -55,6 +55,8 @@ class Surroundings:
     refuses: Refuses
     log: Callable[[str], None]
     wall_clock_s: Callable[[], float]
+    checkpoint_dir: str | None = None
+    """Empty when the job has none, None when that is not known here."""
 
 
 class MasterShell:
@@ -240,7 +242,15 @@ class MasterShell:
     def status(self) -> JobStatus:
         """The job at this moment."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
-        return job_status(self._state, self._around.node, self.journal.last(10))
+        return job_status(self._state, self._around.node, self.journal.last(KEPT))
+
+    def ask(self, asked: Asked) -> Answer:
+        """Somebody uses a switch. What comes of it is history to come."""
+        assert self._state is not None  # noqa: S101 - as above
+        answer = reply(self._state, asked.purpose, self._around.checkpoint_dir)
+        if answer.ok:
+            self._events.put_nowait(ev.Told(asked))
+        return answer
 
     @property
     def ended(self) -> bool:

@@ -1,16 +1,28 @@
-"""The Master's state as people see it."""
+"""The Master's state and history as people see them."""
 
 from __future__ import annotations
 
-from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase
+import re
+from collections.abc import Sequence
+
+from edl.master.events import Kind
+from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase
+from edl.master.turn import Turn
 from edl.types import NodeId
-from edl.wire.messages import World
-from edl.wire.status import JobStatus, JournalEntry, NodeView
+from edl.wire.messages import NO_STATE, Purpose, Version, World
+from edl.wire.status import Answer, JobStatus, JournalEntry, NodeView
+
+SHOWN = 10
+"""Lines of history that come with the status."""
+_SAVING = re.compile(r".*: saving commit (\d+)", re.DOTALL)
+_COMPLETE = re.compile(r"commit (\d+) is complete in (.*)", re.DOTALL)
+_FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 
 
 def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, ...]) -> JobStatus:
-    """Everything ``edl status`` shows."""
+    """Everything ``edl status`` shows. ``journal``: all the history there is."""
     record = state.record
+    saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     return JobStatus(
         job=state.spec.job,
         phase=record.phase.value,
@@ -26,8 +38,14 @@ def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, 
             _node_view(entry, record.world, running=record.phase is Phase.RUNNING)
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
-        journal=journal,
+        journal=journal[-SHOWN:],
         failures=record.failures,
+        era=record.world.era if record.world else 0,
+        restored=record.world.restore if record.world else NO_STATE,
+        saved=saved,
+        saved_in=_place(saved, journal),
+        boundary=_boundary(state.agreement, record.world),
+        kill=record.kill,
     )
 
 
@@ -54,4 +72,73 @@ def _node_view(entry: NodeEntry, world: World | None, *, running: bool) -> NodeV
         attached=entry.attached,
         position=position,
         first_rank=member.first_rank if member else -1,
+        underway=entry.underway,
+        how=entry.how if entry.underway else "",
+        draining=entry.draining,
     )
+
+
+def _boundary(agreement: Agreement | None, world: World | None) -> str:
+    if agreement is None:
+        return ""
+    asked = len(world.members) if world else 0
+    return f"{agreement.purpose.value}: {agreement.reason} ({len(agreement.answers)} of {asked} nodes have answered)"
+
+
+def _place(saved: Version, journal: Sequence[JournalEntry]) -> str:
+    """Where a commit was written, by its number: the last one to have it counts."""
+    for entry in reversed(journal) if saved.commit else ():
+        found = complete(entry)
+        if found is not None and found[0] == saved.commit:
+            return found[1]
+    return ""
+
+
+# --- switches --------------------------------------------------------------------------------------------------------
+
+
+def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None) -> Answer:
+    """What is said to somebody who uses a switch. ``checkpoint_dir``: None when it is not known."""
+    record = state.record
+    underway = Turn(state, now_s=0.0).underway
+    keep = "and nothing could be written: it has no --checkpoint-dir"
+    if record.phase is Phase.ENDED:
+        return Answer(f"the job has ended: {record.reason}", ok=False)
+    if purpose is Purpose.KILL:
+        if record.kill:
+            return Answer(f"the job is being stopped already ({record.kill})", ok=True)
+        if underway and checkpoint_dir == "":
+            return Answer(f"the job would lose its state, {keep}. Its launchers end on Ctrl-C (SIGINT)", ok=False)
+        if not underway:
+            return Answer("the job ends without a new checkpoint: no world with edl.State is in training", ok=True)
+        return Answer("the job ends at the next step boundary, with a checkpoint", ok=True)
+    if purpose is not Purpose.SAVE:
+        return Answer(f"{purpose.value} is not for the asking", ok=False)
+    if record.kill:
+        return Answer(f"the job is being stopped ({record.kill})", ok=False)
+    if not underway:
+        now = f"the job is {record.phase.value}: {state.reason or record.reason}"
+        return Answer(f"no world with edl.State is in training, so there is nothing to save ({now})", ok=False)
+    if checkpoint_dir == "":
+        return Answer(f"the job has been asked for a checkpoint, {keep}", ok=False)
+    if state.agreement is not None and state.agreement.purpose is not Purpose.SAVE:
+        return Answer(f"the world is just being changed ({state.agreement.reason}). Ask again in a moment", ok=False)
+    return Answer("a checkpoint is written at the next step boundary", ok=True)
+
+
+def saving(entry: JournalEntry) -> int | None:
+    """Number of the commit that is going to be saved, if this line says so."""
+    found = _SAVING.fullmatch(entry.text) if entry.kind == Kind.BOUNDARY.value else None
+    return int(found[1]) if found else None
+
+
+def complete(entry: JournalEntry) -> tuple[int, str] | None:
+    """Number and place of a commit that is complete in the checkpoint directory, if this line says so."""
+    found = _COMPLETE.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
+    return (int(found[1]), found[2]) if found else None
+
+
+def unwritten(entry: JournalEntry) -> tuple[int, str] | None:
+    """Number of a commit that could not be written, and why, if this line says so."""
+    found = _FAILED.fullmatch(entry.text) if entry.kind == Kind.STATE.value else None
+    return (int(found[1]), found[2]) if found else None

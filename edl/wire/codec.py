@@ -77,7 +77,11 @@ def decode_master(data: bytes) -> MasterMessage:
     return typing.cast(MasterMessage, _open(edl_pb2.FromMaster(), data, _MASTER_KINDS))
 
 
-def encode(value: status.JobStatus | status.JournalEntry | status.Question | status.EventsRequest) -> bytes:
+Loose = status.JobStatus | status.JournalEntry | status.Question | status.EventsRequest | status.Answer | messages.Asked
+"""What is sent by itself."""
+
+
+def encode(value: Loose) -> bytes:
     """A message that needs no envelope."""
     message = getattr(edl_pb2, type(value).__name__)()
     _fill(message, value)
@@ -132,7 +136,7 @@ def _member(kind: type[enum.Enum], value: str) -> enum.Enum:
 
 
 def _build(kind: Any, message: Any) -> Any:
-    values = {}
+    values: dict[str, Any] = {}
     for name, hint in hints(kind).items():
         item = getattr(message, name)
         if typing.get_origin(hint) is tuple:

@@ -379,7 +379,7 @@ class JournalEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,9 @@ class NodeView(_message.Message):
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    UNDERWAY_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -394,10 +397,13 @@ class NodeView(_message.Message):
     attached: bool
     position: int
     first_rank: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ...) -> None: ...
+    underway: bool
+    how: str
+    draining: bool
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +417,12 @@ class JobStatus(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    ERA_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_IN_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -424,7 +436,13 @@ class JobStatus(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeView]
     journal: _containers.RepeatedCompositeFieldContainer[JournalEntry]
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+    era: int
+    restored: Version
+    saved: Version
+    saved_in: str
+    boundary: str
+    kill: str
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")
@@ -433,3 +451,11 @@ class EventsRequest(_message.Message):
     after: int
     follow: bool
     def __init__(self, after: _Optional[int] = ..., follow: bool = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("text", "ok")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    ok: bool
+    def __init__(self, text: _Optional[str] = ..., ok: bool = ...) -> None: ...

@@ -35,6 +35,14 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class Dump:
+    """Have a worker write the stacks of its threads to its stderr. Its children are left alone: what is no worker would
+    die of the signal. Why it cannot be done comes back as a ``Note``."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Warmed:
     """The nursery is ready; ``text`` says what it did."""
 
@@ -96,11 +104,11 @@ class Note:
     text: str
 
 
-ToNursery = Spawn | Signal
+ToNursery = Spawn | Signal | Dump
 ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Note
 Message = ToNursery | ToAgent
 
-_DATAGRAMS = Datagrams(Spawn, Signal, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
+_DATAGRAMS = Datagrams(Spawn, Signal, Dump, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
 
 
 def encode(message: Message) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.wire.messages import Failure
+from edl.wire.messages import NO_STATE, Failure, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,12 @@ class NodeView:
     """Group rank in the current world, -1 outside."""
     first_rank: int
     """First rank on the node, -1 outside."""
+    underway: bool = False
+    """All its workers use ``edl.run`` and train, and can be held at a step boundary."""
+    how: str = ""
+    """By which way they came into the current round; empty while they are not underway."""
+    draining: bool = False
+    """It wants to leave, and trains on until others have a world without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,18 @@ class JobStatus:
     """The last lines of history, oldest first."""
     failures: tuple[Failure, ...]
     """Failures of the last incident, in order of arrival."""
+    era: int = 0
+    """Era of the commits that the current world makes."""
+    restored: Version = NO_STATE
+    """Commit that the current world began from."""
+    saved: Version = NO_STATE
+    """Newest commit known to lie complete in the checkpoint directory."""
+    saved_in: str = ""
+    """Where it lies, as far as the history still says so."""
+    boundary: str = ""
+    """What is to be done at a step boundary that is being agreed on; empty if none is."""
+    kill: str = ""
+    """Who has set the kill switch; empty if nobody has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +89,12 @@ class EventsRequest:
 
     after: int = 0
     follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What becomes of an ``Asked``."""
+
+    text: str
+    ok: bool
+    """It has been taken on; its outcome comes as history. Else ``text`` says why not, and nothing has changed."""

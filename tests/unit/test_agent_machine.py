@@ -97,7 +97,7 @@ def test_starts_a_world_once() -> None:
     assert [worker.rank for worker in node.state.workers] == [2, 3]
     node.hear(StopRound(Round(1), "over")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
     assert node.hear(StartRound(world(1), "stale")).did(ev.Start) == []
-    assert node.hear(StartRound(world(2), "next")).did(ev.Start) == [ev.Start(world(2))]
+    assert node.hear(StartRound(world(2), "next")).did(ev.Start) == [ev.Start(world(2), (0, 1))]
 
 
 def test_a_start_order_for_another_life_is_ignored() -> None:

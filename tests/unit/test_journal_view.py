@@ -11,11 +11,11 @@ import pytest
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.master.events import Kind, Note
 from edl.master.journal import KEPT, Journal
-from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
-from edl.master.view import job_status
+from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.master.view import job_status, reply
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Failure, Member, NodeInfo, World
-from edl.wire.status import JournalEntry
+from edl.wire.messages import Failure, Member, NodeInfo, Purpose, Version, World
+from edl.wire.status import Answer, JournalEntry
 
 TURNS = 20
 
@@ -210,3 +210,96 @@ class TestStatus:
     def test_the_failure_that_ends_the_job_is_no_restart(self) -> None:
         state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, restarts=4))
         assert job_status(state, NodeId("a"), ()).restarts_used == 3
+
+
+def underway(entry: NodeEntry, how: str = "in process") -> NodeEntry:
+    return dataclasses.replace(entry, underway=True, how=how)
+
+
+TRAINING = dataclasses.replace(WORLD, members=(member("c", 13, 0), member("a", 11, 2, slots=1)), era=4)
+TRAINERS = [
+    underway(node("c", 13, 2, NodeStatus.RUNNING)),
+    underway(node("a", 11, 0, NodeStatus.RUNNING, slots=1), "restarted (was killed)"),
+]
+IN_TRAINING = dataclasses.replace(
+    STATE,
+    record=dataclasses.replace(RUNNING, world=dataclasses.replace(TRAINING, restore=Version(3, 40))),
+    nodes={entry.info.node: entry for entry in TRAINERS},
+)
+AGREEMENT = Agreement(3, Purpose.SWITCH, "b joined", 9.0, {NodeId("a"): 7})
+
+
+def kept(number: int, text: str) -> JournalEntry:
+    return JournalEntry(number, 1.0, "state", text)
+
+
+class TestState:
+    def test_says_by_which_way_workers_came_into_the_round(self) -> None:
+        nodes = job_status(IN_TRAINING, NodeId("a"), ()).nodes
+        assert [(view.underway, view.how) for view in nodes] == [(True, "in process"), (True, "restarted (was killed)")]
+        stale = dataclasses.replace(TRAINERS[0], underway=False, draining=True)
+        state = dataclasses.replace(IN_TRAINING, nodes={stale.info.node: stale})
+        (view,) = job_status(state, NodeId("a"), ()).nodes
+        assert (view.underway, view.how, view.draining) == (False, "", True)
+
+    def test_says_what_the_world_began_from_and_what_is_being_agreed_on(self) -> None:
+        status = job_status(dataclasses.replace(IN_TRAINING, agreement=AGREEMENT), NodeId("a"), ())
+        assert (status.era, status.restored) == (4, Version(3, 40))
+        assert status.boundary == "switch: b joined (1 of 2 nodes have answered)"
+        plain = job_status(dataclasses.replace(STATE, record=Record()), NodeId("a"), ())
+        assert (plain.era, plain.restored, plain.boundary, plain.kill) == (0, Version(), "", "")
+
+    def test_says_who_has_set_the_kill_switch(self) -> None:
+        state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="kill switch: me"))
+        assert job_status(state, NodeId("a"), ()).kill == "kill switch: me"
+
+    def test_says_where_the_last_checkpoint_is_as_long_as_history_knows(self) -> None:
+        lying = [dataclasses.replace(entry, stored=Version(3, 40)) for entry in TRAINERS]
+        state = dataclasses.replace(IN_TRAINING, nodes={entry.info.node: entry for entry in lying})
+        history = (
+            kept(1, "commit 40 is complete in /old/40"),
+            kept(2, "commit 40 is complete in /ckpt/40 of mine"),
+            kept(3, "commit 41 could not be written: disk full"),
+            *(JournalEntry(number, 1.0, "waiting", "") for number in range(4, 30)),
+        )
+        status = job_status(state, NodeId("a"), history)
+        assert (status.saved, status.saved_in) == (Version(3, 40), "/ckpt/40 of mine")
+        assert [entry.number for entry in status.journal] == list(range(20, 30))
+        status = job_status(state, NodeId("a"), history[2:])
+        assert (status.saved, status.saved_in) == (Version(3, 40), "")
+
+
+class TestReply:
+    @pytest.mark.parametrize("purpose", [Purpose.SAVE, Purpose.KILL])
+    def test_a_job_in_training_does_what_is_asked(self, purpose: Purpose) -> None:
+        for checkpoint_dir in ("/ckpt", None):
+            assert reply(IN_TRAINING, purpose, checkpoint_dir).ok
+            assert not reply(IN_TRAINING, purpose, "").ok
+
+    def test_while_the_world_changes_a_checkpoint_would_be_forgotten(self) -> None:
+        changing = dataclasses.replace(IN_TRAINING, agreement=AGREEMENT)
+        answer = reply(changing, Purpose.SAVE, "/ckpt")
+        assert not answer.ok
+        assert "b joined" in answer.text
+        assert reply(changing, Purpose.KILL, "/ckpt").ok
+        saving = dataclasses.replace(AGREEMENT, purpose=Purpose.SAVE)
+        assert reply(dataclasses.replace(IN_TRAINING, agreement=saving), Purpose.SAVE, "/ckpt").ok
+
+    def test_plain_scripts_can_be_ended_and_not_saved(self) -> None:
+        assert reply(STATE, Purpose.KILL, "").ok
+        answer = reply(STATE, Purpose.SAVE, "/ckpt")
+        assert not answer.ok
+        assert "a reason" in answer.text
+
+    def test_a_job_that_ends_is_past_asking(self) -> None:
+        ending = dataclasses.replace(
+            IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="kill switch: me")
+        )
+        assert not reply(ending, Purpose.SAVE, "/ckpt").ok
+        assert reply(ending, Purpose.KILL, "/ckpt").ok
+        over = dataclasses.replace(STATE, record=Record(Phase.ENDED, reason="all done"))
+        for purpose in Purpose:
+            assert reply(over, purpose, "/ckpt") == Answer("the job has ended: all done", ok=False)
+
+    def test_to_switch_is_the_masters_own_affair(self) -> None:
+        assert not reply(IN_TRAINING, Purpose.SWITCH, "/ckpt").ok

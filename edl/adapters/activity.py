@@ -1,0 +1,35 @@
+"""What workers use: the sign of life of a script that says nothing about its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+
+import psutil
+
+from edl.ports import Activity
+
+
+def activity(leaders: Collection[int]) -> dict[int, Activity]:
+    """What each of these workers has used so far, together with all processes of its session. Blocks for some
+    milliseconds; one that is gone is left out."""
+    sessions: dict[int, list[psutil.Process]] = {leader: [] for leader in leaders}
+    for pid in psutil.pids() if sessions else ():
+        with contextlib.suppress(OSError, psutil.Error):
+            session = os.getsid(pid)
+            if session in sessions:
+                sessions[session].append(psutil.Process(pid))
+    return {leader: _sum(processes) for leader, processes in sessions.items() if processes}
+
+
+def _sum(processes: list[psutil.Process]) -> Activity:
+    cpu_s, io_bytes = 0.0, 0
+    for process in processes:
+        # Zombies and processes of another user tell only a part.
+        with contextlib.suppress(psutil.Error), process.oneshot():
+            times = process.cpu_times()
+            cpu_s += times.user + times.system + times.children_user + times.children_system
+            counters = process.io_counters()
+            io_bytes += counters.read_chars + counters.write_chars
+    return Activity(cpu_s, io_bytes)

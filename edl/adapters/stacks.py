@@ -1,0 +1,45 @@
+"""Stacks of Python processes that edl has not started itself, by way of ``py-spy``, if it is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import psutil
+
+_MOST_PROCESSES = 8
+_LIMIT_S = 5.0
+
+
+def stacks_of_program(pid: int) -> str:
+    """Stacks of a program and of what it has started, as far as that is Python, or why there are none. Blocks."""
+    pyspy = shutil.which("py-spy")
+    if pyspy is None:
+        return f"no stacks of process {pid}: it is not started as Python (--no-python), and py-spy is not installed"
+    found, problem = [], "no Python runs in it"
+    for process in _tree(pid)[:_MOST_PROCESSES]:
+        try:
+            # Without "--nonblocking" py-spy stops the process for the moment of looking, which the agent would take
+            # for somebody's SIGSTOP.
+            done = subprocess.run(
+                [pyspy, "dump", "--nonblocking", "--pid", str(process)],
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"no stacks of process {pid}: py-spy: {error}"
+        if done.returncode == 0:
+            found.append(done.stdout.rstrip())
+        else:
+            problem = done.stderr.strip().partition("\n")[0] or problem
+    return "\n".join(found) if found else f"no stacks of process {pid}: py-spy: {problem}"
+
+
+def _tree(pid: int) -> list[int]:
+    try:
+        program = psutil.Process(pid)
+        return [pid, *(child.pid for child in program.children(recursive=True))]
+    except psutil.Error:
+        return []

@@ -1,0 +1,141 @@
+"""The switches of a job on the command line: ask, then read in the job's history what came of it."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+
+from edl.adapters.transport import MasterClient
+from edl.errors import CheckpointError, UsageError
+from edl.master.events import Kind
+from edl.master.view import complete, saving, unwritten
+from edl.wire.messages import Asked, Purpose
+from edl.wire.status import JournalEntry
+
+_ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    ok: bool
+    text: str
+    commit: int = 0
+    """The one that is complete in the checkpoint directory; 0 if nothing is known of one."""
+    where: str = ""
+
+
+class Reader(Protocol):
+    """Takes history line by line until it knows the outcome."""
+
+    def take(self, entry: JournalEntry) -> Outcome | None:
+        """The next line; the outcome once it is certain."""
+        ...
+
+    def cut_off(self, why: str) -> Outcome:
+        """No more lines come."""
+        ...
+
+
+class SaveReader:
+    """Waits for the commit that the workers have agreed to save, or a later one."""
+
+    def __init__(self) -> None:
+        self._commit: int | None = None
+
+    def take(self, entry: JournalEntry) -> Outcome | None:
+        """See ``Reader``."""
+        number = saving(entry)
+        if number is not None:
+            self._commit = number if self._commit is None else self._commit
+            return None
+        found = complete(entry)
+        if found is not None:
+            return Outcome(True, entry.text, *found) if self._is_it(found[0]) else None
+        lost = unwritten(entry)
+        if lost is not None:
+            return Outcome(False, entry.text) if self._is_it(lost[0]) else None
+        if entry.kind in _ENDS_WAITING:
+            return Outcome(False, f"no checkpoint is known to be complete: {entry.text}")
+        return None
+
+    def cut_off(self, why: str) -> Outcome:
+        """See ``Reader``."""
+        return Outcome(False, f"{why} before the checkpoint was complete. Look with edl status")
+
+    def _is_it(self, commit: int) -> bool:
+        return self._commit is not None and commit >= self._commit
+
+
+class StopReader:
+    """Waits until the job has ended and its launchers have gone."""
+
+    def __init__(self) -> None:
+        self._end = ""
+        self._saved: tuple[int, str] = (0, "")
+        self._trouble = ""
+
+    def take(self, entry: JournalEntry) -> Outcome | None:
+        """See ``Reader``."""
+        self._saved = complete(entry) or self._saved
+        if unwritten(entry):
+            self._trouble = entry.text
+        if entry.kind == Kind.JOB_ENDED.value:
+            self._end = entry.text
+        return None
+
+    def cut_off(self, why: str) -> Outcome:
+        """See ``Reader``."""
+        if not self._end:
+            return Outcome(False, f"{why}, and nobody has said that the job has ended. Look with edl status")
+        commit, where = self._saved
+        saved = f"; commit {commit} is complete in {where}" if commit else ""
+        if self._trouble and not commit:
+            return Outcome(False, f"the job has ended ({self._end}), but {self._trouble}")
+        return Outcome(True, f"the job has ended: {self._end}{saved}", commit, where)
+
+
+async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool) -> Outcome:
+    """Use a switch; with ``wait`` until it is known what came of it. Raises ``UsageError`` when it is refused."""
+    journal = (await client.status()).journal
+    after = journal[-1].number if journal else 0
+    answer = await client.ask(Asked(purpose, f"{command} ({_who()})"))
+    if not answer.ok:
+        raise UsageError(answer.text)
+    if not wait:
+        return Outcome(True, answer.text)
+    reader: Reader = StopReader() if purpose is Purpose.KILL else SaveReader()
+    return await follow(client.events(after, follow=True), reader)
+
+
+async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcome:
+    """Read until the outcome is known."""
+    why = "the Master has gone"
+    try:
+        async for entry in history:
+            outcome = reader.take(entry)
+            if outcome is not None:
+                return outcome
+    except grpc.aio.AioRpcError as error:
+        why = f"the Master does not answer any more ({error.code().name.lower()})"
+    return reader.cut_off(why)
+
+
+def checked(outcome: Outcome) -> Outcome:
+    """The same, if it went well. Raises ``CheckpointError``."""
+    if not outcome.ok:
+        raise CheckpointError(outcome.text)
+    return outcome
+
+
+def _who() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user id without a name
+        return socket.gethostname()

@@ -1,0 +1,320 @@
+"""What is taken for a hang, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from edl.agent import events as ev
+from edl.agent.hang import LATE, START, HangWatch, Sample, Watched, watch
+from edl.agent.state import AgentPhase, AgentState, Worker
+from edl.config import Timeouts
+from edl.ports import Activity
+from edl.testing.clock import FakeClock
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.messages import Hanging, Member, NodeInfo, World
+
+HANG_S = 30.0
+BOUNDARY_S = 60.0
+STEP_S = 3.0
+TIMEOUTS = Timeouts(hang_s=HANG_S, boundary_s=BOUNDARY_S)
+
+
+class Scene:
+    """Workers that do something from look to look, and what is thought of it."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.judge = HangWatch(TIMEOUTS)
+        self.now_s = 1000.0
+        self.round = Round(1)
+        self.hold = 0
+        self.samples = {rank: Sample(100 + rank, None, 0, Activity(0.0, 0)) for rank in range(workers)}
+
+    def do(self, rank: int, *, cpu_s: float = 0.0, io: int = 0, output: int = 0, commit: int | None = None) -> None:
+        before = self.samples[rank]
+        assert before.used is not None
+        used = Activity(before.used.cpu_s + cpu_s, before.used.io_bytes + io)
+        commit = before.commit if commit is None else commit
+        self.samples[rank] = Sample(before.pid, commit, before.output_bytes + output, used)
+
+    def look(self, after_s: float = STEP_S) -> str:
+        self.now_s += after_s
+        return self.judge.look(self.round, self.samples, self.now_s, self.hold)
+
+    def until_hang(self, limit_s: float = 2000.0) -> tuple[float, str]:
+        """Seconds until somebody is said to hang, with nobody doing anything."""
+        for passed in range(1, int(limit_s / STEP_S)):
+            what = self.look()
+            if what:
+                return passed * STEP_S, what
+        return limit_s, ""
+
+    def work(self, seconds: float, **deeds: float) -> None:
+        """Everybody does this, from look to look."""
+        for _ in range(int(seconds / STEP_S)):
+            for rank in self.samples:
+                self.do(rank, **deeds)  # type: ignore[arg-type]
+            assert self.look() == ""
+
+    def commit(self, seconds: float, first: int = 1) -> int:
+        last = first + int(seconds / STEP_S) - 1
+        for number in range(first, last + 1):
+            for rank in self.samples:
+                self.do(rank, commit=number)
+            assert self.look() == ""
+        return last
+
+
+def started(workers: int = 2) -> Scene:
+    """Plain scripts that have come up."""
+    scene = Scene(workers)
+    scene.work(START * HANG_S + STEP_S, cpu_s=1.0)
+    return scene
+
+
+class TestPlainScripts:
+    @pytest.mark.parametrize(
+        "deeds",
+        [{"cpu_s": STEP_S}, {"cpu_s": 0.05}, {"output": 1}, {"io": 10_000_000}],
+        ids=["computing", "using little", "writing", "reading"],
+    )
+    def test_who_does_anything_is_alive_however_long(self, deeds: Mapping[str, float]) -> None:
+        started().work(50 * HANG_S, **deeds)
+
+    @pytest.mark.parametrize(
+        ("deeds", "every"),
+        [({}, 1), ({"cpu_s": 0.01}, 1), ({"cpu_s": 0.04}, 4), ({"io": 1000}, 1)],
+        ids=["nothing", "a watchdog", "ticks that come together", "a tracker"],
+    )
+    def test_nothing_worth_mentioning_is_a_hang(self, deeds: Mapping[str, float], every: int) -> None:
+        scene = started()
+        what = ""
+        for look in range(int(HANG_S / STEP_S)):
+            assert what == ""
+            for rank in scene.samples if look % every == 0 else ():
+                scene.do(rank, **deeds)  # type: ignore[arg-type]
+            what = scene.look()
+        assert what.startswith("local ranks 0, 1: no CPU time used")
+
+    def test_says_who_and_how_long_and_what_was_looked_at(self) -> None:
+        after_s, what = started().until_hang()
+        assert after_s == HANG_S
+        assert what == "local ranks 0, 1: no CPU time used, nothing written and no file read for 30 s"
+
+    def test_while_one_works_the_others_may_wait_for_it(self) -> None:
+        scene = started()
+        for _ in range(100):
+            scene.do(1, cpu_s=1.0)
+            assert scene.look() == ""
+
+    def test_a_worker_that_has_ended_does_not_count(self) -> None:
+        scene = started()
+        del scene.samples[1]
+        assert scene.until_hang() == (
+            HANG_S,
+            "local rank 0: no CPU time used, nothing written and no file read for 30 s",
+        )
+
+    def test_the_beginning_of_a_round_may_take_longer(self) -> None:
+        scene = Scene()
+        assert scene.until_hang()[0] == START * HANG_S + STEP_S
+        scene.round = Round(2)
+        assert scene.until_hang()[0] == START * HANG_S + STEP_S
+
+    def test_a_burst_of_work_now_and_then_is_enough(self) -> None:
+        scene = started()
+        for _ in range(20):
+            for _ in range(8):
+                assert scene.look() == ""
+            scene.do(0, cpu_s=0.1)
+            assert scene.look() == ""
+
+    def test_the_end_of_a_child_does_not_look_like_work_nor_hide_it(self) -> None:
+        scene = started()
+        scene.do(0, cpu_s=-5.0)
+        scene.do(1, cpu_s=-5.0)
+        scene.work(5 * HANG_S, cpu_s=0.05)
+        for _ in range(5):
+            scene.do(0, cpu_s=-5.0)
+            assert scene.look() == ""
+        assert scene.until_hang()[0] <= HANG_S
+
+    def test_where_nobody_can_tell_nobody_is_accused(self) -> None:
+        scene = started()
+        scene.samples = {rank: dataclasses.replace(sample, used=None) for rank, sample in scene.samples.items()}
+        assert scene.until_hang()[1] == ""
+
+
+class TestThoseThatCommit:
+    def test_a_commit_is_all_that_counts(self) -> None:
+        scene = Scene()
+        scene.commit(10 * HANG_S)
+        for _ in range(9):
+            for rank in (0, 1):
+                scene.do(rank, cpu_s=STEP_S, output=100)
+            assert scene.look() == ""
+        for rank in (0, 1):
+            scene.do(rank, cpu_s=STEP_S, output=100)
+        assert scene.look() == "local ranks 0, 1: no commit() for 30 s"
+
+    def test_names_those_that_stopped(self) -> None:
+        scene = Scene()
+        last = scene.commit(HANG_S)
+        what = ""
+        while not what:
+            last += 1
+            scene.do(1, commit=last)
+            what = scene.look()
+        assert what == "local rank 0: no commit() for 30 s"
+
+    def test_one_that_never_commits_is_not_asked_to(self) -> None:
+        scene = Scene()
+        for number in range(1, 200):
+            scene.do(0, commit=number)
+            assert scene.look() == ""
+
+    def test_the_first_commit_of_a_round_may_take_longer(self) -> None:
+        scene = Scene(1)
+        scene.commit(HANG_S)
+        scene.round = Round(2)
+        after_s, what = scene.until_hang()
+        assert after_s == START * HANG_S + STEP_S
+        assert what == "local rank 0: no commit() since the round began, for 150 s"
+
+    def test_after_it_the_usual_time_holds(self) -> None:
+        scene = Scene(1)
+        scene.commit(HANG_S)
+        scene.round = Round(2)
+        scene.commit(2 * HANG_S, first=5)  # of an earlier commit: numbers go back
+        assert scene.until_hang() == (HANG_S, "local rank 0: no commit() for 30 s")
+
+    def test_a_new_process_begins_anew(self) -> None:
+        scene = Scene(1)
+        scene.commit(HANG_S)
+        scene.round = Round(2)
+        scene.samples[0] = Sample(777, None, 0, Activity(0.0, 0))
+        scene.work(3 * HANG_S, cpu_s=1.0)
+        scene.commit(HANG_S, first=40)
+        assert scene.until_hang()[0] == HANG_S
+
+
+class TestWhatIsNoHang:
+    def test_time_in_which_nobody_looked_does_not_count(self) -> None:
+        scene = started()
+        for _ in range(9):
+            assert scene.look() == ""
+        assert scene.look(after_s=(LATE + 1) * STEP_S) == ""
+        assert scene.until_hang()[0] == HANG_S
+
+    def test_nor_does_time_with_another_reason(self) -> None:
+        scene = started()
+        for _ in range(9):
+            assert scene.look() == ""
+        scene.judge.excuse()
+        assert scene.look() == ""
+        assert scene.until_hang()[0] == HANG_S
+
+    def test_workers_may_wait_at_a_boundary_as_long_as_that_may_take(self) -> None:
+        scene = Scene()
+        scene.commit(HANG_S)
+        scene.hold = 1
+        assert scene.look() == ""
+        assert scene.until_hang()[0] == HANG_S + BOUNDARY_S
+        scene.hold = 0
+        assert scene.look() == ""
+        assert scene.until_hang()[0] == HANG_S
+
+    @pytest.mark.parametrize(("hang_s", "interval_s"), [(0.5, 0.2), (30.0, 3.0), (3600.0, 10.0)])
+    def test_how_often_it_looks(self, hang_s: float, interval_s: float) -> None:
+        assert HangWatch(Timeouts(hang_s=hang_s)).interval_s == pytest.approx(interval_s)
+
+
+INFO = NodeInfo(NodeId("a"), Incarnation(1), "h", 1, 2)
+WORLD = World(Round(4), (Member(NodeId("a"), Incarnation(1), "h", 2, Rank(0), (1, 2, 3)),), 0)
+RUNNING = AgentState(
+    INFO,
+    TIMEOUTS,
+    AgentPhase.RUNNING,
+    world=WORLD,
+    workers=(Worker(0, Rank(0), born=Round(4)), Worker(1, Rank(1), born=Round(4))),
+)
+
+
+class Launcher:
+    """Around ``watch``: workers with pids, and what is posted."""
+
+    def __init__(self, state: AgentState) -> None:
+        self.clock = FakeClock(10.0)
+        self.state = state
+        self.posted: list[ev.Event] = []
+        self.progress: dict[int, int] = {}
+        self.asked: list[tuple[int, ...]] = []
+        self.looks = 0
+        self.at_look: dict[int, AgentState] = {}
+
+    def activity(self, pids: Collection[int]) -> Mapping[int, Activity]:
+        self.asked.append(tuple(pids))
+        return {pid: Activity(1.0, 1) for pid in pids}
+
+    async def pause(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.looks += 1
+        self.state = self.at_look.get(self.looks, self.state)
+        if self.looks > 200:
+            raise EOFError
+
+    def run(self) -> list[ev.Event]:
+        async def main() -> None:
+            with pytest.raises(EOFError):
+                await watch(
+                    HangWatch(TIMEOUTS),
+                    lambda: self.state,
+                    lambda: {0: Watched(100, 0), 1: Watched(101, 0), 2: Watched(102, 0)},
+                    self.progress,
+                    self.activity,
+                    self.clock.now_s,
+                    self.posted.append,
+                    self.pause,
+                )
+
+        asyncio.run(main())
+        return self.posted
+
+
+class TestWatch:
+    def test_reports_to_the_master(self) -> None:
+        posted = Launcher(RUNNING).run()
+        what = "local ranks 0, 1: no CPU time used, nothing written and no file read for 150 s"
+        assert posted[0] == ev.Report(Hanging(Round(4), what))
+        assert len(posted) > 1  # the first one may have met nobody
+
+    @pytest.mark.parametrize("phase", [phase for phase in AgentPhase if phase is not AgentPhase.RUNNING])
+    def test_only_while_a_world_runs(self, phase: AgentPhase) -> None:
+        launcher = Launcher(dataclasses.replace(RUNNING, phase=phase))
+        assert launcher.run() == []
+        assert launcher.asked == []
+
+    @pytest.mark.parametrize("odd", [{"frozen_since_s": 3.0}, {"condemned": "frozen"}])
+    def test_not_while_a_worker_is_frozen_or_just_killed(self, odd: Mapping[str, object]) -> None:
+        first, second = RUNNING.workers
+        workers = (first, dataclasses.replace(second, **odd))  # type: ignore[arg-type]
+        assert Launcher(dataclasses.replace(RUNNING, workers=workers)).run() == []
+
+    def test_a_thawed_worker_has_all_its_time(self) -> None:
+        first, second = RUNNING.workers
+        frozen = dataclasses.replace(RUNNING, workers=(first, dataclasses.replace(second, frozen_since_s=1.0)))
+        launcher = Launcher(RUNNING)
+        launcher.at_look = {45: frozen, 55: RUNNING}
+        posted = launcher.run()
+        assert posted
+        assert launcher.looks > 60
+
+    def test_those_that_commit_are_known_by_the_desk(self) -> None:
+        launcher = Launcher(RUNNING)
+        launcher.progress = {0: 7}
+        first = launcher.run()[0]
+        assert isinstance(first, ev.Report)
+        assert first.message == Hanging(Round(4), "local rank 0: no commit() since the round began, for 150 s")

@@ -1,0 +1,115 @@
+"""What of modules, optimizers and generators is kept, and that nothing keeps the snapshot's memory."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from edl.torch.random_state import RandomState  # noqa: E402
+from edl.torch.sharded import load_local_parts, local_parts  # noqa: E402
+from edl.torch.state import load_module, load_optimizer  # noqa: E402
+from edl.worker import tree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def kept(value: Any) -> Any:
+    return tree.map_arrays(value, is_tensor, lambda one: one.detach().clone())
+
+
+def trained(kind: Any, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    optimizer = kind(model.parameters(), lr=0.1, **options)
+    for _ in range(3):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.arange(12.0).view(4, 3)).pow(2).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SGD", {"momentum": 0.9}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("Adagrad", {})],
+)
+def test_loaded_training_goes_on_the_same_and_forgets_the_snapshot(kind: str, options: dict[str, Any]) -> None:
+    model, optimizer = trained(getattr(torch.optim, kind), **options)
+    snapshot = kept({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    step(model, optimizer)
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+
+    load_module(model, snapshot["model"])
+    load_optimizer(optimizer, snapshot["optimizer"], kept)
+    tree.map_arrays(snapshot, is_tensor, lambda one: one.zero_())  # the memory is gone
+    step(model, optimizer)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter, wanted)
+
+
+def test_tensors_in_lists_of_an_optimizer_are_copied_too() -> None:
+    weight = torch.nn.Parameter(torch.tensor([3.0, -2.0, 1.0]))
+    optimizer = torch.optim.LBFGS([weight], max_iter=4)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = (weight**4).sum()
+        loss.backward()
+        return float(loss.detach())
+
+    optimizer.step(closure)
+    snapshot = kept(optimizer.state_dict())
+    load_optimizer(optimizer, snapshot, kept)
+    tree.map_arrays(snapshot, is_tensor, lambda one: one.zero_())
+    directions = optimizer.state_dict()["state"][0]["old_dirs"]
+    assert directions and all(tensor.abs().sum() > 0 for tensor in directions)
+
+
+def test_without_dtensors_local_parts_are_the_state_itself() -> None:
+    model, optimizer = trained(torch.optim.Adam)
+    snapshot = kept({"model": local_parts(model.state_dict()), "optimizer": local_parts(optimizer.state_dict())})
+    step(model, optimizer)
+    expected = model[0].weight.detach().clone()
+    load_local_parts(model, snapshot["model"], kept)
+    load_local_parts(optimizer, snapshot["optimizer"], kept)
+    step(model, optimizer)
+    assert torch.equal(model[0].weight, expected)
+
+
+def numbers() -> list[Any]:
+    numpy = pytest.importorskip("numpy")
+    return [torch.rand(3).tolist(), random.random(), random.gauss(0, 1), numpy.random.rand(2).tolist()]
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    numbers()
+    keeper = RandomState()
+    flat, leaves = tree.flatten(keeper.state_dict(), lambda one: is_tensor(one) or type(one).__name__ == "ndarray")
+    found = {name: value.copy() if hasattr(value, "copy") else value.clone() for name, value in leaves}
+    expected = numbers()
+    numbers()
+    keeper.load_state_dict(tree.unflatten(flat, lambda name, _: found[name]))
+    assert numbers() == expected
+
+
+def test_each_rank_derives_numbers_of_its_own() -> None:
+    keeper = RandomState()
+    drawn = []
+    for rank in (0, 1, 1):
+        torch.manual_seed(5)
+        keeper.derive(rank)
+        drawn.append(numbers())
+    assert drawn[0] != drawn[1] == drawn[2]
