@@ -235,7 +235,7 @@ def _put_together(
     log: Callable[[str], None],
 ) -> Launcher:
     """The candidate, the agent and the launcher, which know one another by callbacks only."""
-    spec, clock, info, folder = settings.spec, SystemClock(), place.info, settings.state.checkpoint_dir
+    spec, clock, info = settings.spec, SystemClock(), place.info
     candidate = Candidate(
         MasterSurroundings(
             store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s, settings.state.checkpoint_dir

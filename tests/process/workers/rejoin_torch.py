@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -24,6 +28,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--digests", action="store_true", help="write a digest of the state at each commit and restore")
     parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
     return parser.parse_args()
 
@@ -44,11 +49,32 @@ def last_step() -> int:
     return int(file.read_text()) if file.exists() else int(options.steps)
 
 
+def digest(what: str) -> None:
+    """Note which bits the model and the optimizer consist of."""
+    if not options.digests:
+        return
+    total = hashlib.sha256()
+    for value in tensors({"model": model.state_dict(), "optimizer": optimizer.state_dict()}):
+        total.update(np.ascontiguousarray(value).tobytes())
+    with (options.folder / f"digests-{what}").open("a") as file:
+        file.write(f"{state.step} {total.hexdigest()}\n")
+
+
+def tensors(value: object) -> Iterator[Any]:
+    """All arrays in a nest of dicts, in order; generated names play no part in it."""
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
+    elif hasattr(value, "numpy"):
+        yield value.numpy()
+
+
 @edl.run
 def train(state: edl.State) -> None:
     here = edl.context()
     fixed = {"rank": here.rank, "world": here.world_size, "pid": os.getpid(), "node": here.node, "round": here.round}
     log = (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1)
+    digest("restored")
     parallel = edl.parallel(model)
     with log:
         while state.step < last_step():
@@ -60,7 +86,11 @@ def train(state: edl.State) -> None:
             loss.backward()
             optimizer.step()
             state.step += 1
-            log.write(json.dumps({"t": time.monotonic(), "step": state.step, **fixed, "loss": float(loss)}) + "\n")
+            if here.rank == 0:
+                digest("committed")
+            log.write(
+                json.dumps({"t": time.monotonic(), "step": state.step, **fixed, "loss": float(loss.detach())}) + "\n"
+            )
             if options.save_every and state.step % options.save_every == 0:
                 state.save()
             else:
