@@ -1,8 +1,9 @@
 """Break a small training job on purpose and watch it go on. Run it as `scripts/demo`, which prepares Python for it.
 
 Three nodes on this host (a launcher and one worker each, with a store member each) train a network on scikit-learn's
-digits. Then a worker, a node and the node of the Master are killed with SIGKILL, and nodes join. All numbers come from
-lines that the training script writes after each step.
+digits. Then a worker, a node and the node of the Master are killed with SIGKILL, and nodes join. The script uses
+edl.torch or edl.paddle, so the workers that live keep their process; with --plain it does not know edl, and all workers
+start again. All numbers come from lines that the training script writes after each step.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from scripts.demo_parts.measure import Recovery, StepLogs, StepRecord, first_who
 from scripts.demo_parts.nodes import ROOT, DemoError, Nodes, Training, end, now_s, pause
 from scripts.demo_parts.show import Chapter, Show
 
-SCRIPTS = {"torch": "examples/01-digits-torch/train.py", "paddle": "examples/02-digits-paddle/train.py"}
+SCRIPTS = {"torch": "examples/03-elastic-torch/train.py", "paddle": "examples/04-elastic-paddle/train.py"}
+PLAIN_SCRIPTS = {"torch": "examples/01-digits-torch/train.py", "paddle": "examples/02-digits-paddle/train.py"}
 STEPS_BETWEEN = 25
 """Undisturbed steps before the next happening."""
 PATIENCE_S = 60.0
 """The longest wait for any one thing."""
+A_MOMENT_S = 1e-6
+"""More than the rounding of a sum of times."""
 CLEAN_DEATH_S = 3.0
 """All processes of a node must be gone this long after its launcher was killed."""
 
@@ -32,7 +36,9 @@ CLEAN_DEATH_S = 3.0
 class Demo:
     """The story, chapter by chapter. Every method raises `DemoError` when edl does not keep its promise."""
 
-    def __init__(self, nodes: Nodes, logs: StepLogs, show: Show, steps: int) -> None:
+    def __init__(self, nodes: Nodes, logs: StepLogs, show: Show, steps: int, *, elastic: bool) -> None:
+        """``elastic``: the script uses edl, so a replaced worker comes after the others have gone on."""
+        self._elastic = elastic
         self._nodes = nodes
         self._logs = logs
         self._show = show
@@ -75,8 +81,13 @@ class Demo:
         if pid is None:
             raise DemoError(f"cannot tell which worker belongs to which node: {owners}")
         happened_s = self._nodes.kill_worker(pid)
-        self._show.say(f"killed the worker of {owners[pid]} (SIGKILL to process {pid}) ...")
-        self._follow(f"killed the worker of {owners[pid]}", happened_s, len(workers))
+        name, world = owners[pid], len(workers)
+        self._show.say(f"killed the worker of {name} (SIGKILL to process {pid}) ...")
+        found = self._follow(f"killed the worker of {name}", happened_s, world - 1 if self._elastic else world)
+        if self._elastic:
+            went_on_s = happened_s + found.seconds + A_MOMENT_S
+            self._follow(f"{name} replaced its worker", went_on_s, world, planned=True)
+            self._show.say(f"  how they came into this world, says edl status: {self._nodes.ways()}")
 
     def kill_node(self, which: str, *, of_master: bool) -> str:
         """SIGKILL a launcher and see that nothing of its node survives. Returns the name of the node."""
@@ -104,11 +115,12 @@ class Demo:
         happened_s = now_s()
         self._nodes.start(name)
         self._show.say(f"starting {name}; it takes over the store address that is free ...")
-        self._follow(what, happened_s, world + 1)
+        self._follow(what, happened_s, world + 1, planned=True)
         self._wait_for_store()
 
-    def _follow(self, what: str, happened_s: float, world: int) -> None:
-        """Wait until all ranks of the next world step, and report what it cost."""
+    def _follow(self, what: str, happened_s: float, world: int, *, planned: bool = False) -> Recovery:
+        """Wait until all ranks of the next world step, and report what it cost. A script that uses edl loses at most
+        the interrupted step, and none where the change was ``planned``."""
         found: Recovery | None = None
 
         def recovered() -> bool:
@@ -123,6 +135,9 @@ class Demo:
             f"  {found.seconds:.2f} s later all {found.world_after} ranks step again, after a standstill of "
             f"{found.standstill_s:.2f} s; steps done twice: {found.redone}"
         )
+        if self._elastic and found.redone > (0 if planned else 1):
+            raise DemoError(f"{found.redone} steps were done twice after: {what}")
+        return found
 
     def _settle(self) -> None:
         """Some undisturbed steps, so that one happening does not run into the next."""
@@ -177,7 +192,8 @@ def read_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
     parser.add_argument("--framework", choices=sorted(SCRIPTS), default="torch")
-    parser.add_argument("--steps", type=int, default=400, help="global steps of the training (default: 400)")
+    parser.add_argument("--plain", action="store_true", help="train with a script that does not know edl")
+    parser.add_argument("--steps", type=int, default=500, help="global steps of the training (default: 500)")
     parser.add_argument("--step-time", type=float, default=0.15, help="seconds that each step sleeps (default: 0.15)")
     parser.add_argument("--workdir", type=Path, help="an empty or new folder for logs (default: a new temporary one)")
     return parser.parse_args()
@@ -207,15 +223,17 @@ def explain(show: Show, nodes: Nodes, error: DemoError) -> None:
 def run(options: argparse.Namespace, workdir: Path) -> int:
     """Tell the story; whatever happens, end every process that was started."""
     training = Training(
-        ROOT / SCRIPTS[options.framework],
+        ROOT / (PLAIN_SCRIPTS if options.plain else SCRIPTS)[options.framework],
         (
             *("--workdir", str(workdir / "train"), "--step-log", str(workdir / "steps")),
-            *("--steps", str(options.steps), "--step-time", str(options.step_time), "--checkpoint-every", "5"),
+            *("--steps", str(options.steps), "--step-time", str(options.step_time)),
+            *(("--checkpoint-every", "5") if options.plain else ()),
         ),
+        () if options.plain else ("--checkpoint-dir", str(workdir / "checkpoints")),
     )
     show = Show(options.steps)
     nodes = Nodes(f"demo-{options.framework}", workdir, training)
-    demo = Demo(nodes, StepLogs(workdir / "steps"), show, options.steps)
+    demo = Demo(nodes, StepLogs(workdir / "steps"), show, options.steps, elastic=not options.plain)
     show.print("each node runs: python " + " ".join(nodes.launch_command("NAME")[1:]) + "\n")
     show.open()
     try:

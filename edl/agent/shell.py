@@ -58,6 +58,15 @@ class StateKeeper(Keeper, Protocol):
         """Why none of the checkpoints that lie there can be used; empty when one can, or none lies there."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether something that workers have written is still being looked at."""
+        ...
+
+    async def settled(self) -> None:
+        """Until that is over."""
+        ...
+
     def holdings(self) -> tuple[Holding, ...]:
         """What this node has in memory."""
         ...
@@ -228,6 +237,10 @@ class AgentShell:
         if self._stream is not None:
             self._stream.send(message)
 
+    async def _announce_later(self) -> None:
+        await self._around.keeper.settled()
+        self.post(ev.StateChanged())
+
     async def _load(self) -> None:
         await self._around.keeper.load()
         self.post(ev.StateChanged())
@@ -238,6 +251,10 @@ class AgentShell:
         self._around.keeper.enter(world)
 
     def _announce(self) -> None:
+        if self._around.keeper.busy:
+            # The next world may begin from it.
+            self._chores.begin(self._announce_later())
+            return
         # A world may have been made from ports that were announced on an earlier stream, or before the last order.
         good_for = (self._stream, self._state.seen_round)
         if good_for != self._ports_good_for:

@@ -32,6 +32,8 @@ class Steward:
         self._vault = vault
         self._log = log
         self._sources: tuple[Source, ...] = ()
+        self._finishing = 0
+        self._finished = asyncio.Event()
         self.stored: tuple[Version, bool] = (NO_STATE, False)
         self.refused = ""
 
@@ -57,7 +59,26 @@ class Steward:
 
     async def finish(self, message: local.Stored) -> None:
         """See ``desk.Keeper``."""
-        await self._keeper.stored(Version(message.era, message.commit), message.folder)
+        version = Version(message.era, message.commit)
+        self._finishing += 1
+        try:
+            await self._keeper.stored(version, message.folder)
+            await self.look()
+        finally:
+            self._finishing -= 1
+            if not self._finishing:
+                self._finished.set()
+                self._finished = asyncio.Event()
+
+    async def settled(self) -> None:
+        """Until what workers have written counts, or is known not to."""
+        while self._finishing:
+            await self._finished.wait()
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that workers have written is still being looked at."""
+        return self._finishing > 0
 
     def restored(self, slot: int) -> None:
         """See ``desk.Keeper``."""

@@ -41,6 +41,8 @@ class State(core.State):
             load_optimizer(obj, plain, self._owned)
         else:
             super()._load_object(name, obj, plain)
+        if isinstance(obj, torch.nn.Module):
+            obj.zero_grad(set_to_none=True)  # what an interrupted backward pass has left
 
     def _extra_owned(self, plain: Any) -> Any:
         """Parameters and buffers are copied into place; only what a module keeps beside them needs its own memory."""

@@ -152,6 +152,8 @@ class State:
         turn = session.arrive(commit)
         self._commits = commit
         save = save or turn in _SAVING
+        if turn in _LEAVING and self._stores_itself() and session.seat.checkpoint_dir:
+            save = True  # in memory the shards fit a world of this size only, and the next one may have another
         if session.link is None:
             if save:
                 self._note("nothing is saved: this script runs without a launcher (python -m edl.launch)")

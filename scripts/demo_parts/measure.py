@@ -1,7 +1,7 @@
 """What the step logs of a training say about its recoveries.
 
 A training script that is given `--step-log DIR` appends one JSON line per finished step to a file of its own in DIR
-(see `examples/01-digits-torch/train.py`). Everything here is arithmetic on those lines: no clock, no processes. Times
+(see `examples/03-elastic-torch/train.py`). Everything here is arithmetic on those lines: no clock, no processes. Times
 are seconds of the host's monotonic clock, so all logs must come from one host.
 """
 

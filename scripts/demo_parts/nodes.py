@@ -81,6 +81,8 @@ class Training:
 
     script: Path
     arguments: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    """For the launcher."""
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Nodes:
         return [
             sys.executable, "-m", "edl.launch", "--nnodes=1:4", "--nproc-per-node=1", "--node-id", name,
             f"--rdzv-id={self.job}", "--rdzv-backend=etcd-embedded", f"--rdzv-endpoint={','.join(self.addresses)}",
-            "--max-restarts=20", "--log-dir", str(self.workdir / "logs" / name),
+            "--max-restarts=20", "--log-dir", str(self.workdir / "logs" / name), *self._training.options,
             str(self._training.script), *self._training.arguments,
         ]  # fmt: skip
 
@@ -206,6 +208,12 @@ class Nodes:
         if name not in self.names:
             raise DemoError(f"`edl status` says that the Master is on {name!r}, not on one of {', '.join(self.names)}")
         return str(name)
+
+    def ways(self) -> str:
+        """By which way the workers of each node came into the running world, as `edl status` tells it."""
+        nodes = self.status().get("nodes")
+        listed = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
+        return ", ".join(f"{node.get('node')}: {node.get('how') or 'unknown'}" for node in listed)
 
     def log_tails(self, lines: int) -> list[tuple[Path, str]]:
         """The last lines of each launcher's log."""

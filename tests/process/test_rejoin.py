@@ -135,7 +135,7 @@ def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_pat
 
 def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Must show 5: a node dies with its memory; nobody else has the state but the node that keeps its copy."""
-    with job(etcd, tmp_path, framework, nnodes="1") as running:
+    with job(etcd, tmp_path, framework, "--digests", nnodes="1") as running:
         running.start("a")
         seen = running.wait_world(1)
         running.start("b")
@@ -150,13 +150,16 @@ def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, fram
         first = min(step.step for step in steps if step.round == after.round)
         last = max(step.step for step in steps if step.round == seen.round)
         assert last - 2 <= first - 1 <= last, "the copy is at most a commit old"
+        committed, restored = (
+            dict(line.split() for line in (running.steps_folder / f"digests-{what}").read_text().splitlines())
+            for what in ("committed", "restored")
+        )
+        assert restored[str(first - 1)] == committed[str(first - 1)], "every tensor, bit for bit"
         result = finish(running)
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
-def test_the_whole_job_goes_on_from_the_checkpoint_directory(
-    etcd: OutsideEtcd, tmp_path: Path, framework: str
-) -> None:
+def test_the_whole_job_goes_on_from_the_checkpoint_directory(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     folder = tmp_path / "checkpoints"
     options = (f"--checkpoint-dir={folder}",)
     with job(etcd, tmp_path, framework, "--save-every=10", options=options, name="lasting") as running:

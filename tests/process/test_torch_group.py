@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "workers" / "torch_member.py"
-SOON_S = 2.0
+SOON_S = 5.0
 """An abort takes milliseconds; the machine may be busy."""
 
 
@@ -34,6 +34,7 @@ class Member:
             [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         self._answers: queue.Queue[str] = queue.Queue()
+        self._round = 0
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -42,11 +43,12 @@ class Member:
             self._answers.put(line)
 
     def tell(self, **order: Any) -> None:
+        self._round = order.setdefault("round", self._round)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
-    def hear(self, timeout_s: float = 60.0) -> dict[str, Any]:
+    def hear(self, timeout_s: float = 180.0) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self._answers.get(timeout=timeout_s))
         return answer
 

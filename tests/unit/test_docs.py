@@ -9,14 +9,20 @@ from pathlib import Path
 import click
 import pytest
 
+import edl.paddle
+import edl.torch
 from edl.agent.environment import LocalPaths, worker_environment
+from edl.agent.marker import MARKER_FILE, OWNER_FILE
+from edl.agent.switches import NAMES
 from edl.config import JobSpec, NodeRange
 from edl.launch.cli import CONF_KEYS, launcher_options
 from edl.master.events import Kind
 from edl.master.state import NodeStatus, Phase
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Failure, Member, World
+from edl.wire.snapshot import FILE_NAME
 from edl.wire.status import JobStatus, JournalEntry, NodeView
+from edl.worker.context import Context
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -118,6 +124,25 @@ def worker_variables() -> set[str]:
 def test_the_page_on_the_environment_lists_exactly_what_is_set() -> None:
     told = page("environment.md").partition("\n## What the launcher reads\n")[0]
     assert {name for row in first_columns(told) for name in row} == worker_variables()
+
+
+# --- what scripts use ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [edl.torch.__all__, edl.paddle.__all__], ids=["torch", "paddle"])
+def test_everything_that_scripts_import_is_on_the_page_about_state(names: list[str]) -> None:
+    assert [name for name in names if name not in page("state.md")] == []
+
+
+def test_every_field_of_the_context_is_documented() -> None:
+    rows = first_columns(section(page("state.md"), "### context()"))
+    assert {name for row in rows for name in row} == names_of(Context)
+
+
+def test_every_file_of_the_checkpoint_directory_is_documented() -> None:
+    assert [name for name in (MARKER_FILE, OWNER_FILE, FILE_NAME) if name not in page("checkpoints.md")] == []
+    rows = first_columns(section(page("checkpoints.md"), "## Asking for one"))
+    assert {name for row in rows for name in row} == set(NAMES.values())
 
 
 # --- what status and events show -------------------------------------------------------------------------------------

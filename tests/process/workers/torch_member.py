@@ -1,7 +1,8 @@
 """One worker of a torch group, told on its standard input what to do. Answers each order with one line of JSON.
 
 Orders: ``{"do": "round", "round", "rank", "size", "master", "work"}`` parks if need be, forms the group and does the
-work, which the side thread may interrupt: ``{"do": "abort"}`` aborts the group from there, at any moment.
+work, which the side thread may interrupt: ``{"do": "abort", "round"}`` aborts the group from there, at any
+moment once the round has begun.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ def listen() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "abort":
-            aborted_at = time.monotonic()
-            if group is not None:
+            while group is None or group.seat.round < order["round"]:
+                time.sleep(0.001)
+            if group.seat.round == order["round"]:
+                aborted_at = time.monotonic()
                 group.abort()
         elif order["do"] == "leave":
             os._exit(0)
