@@ -105,6 +105,7 @@ class Keeper:
         """A peer that was too slow or out of reach: nobody waits for it any more."""
         self._handed: dict[Stream, Holding] = {}
         self._complained = self._failed = False
+        self._said_nowhere = False
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
         self._writer = False
@@ -411,7 +412,9 @@ class Keeper:
         """Write it, or what has taken its place meanwhile."""
         vault = self._vault
         if vault is None:
-            self._on_kept(holding.version, "", "there is no checkpoint directory: name one with --checkpoint-dir")
+            if not self._said_nowhere:
+                self._on_kept(holding.version, "", "there is no checkpoint directory: name one with --checkpoint-dir")
+            self._said_nowhere = True
             return
         async with self._writing:
             loan = self._stock.borrow(holding.version, holding.shard) or self._stock.borrow_newer(holding)

@@ -6,6 +6,7 @@ Every option can also be given as ``EDL_<NAME>`` in the environment; the command
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import os
 import re
@@ -131,7 +132,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
             f"--nnodes={nodes} needs a store that every node reaches",
             "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
         )
-    job = JobId(options["rdzv_id"] or (f"job-{secrets.token_hex(4)}" if private else "default"))
+    job = JobId(options["rdzv_id"] or (_private_name(_state(options).checkpoint_dir) if private else "default"))
     spec = JobSpec(
         job,
         nodes,
@@ -166,6 +167,12 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         rack=options["rack"],
         error_file=str(folder / "error.json"),
     )
+
+
+def _private_name(checkpoint_dir: str) -> str:
+    """A name for a job that nobody else has to know; the same for each run that goes on from the same checkpoints."""
+    mark = hashlib.sha256(checkpoint_dir.encode()).hexdigest()[:8] if checkpoint_dir else secrets.token_hex(4)
+    return f"job-{mark}"
 
 
 def _timeouts(options: Mapping[str, Any]) -> Timeouts:

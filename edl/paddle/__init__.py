@@ -37,9 +37,6 @@ def __getattr__(name: str) -> Any:
     """The launcher's part, ``edl.paddle.startup``, is imported without the rest, and so without paddle."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "parallel":
-        # Whatever order they are imported in, this name is the function and not the module of the same name.
-        importlib.import_module(_PLACES[name])
     value = getattr(importlib.import_module(_PLACES[name]), name)
     globals()[name] = value
     return value

@@ -199,14 +199,14 @@ def forget_default_group() -> None:
 
     ``destroy_process_group`` does the same, but shuts every group down first, which waits for peers.
     """
+    world = c10d._world
+    world.group_count = 0  # part of the names in the store; a group that could not be formed has been counted
     if not dist.is_initialized():
         return
-    world = c10d._world
     c10d._update_default_pg(None)
     for name in _MAPS:
         getattr(world, name).clear()
     _unregister_all_process_groups()
-    world.group_count = 0
 
 
 def has_nccl(group: Any) -> bool:

@@ -10,10 +10,17 @@ import torch
 from edl.torch import sharded as shards
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.framework import current
+from edl.worker import loop
 from edl.worker import state as core
 from edl.worker.loop import make_run
 
 run = make_run(current())
+
+
+def connect() -> None:
+    """Wait for a world and form its group ahead of ``run``, for a model that cannot be built without one, such as one
+    cut by ``fully_shard``. Such a worker is restarted to join the next world."""
+    loop.connect(current(), "its model was built on the group of one world")
 
 
 class State(core.State):
