@@ -155,8 +155,9 @@ def parked(turn: Turn, worker: Worker, left: Round) -> None:
         rest_if_free(turn)
     else:
         turn.set_worker(worker.local_rank, status=WorkerStatus.PARKED, underway=False, here=None)
-        if state.phase is AgentPhase.PREPARING and turn.state.parked:
-            get_ready(turn)
+        starting = any(other.status is WorkerStatus.STARTING for other in turn.state.workers)
+        if state.phase is AgentPhase.PREPARING and not starting:
+            get_ready(turn)  # another one may have died meanwhile
 
 
 def ended_outside(turn: Turn, worker: Worker, what: str) -> None:

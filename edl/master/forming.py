@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
 from edl.master.events import Kind
-from edl.master.restoring import Load, Restore, Unusable, choose
+from edl.master.restoring import Load, Restore, Unusable, choose, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.ranks import Candidate, order
@@ -51,10 +51,13 @@ def _begin_forming(turn: Turn) -> None:
 
 
 def _ask_keepers(turn: Turn) -> None:
-    """Nodes outside the world that keep copies of its state say afresh what they hold."""
-    asked = {entry.keeper for entry in turn.members()}
+    """Spares that may keep copies of the state of a single node say afresh what they hold; that node may be lost, and
+    with it the word of who keeps its copies."""
+    world = turn.record.world
+    if world is None or len(world.members) > 1 or not turn.record.rejoins:
+        return
     for entry in turn.ready():
-        if entry.info.node in asked and turn.member(entry) is None:
+        if turn.member(entry) is None:
             order_stop(turn, entry, turn.record.round)
 
 
@@ -116,9 +119,23 @@ def try_to_form(turn: Turn) -> None:
 def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: Size) -> None:
     entries = {entry.info.node: entry for entry in ready}
     candidates = [Candidate(e.info.node, e.joined, e.info.node_rank) for e in ready]
-    members = [entries[node] for node in order(previous, candidates, size.nodes)]
     givers = [entry for entry in turn.nodes.values() if entry.attached]
-    match choose(members, givers, sum(entry.info.slots for entry in members)):
+
+    def first(nodes: int) -> list[NodeEntry]:
+        return [entries[node] for node in order(previous, candidates, nodes)]
+
+    members = first(size.nodes)
+    choice = choose(members, givers, slots_of(members))
+    if isinstance(choice, Restore):
+        needed = size_of_newest(givers, choice.version)
+        recover = turn.spec.fault_tolerance is FaultTolerance.RECOVER
+        lowest = size.nodes if recover else turn.spec.nodes.lowest
+        for nodes in range(size.nodes, lowest - 1, -turn.spec.nodes.unit):
+            if needed and slots_of(first(nodes)) == needed:
+                members, size = first(nodes), Size(nodes, f"the state in memory is cut for {count(needed, 'worker')}")
+                choice = choose(members, givers, needed)
+                break
+    match choice:
         case Restore() as restore:
             _form(turn, members, restore, size.reason)
         case Load(node):
@@ -130,6 +147,11 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
             turn.wake_at(entry.due_s)
         case Unusable(why):
             _end(turn, ExitCode.CHECKPOINT_UNUSABLE, why)
+
+
+def slots_of(entries: Sequence[NodeEntry]) -> int:
+    """Workers of a world of these."""
+    return sum(entry.info.slots for entry in entries)
 
 
 def end_if_all_done(turn: Turn) -> None:
@@ -171,12 +193,15 @@ def _awaited(turn: Turn) -> list[NodeEntry]:
 
 
 def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
-    """Whether to wait for a member that starts workers ahead: the others go on without it if the level and the bounds
-    allow, and take it in at a step boundary later."""
+    """Whether to wait for a member that starts workers ahead. Those that have come back in process go on without it if
+    the level and the bounds allow, and take it in at a step boundary later; where all start anew, all are waited for.
+    """
     if entry.status is not NodeStatus.PREPARING or turn.member(entry) is None:
         return False
+    ready = turn.ready()
+    back = any(turn.member(other) is not None and not other.prestarted for other in ready)
     elastic = turn.spec.fault_tolerance is FaultTolerance.ELASTIC
-    return not elastic or not turn.spec.nodes.fit(len(turn.ready()))
+    return not (back and elastic and turn.spec.nodes.fit(len(ready)))
 
 
 def _end_for_failures(turn: Turn) -> None:

@@ -118,14 +118,14 @@ def absent(state: MasterState) -> tuple[NodeId, ...]:
 
 def _settle(turn: Turn) -> None:
     """What follows from the state alone, whatever event led to it."""
+    if turn.record.phase is Phase.ENDED:
+        say_goodbye(turn)
+        return
+    for rule in (planning.look_at_agreement, planning.consider_growth, planning.assign_keepers):
+        if turn.record.phase is Phase.RUNNING:
+            rule(turn)
     if turn.record.phase is Phase.FORMING:
         try_to_form(turn)
-    elif turn.record.phase is Phase.RUNNING:
-        planning.look_at_agreement(turn)
-        planning.consider_growth(turn)
-        planning.assign_keepers(turn)
-    else:
-        say_goodbye(turn)
 
 
 # --- nodes come and go -----------------------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
     if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
         order_stop(turn, entry, attach.running_round)
     elif attach.running_round:
-        turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=attach.underway)
+        entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=attach.underway)
+        planning.ask_again(turn, entry)
         if attach.done:
             _done(turn, entry)
     elif meant_to_run and world is not None and attach.seen_round < world.round:
@@ -229,12 +230,22 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         return
     turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.record.done:
+        _replan_without_source(turn, node, how)
         return
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} lost: {how}")
     elif turn.record.phase is Phase.FORMING:
         _give_back_charge(turn, f"node {node} lost: {how}")
         interrupt(turn)
+
+
+def _replan_without_source(turn: Turn, node: NodeId, how: str) -> None:
+    """A node outside the world was to give it the state, and the workers may not have it yet."""
+    world = turn.record.world
+    if turn.record.phase is not Phase.RUNNING or world is None or turn.record.done or turn.underway:
+        return
+    if world.member(node) is None and any(source.node == node for source in world.sources):
+        stop_world(turn, f"node {node}, which had the state, lost: {how}")
 
 
 def _give_back_charge(turn: Turn, reason: str) -> None:

@@ -71,17 +71,33 @@ def look_at_agreement(turn: Turn) -> None:
     if agreement is None:
         return
     if not turn.underway:
-        turn.agreement = None
+        _give_up(turn, agreement)
     elif turn.now_s >= agreement.until_s:
-        turn.agreement = None
         silent = [e.info.node for e in turn.members() if e.info.node not in agreement.answers]
         why = f"no answer from {', '.join(silent[:5])} within {turn.spec.timeouts.boundary_s:g} s"
         if agreement.purpose is Purpose.SAVE:
             turn.note(Kind.BOUNDARY, f"{agreement.reason}: not saved, {why}")
+            _give_up(turn, agreement)
         else:
             stop_world(turn, f"{agreement.reason}; {why}")
     else:
         turn.wake_at(agreement.until_s)
+
+
+def _give_up(turn: Turn, agreement: Agreement) -> None:
+    """Nothing comes of it: whoever holds is to go on."""
+    turn.agreement = None
+    for entry in turn.members():
+        turn.tell(entry, Switch(turn.record.round, agreement.number, 0, Purpose.SAVE, agreement.reason))
+
+
+def ask_again(turn: Turn, entry: NodeEntry) -> None:
+    """A member is back on the line; its workers have gone on meanwhile, so what it has answered is void."""
+    agreement = turn.agreement
+    if agreement is not None and turn.underway:
+        answers = {node: commit for node, commit in agreement.answers.items() if node != entry.info.node}
+        turn.agreement = dataclasses.replace(agreement, answers=answers)
+        turn.tell(entry, Hold(turn.record.round, agreement.number))
 
 
 def consider_growth(turn: Turn) -> None:
@@ -89,7 +105,7 @@ def consider_growth(turn: Turn) -> None:
     world = turn.record.world
     if world is None or turn.record.done or turn.spec.fault_tolerance is not FaultTolerance.ELASTIC:
         return
-    if turn.agreement is not None or not _settled(turn):
+    if turn.agreement is not None or not _settled(turn) or _is_cut_to_size(turn):
         return
     newcomers = [entry for entry in turn.ready() if turn.member(entry) is None]
     size = turn.spec.nodes.fit(len(world.members) + len(newcomers))
@@ -105,6 +121,11 @@ def consider_growth(turn: Turn) -> None:
             turn.wake_at(turn.grace_until_s)
             return
     change(turn, f"{names(newcomers)} joined: growing from {len(world.members)} to {size} nodes")
+
+
+def _is_cut_to_size(turn: Turn) -> bool:
+    """The state is sharded, and in memory it fits worlds of this size only: growing would throw it away."""
+    return any(holding.shards > 1 for entry in turn.members() for holding in entry.holdings)
 
 
 def _settled(turn: Turn) -> bool:

@@ -57,6 +57,15 @@ def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int
     return best
 
 
+def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
+    """Workers that a world must have to begin from the newest commit in memory, if that is newer than ``than``; 0 when
+    it does not matter. A sharded state in memory fits one size only."""
+    entries = list(entries)
+    sizes = {holding.shards for entry in entries for holding in entry.holdings if holding.version > than}
+    whole = [(found.version, size) for size in sizes for found in _in_memory(entries, size) if found.version > than]
+    return max(whole, default=(than, 0))[1]
+
+
 def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
     """Commits of which every part is in somebody's memory, and that a world of this size can begin from."""
     parts: dict[tuple[Version, int], list[Source]] = {}

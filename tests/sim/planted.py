@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from edl.agent import machine as agent_machine
+from edl.agent import rounds
 from edl.agent.events import Start
 from edl.agent.state import AgentPhase, Worker
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
-from edl.master import forming, machine
+from edl.master import forming, machine, planning
 from edl.master.state import NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.testing.sim import ruling
@@ -37,7 +37,7 @@ def joiner_wipes_the_world() -> contextlib.AbstractContextManager[Any]:
             forming.stop_world(turn, "somebody joined")
             forming.try_to_form(turn)
 
-    return mock.patch.object(machine, "consider_growth", consider)
+    return mock.patch.object(planning, "consider_growth", consider)
 
 
 def world_above_maximum() -> contextlib.AbstractContextManager[Any]:
@@ -88,7 +88,7 @@ def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
 def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:
     """A node that leaves in good order ends the job for all (torchrun's closed rendezvous)."""
 
-    def leaving(turn: Turn, entry: Any, reason: str) -> None:
+    def leaving(turn: Turn, entry: Any, reason: str, told: bool) -> None:
         turn.update(entry, status=NodeStatus.LEAVING)
         if turn.record.phase is not Phase.ENDED:
             forming._end(turn, ExitCode.OK, "a node has left")
@@ -104,17 +104,51 @@ def stale_order_is_obeyed() -> Iterator[None]:
         member = world.member(turn.state.info.node)
         if member is None or turn.state.phase is not AgentPhase.IDLE:
             return
-        workers = tuple(Worker(index, Rank(member.first_rank + index)) for index in range(member.slots))
+        born = world.round
+        workers = tuple(Worker(index, Rank(member.first_rank + index), born=born) for index in range(member.slots))
         turn.set(phase=AgentPhase.RUNNING, seen_round=world.round, world=world, workers=workers, killed=False)
-        turn.do(Start(world))
+        turn.do(Start(world, tuple(range(member.slots))))
 
     catch_up = machine._catch_up
 
     def forgetful(turn: Turn, entry: Any, attach: Any) -> None:
         catch_up(turn, entry, dataclasses.replace(attach, seen_round=0))
 
-    with mock.patch.object(agent_machine, "_start", start), mock.patch.object(machine, "_catch_up", forgetful):
+    with mock.patch.object(rounds, "start", start), mock.patch.object(machine, "_catch_up", forgetful):
         yield
+
+
+def target_has_been_passed() -> contextlib.AbstractContextManager[Any]:
+    """Workers are to stop at the highest boundary that one of them has passed, not at the next."""
+    settle = planning._settle
+
+    def early(turn: Turn, agreement: Any, commit: int) -> None:
+        settle(turn, agreement, commit - 1)
+
+    return mock.patch.object(planning, "_settle", early)
+
+
+def era_begins_anew() -> contextlib.AbstractContextManager[Any]:
+    """The era counts the worlds of this job, whatever lies in the checkpoint directory."""
+
+    def write(self: Turn, **changes: Any) -> None:
+        world = changes.get("world")
+        if world is not None and changes.get("phase") is Phase.RUNNING:
+            changes["world"] = dataclasses.replace(world, era=self.record.era + 1)
+            changes["era"] = self.record.era + 1
+        self.record = dataclasses.replace(self.record, **changes)
+
+    return mock.patch.object(Turn, "write", write)
+
+
+def spares_are_not_asked() -> contextlib.AbstractContextManager[Any]:
+    """What a spare said when it came counts, whatever copies it has got since (ours, before it was a day old)."""
+    return mock.patch.object(forming, "_ask_keepers", lambda turn: None)
+
+
+def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:
+    """The next world forms from whoever is ready first (ranks restore what they happen to find)."""
+    return mock.patch.object(forming, "_awaited", lambda turn: [])
 
 
 @dataclass(frozen=True)
@@ -133,9 +167,13 @@ BUGS: dict[str, Planted] = {
         (trimmed_below_minimum, 100),
         (stale_master_address, 300),
         (writes_without_fence, 1000),
-        (collateral_is_charged, 300),
+        (collateral_is_charged, 2000),
         (exit_closes_the_job, 300),
         (stale_order_is_obeyed, 3000),
+        (target_has_been_passed, 300),
+        (era_begins_anew, 300),
+        (spares_are_not_asked, 1000),
+        (waits_for_no_member, 300),
     )
 }
 

@@ -7,8 +7,12 @@ import pytest
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
 from edl.master.state import Phase, Record
+from edl.testing.sim.keepers import Directory
+from edl.testing.sim.stepping import Script, Stepper
+from edl.testing.sim.workers import Group
 from edl.testing.sim.world import SimWorld
-from edl.types import JobId, NodeId
+from edl.types import JobId, NodeId, Round
+from edl.wire.messages import Purpose, Version, World
 
 RECOVER, SHRINK, ELASTIC = FaultTolerance.RECOVER, FaultTolerance.SHRINK, FaultTolerance.ELASTIC
 
@@ -16,11 +20,20 @@ RECOVER, SHRINK, ELASTIC = FaultTolerance.RECOVER, FaultTolerance.SHRINK, FaultT
 class Story:
     """A world, and short words for what happens in it."""
 
-    def __init__(self, bounds: str, level: FaultTolerance = ELASTIC, restarts: int = 3, unit: int = 1) -> None:
+    def __init__(
+        self,
+        bounds: str,
+        level: FaultTolerance = ELASTIC,
+        restarts: int = 3,
+        unit: int = 1,
+        script: Script | None = None,
+        directory: Directory | None = None,
+    ) -> None:
         low, _, high = bounds.partition(":")
         nodes = NodeRange(int(low), int(high or low), unit)
-        timeouts = Timeouts(recover_s=20.0, shutdown_s=1.0)
-        self.world = SimWorld(7, JobSpec(JobId("story"), nodes, restarts, level, timeouts), total_s=1000.0)
+        timeouts = Timeouts(recover_s=20.0, shutdown_s=1.0, rejoin_s=2.0, boundary_s=5.0)
+        spec = JobSpec(JobId("story"), nodes, restarts, level, timeouts)
+        self.world = SimWorld(7, spec, total_s=1000.0, script=script, directory=directory)
 
     def start(self, *names: str) -> None:
         """One after the other, so that the first one of all becomes the Master."""
@@ -47,11 +60,33 @@ class Story:
                 return False
             if [member.node for member in record.world.members] != list(names):
                 return False
-            training = self.world.training.rounds.get(record.round)
-            return training is not None and sum(w.up for w in training.workers.values()) == record.world.size
+            group = self.world.training.group(record.round)
+            return group is not None and sum(w.up and w.alive for w in group.workers.values()) == record.world.size
 
         self.world.run_until(holds, within_s, f"round {round} runs on {names}")
         return self.world.timeline.now_s - before_s
+
+    @property
+    def group(self) -> Group:
+        """The workers of the running round."""
+        group = self.world.training.group(self.record.round)
+        assert group is not None
+        return group
+
+    @property
+    def last(self) -> World:
+        """The last world formed."""
+        return self.world.checks.worlds[self.record.round]
+
+    def passed(self, number: int) -> int:
+        """The last step boundary that a round has come to."""
+        return self.world.checks.courses[Round(number)].reached
+
+    def ways(self, name: str) -> list[str]:
+        """How the workers of a node came into the world."""
+        agent = self.world.launchers[NodeId(name)].agent
+        assert agent is not None
+        return [worker.how for worker in agent.workers]
 
     def stays(self, for_s: float) -> None:
         """Nothing about the world changes for a while."""
@@ -278,7 +313,7 @@ def test_failures_that_come_before_the_node_loss_that_caused_them_are_not_charge
     story.start("a", "b", "c")
     story.running("a", "b", "c", round=1)
     pairs = story.world.cut(["c"])  # nobody can tell that c died ...
-    story.world.training.rounds[story.record.round].hangs = False
+    story.group.hangs = False
     story.world.crash("c")
     story.running("a", "b", round=2, within_s=9.0)  # ... until its lease has ended
     assert story.record.restarts == 0
@@ -327,7 +362,7 @@ def test_deaf_workers_of_a_node_that_is_cut_off_are_killed_all_the_same() -> Non
     story.running("a", "b", round=1)
     for local_rank in (0, 1):
         story.world.worker("b", local_rank).deaf = True
-    story.world.training.rounds[story.record.round].hangs = True
+    story.group.hangs = True
     story.world.cut(["b"])
     story.world.run(14.0)
     assert story.workers_of("b") == 0
@@ -341,3 +376,164 @@ def test_nursery_that_dies_before_the_start_order_comes_costs_one_round() -> Non
     story.world.launchers[NodeId("b")].lose_nursery()
     story.running("a", "b", round=2)
     assert story.record.restarts <= story.world.checks.worker_failures
+
+
+# --- workers that keep their process, and the state they keep --------------------------------------------------------
+
+RERUN = Script(step_s=0.2)
+
+
+def trio(script: Script = RERUN) -> Story:
+    story = Story("1:3", script=script)
+    story.start("a", "b", "c")
+    story.running("a", "b", "c", round=1)
+    story.world.run(4.0)
+    return story
+
+
+def test_killed_worker_costs_others_one_step_and_its_node_comes_back_at_a_boundary() -> None:
+    story = trio()
+    story.world.kill_worker("b", 1)
+    assert story.running("a", "c", round=2) < 1.0
+    assert story.ways("a") == story.ways("c") == ["in process"] * 2
+    assert story.last.restore.era == 1
+    assert story.passed(1) - story.last.restore.commit <= 1
+    story.running("a", "c", "b", round=3, within_s=6.0)
+    assert story.ways("a") == ["in process"] * 2
+    assert story.last.restore == Version(2, story.passed(2)), "no step is redone"
+    assert story.record.restarts == 1
+
+
+def test_newcomer_costs_no_step() -> None:
+    story = Story("1:3", script=RERUN)
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.world.run(3.0)
+    story.start("c")
+    story.running("a", "b", "c", round=2, within_s=4.0)
+    assert story.last.restore == Version(1, story.passed(1)) > Version(1, 5)
+    assert {source.node for source in story.last.sources} == {"a", "b"}
+
+
+def test_drained_node_waits_for_the_others_and_costs_no_step() -> None:
+    story = trio()
+    story.world.launchers[NodeId("c")].interrupt(15)
+    assert story.running("a", "b", round=2) < 2.0
+    assert story.last.restore == Version(1, story.passed(1))
+    story.world.run_until(lambda: not story.world.launchers[NodeId("c")].alive, 2.0, "c goes")
+    assert story.record.restarts == 0
+
+
+def test_spare_takes_over_the_state_of_a_single_node_from_its_copy() -> None:
+    story = Story("1", script=RERUN)
+    story.start("a", "b")
+    story.running("a", round=1)
+    story.world.run(4.0)
+    story.world.crash("a")
+    story.running("b", round=2)
+    assert story.last.restore.era == 1
+    assert story.passed(1) - story.last.restore.commit <= 3, "copies are sent in the background"
+
+
+def test_job_that_is_started_again_goes_on_from_the_checkpoint_directory() -> None:
+    directory = Directory()
+    first = Story("2", script=RERUN, directory=directory)
+    first.start("a", "b")
+    first.running("a", "b", round=1)
+    first.world.run(4.0)
+    first.world.ask(Purpose.KILL, by_file=False)
+    assert first.ends(ExitCode.KILLED) == "kill switch: somebody"
+    assert directory.usable() == Version(1, first.passed(1))
+    second = Story("1", script=RERUN, directory=directory)
+    second.start("x")
+    second.running("x", round=1, within_s=6.0)
+    assert (second.last.restore, second.last.era) == (directory.usable(), 2)
+
+
+def test_corrupt_checkpoint_is_passed_over_and_without_a_good_one_nothing_starts() -> None:
+    directory = Directory()
+    for commit in (5, 9):
+        directory.write(Version(3, commit))
+    directory.entries[Version(3, 9)].corrupt = True
+    story = Story("1", script=RERUN, directory=directory)
+    story.start("a")
+    story.running("a", round=1, within_s=6.0)
+    assert (story.last.restore, story.last.era) == (Version(3, 5), 4)
+    directory.entries[Version(3, 5)].corrupt = True
+    spoilt = Story("1", script=RERUN, directory=directory)
+    spoilt.start("a")
+    assert spoilt.ends(ExitCode.CHECKPOINT_UNUSABLE) == "every checkpoint is corrupt"
+
+
+@pytest.mark.parametrize("when", ["kill_on_hold", "kill_on_switch"])
+def test_master_that_dies_while_workers_hold_leaves_nobody_waiting(when: str) -> None:
+    story = Story("1:3", script=RERUN)
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.world.run(3.0)
+    setattr(story.world.around, when, True)
+    story.start("c")
+    story.world.run_until(lambda: not story.world.launchers[NodeId("a")].alive, 4.0, "the Master dies")
+    story.running("c", "b", round=2, within_s=8.0)
+    assert story.passed(1) - story.last.restore.commit <= 1
+    story.world.run(2.0)
+    assert story.passed(2) > story.last.restore.commit
+
+
+def test_checkpoint_asked_for_is_written_at_a_boundary_and_training_goes_on() -> None:
+    story = trio()
+    story.world.ask(Purpose.SAVE, by_file=True)
+    story.world.run_until(lambda: not story.world.directory.save_asked, 5.0, "it is written")
+    before = story.passed(1)
+    assert 0 < story.world.directory.usable().commit <= before
+    story.world.run(2.0)
+    assert (story.record.round, story.passed(1) > before) == (1, True)
+
+
+def test_worker_that_does_not_park_is_restarted_and_only_it() -> None:
+    story = trio()
+    stuck = story.world.worker("a")
+    assert isinstance(stuck, Stepper)
+    stuck.stuck = True
+    story.world.crash("c")
+    story.running("b", round=2, within_s=6.0)
+    story.running("b", "a", round=3, within_s=8.0)
+    assert sorted(story.ways("a")) == ["in process", "restarted (did not leave its round within 2 s)"]
+    assert story.ways("b") == ["in process"] * 2
+
+
+def test_source_that_dies_while_it_gives_the_state_is_not_charged() -> None:
+    story = Story("1:2", restarts=0, script=RERUN)
+    story.start("m", "a")
+    story.running("m", "a", round=1)
+    story.world.run(3.0)
+    story.world.states.kill_source = True
+    story.start("c")
+    story.world.crash("m")
+    story.world.run(15.0)
+    assert story.record.phase is Phase.RUNNING
+    assert story.record.restarts == 0
+
+
+def test_sharded_state_stays_at_the_size_that_it_is_cut_for() -> None:
+    story = Story("1:3", script=Script(rejoins=False, sharded=True, step_s=1.0))
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    story.world.run(3.0)
+    story.start("c")
+    story.running("a", "b", round=2, within_s=5.0)
+    assert (story.last.restore, story.last.shards) == (Version(1, story.passed(1)), 4)
+    story.stays(6.0)
+    story.world.crash("b")
+    story.running("a", "c", round=3, within_s=6.0)
+    assert story.last.restore.era == 2, "a has a copy of what b had"
+
+
+def test_sharded_state_is_read_at_another_size_from_the_checkpoint_directory() -> None:
+    directory = Directory()
+    for shard in range(3):
+        directory.write(Version(2, 8), shard, 3)
+    story = Story("1:2", script=Script(rejoins=False, sharded=True, step_s=0.2), directory=directory)
+    story.start("a", "b")
+    story.running("a", "b", round=1)
+    assert (story.last.restore, story.last.stored, story.last.era) == (Version(2, 8), True, 3)

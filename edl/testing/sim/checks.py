@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from edl.agent import events as ag
-from edl.agent.state import AgentPhase, AgentState
+from edl.agent.state import AgentPhase, AgentState, WorkerStatus
 from edl.config import FaultTolerance, JobSpec
+from edl.exit_codes import ExitCode
 from edl.master import events as ev
 from edl.master.invariants import step_violations, world_violations
-from edl.master.state import MasterState, Phase, Record
-from edl.testing.sim.workers import Worker
-from edl.types import Incarnation, Round, Token
-from edl.wire.messages import World
+from edl.master.state import MasterState, NodeStatus, Phase, Record
+from edl.testing.sim.keepers import SimKeeper
+from edl.testing.sim.timeline import Timeline
+from edl.testing.sim.workers import Job, Parent, Worker
+from edl.types import Round, Token
+from edl.wire.local import Target
+from edl.wire.messages import NO_STATE, Dismissed, Expelled, Finish, Purpose, Version, World
+
+NEWS_S = 2.0
+"""How long it may take until the Master knows that a node has a copy."""
+AFTERMATH_S = 15.0
+"""How long after a fault its consequences may show."""
 
 
 class Violation(AssertionError):
@@ -31,21 +41,51 @@ def succession_violations(before: World, after: World, level: FaultTolerance) ->
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=shrink"
     if before.members and before.master_port == after.master_port and before.master_host == after.master_host:
         yield f"round {after.round} has the master address of the one before"
+    if after.era <= before.era:
+        yield f"round {after.round} has era {after.era} after {before.era}"
+
+
+@dataclass(slots=True)
+class Course:
+    """How far a round has come."""
+
+    reached: int
+    """Highest commit that a worker has passed."""
+    copied_by: set[int]
+    """Which launchers have copies of its commits, by ``id``."""
+    target: int = 0
+    """Where it is left, once that is agreed; nobody may go further."""
+    saves: set[int] = field(default_factory=set)
+    """Commits that are to be saved on the way."""
+    calm: bool = False
+    """When this was agreed, all was well."""
 
 
 class Checks:
     """Watches everything; raises ``Violation`` at the first wrong."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, timeline: Timeline) -> None:
         self.spec = spec
+        self.timeline = timeline
+        self.training: Job
+        self.keepers: Mapping[tuple[str, int], SimKeeper] = {}
         self.record: Record | None = None
         """What the store holds."""
         self.worlds: dict[Round, World] = {}
         """Every world ever recorded."""
+        self.courses: dict[Round, Course] = {}
         self.worker_failures = 0
         """Worker failures caused by the fault plan."""
+        self.trouble_until_s = 0.0
+        """Until when the consequences of a fault may show."""
+        self.rotten = False
+        """A checkpoint has been spoilt."""
+        self.lost_memories = 0
+        """Keepers that went without writing what they had."""
+        self.owed: tuple[Version, int] | None = None
+        """What the kill switch must leave in the checkpoint directory, as long as no more memories are lost."""
         self.steps = 0
-        self._started: dict[Incarnation, Round] = defaultdict(lambda: Round(0))
+        self._placed: dict[tuple[int, int], Round] = defaultdict(lambda: Round(0))
         self._next_port = 20_000
 
     def fail(self, text: str) -> None:
@@ -56,6 +96,15 @@ class Checks:
         """Fail on the first of these."""
         for violation in violations:
             self.fail(violation)
+
+    def trouble(self, for_s: float) -> None:
+        """A fault strikes, and lasts so long."""
+        self.trouble_until_s = max(self.trouble_until_s, self.timeline.now_s + for_s + AFTERMATH_S)
+
+    @property
+    def calm(self) -> bool:
+        """No fault has struck for a while."""
+        return self.timeline.now_s > self.trouble_until_s
 
     def fresh_ports(self, count: int) -> tuple[int, ...]:
         """Ports nobody has had yet."""
@@ -71,11 +120,11 @@ class Checks:
         for violation in step_violations(before, decision):
             self.fail(f"Master on {where}: {violation}")
 
-    def record_written(self, record: Record, token: Token, real: Token) -> None:
+    def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token) -> None:
         """The store has taken a record."""
         if token != real:
             self.fail(f"a Master of token {token} wrote although {real} rules")
-        before = self.record
+        before, record = self.record, state.record
         self.record = record
         if before is not None:
             if record.round < before.round:
@@ -87,30 +136,144 @@ class Checks:
             if known != record.world:
                 self.fail(f"round {record.round} got a second world")
             self.demand(world_violations(record.world, self.spec.nodes))
-            if before is not None and before.world is not None and before.round < record.round:
-                self.demand(succession_violations(before.world, record.world, self.spec.fault_tolerance))
+            if before is None or before.round < record.round:
+                self._world_formed(before.world if before is not None else None, state, record.world, decided_s)
         self._check_budget(record)
+        if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
+            self.owed = self._newest(list(self.keepers.values()), 0, decided_s), self.lost_memories
 
     def _check_budget(self, record: Record) -> None:
         settled = record.phase is not Phase.FORMING
         if settled and record.restarts > self.worker_failures:
             self.fail(f"{record.restarts} restarts charged for {self.worker_failures} worker failures: {record.reason}")
 
-    def agent_stepped(self, before: AgentState, decision: ag.Decision) -> None:
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def _world_formed(self, before: World | None, state: MasterState, world: World, decided_s: float) -> None:
+        if world.era <= world.restore.era:
+            self.fail(f"round {world.round} continues era {world.restore.era} under era {world.era}")
+        self._check_newest(state, world, decided_s)
+        if before is not None:
+            self.demand(succession_violations(before, world, self.spec.fault_tolerance))
+            self._check_redone(before, world)
+
+    def _check_newest(self, state: MasterState, world: World, decided_s: float) -> None:
+        """The newest complete commit of those that attached, ready nodes hold is what a world begins from."""
+        keepers = []
+        for entry in state.nodes.values():
+            keeper = self.keepers.get((entry.info.host, entry.info.state_port))
+            ready = entry.status is NodeStatus.READY or world.member(entry.info.node) is not None
+            if entry.attached and ready and keeper is not None and keeper.owner.info == entry.info:
+                keepers.append(keeper)
+        newest = self._newest(keepers, world.size, decided_s - NEWS_S)
+        if newest > world.restore:
+            self.fail(f"round {world.round} begins from {world.restore} although {newest} is there")
+
+    @staticmethod
+    def _newest(keepers: list[SimKeeper], size: int, until_s: float) -> Version:
+        """The newest complete commit in these; of a sharded one only those of a world of that size (0: of any)."""
+        parts: dict[tuple[Version, int], set[int]] = defaultdict(set)
+        for keeper in keepers:
+            for held in keeper.holdings():
+                if keeper.since_s[held] <= until_s and (held.shards == 1 or size in (0, held.shards)):
+                    parts[held.version, held.shards].add(held.shard)
+        return max((v for (v, shards), found in parts.items() if len(found) == shards), default=NO_STATE)
+
+    def _check_redone(self, before: World, world: World) -> None:
+        course = self.courses.get(before.round)
+        if course is None or self.training.finished:
+            return
+        if course.target and course.calm and self.calm and world.restore != Version(before.era, course.target):
+            self.fail(
+                f"round {before.round} was left at commit {course.target}, {world.round} begins from {world.restore}"
+            )
+        survivors = {
+            id(keeper.owner)
+            for keeper in self.keepers.values()
+            if any(member.incarnation == keeper.owner.info.incarnation for member in world.members)
+        }
+        if course.copied_by & survivors and not self.training.sharded:
+            every = self.training.copy_every
+            least = (course.reached - 1) // every * every
+            if least > before.restore.commit and world.restore < Version(before.era, least):
+                self.fail(f"round {before.round} got to {course.reached}, {world.round} begins from {world.restore}")
+
+    # --- told by agents and workers ----------------------------------------------------------------------------------
+
+    def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
         """An agent has decided."""
         self.steps += 1
         after = decision.state
-        if after.phase is AgentPhase.IDLE and after.alive:
-            self.fail(f"{after.info.node} is idle with living workers")
-        starts = [effect for effect in decision.effects if isinstance(effect, ag.Start)]
-        if starts and (before.alive or not before.registered):
-            self.fail(f"{after.info.node} starts workers while old ones live, or without a lease")
+        node = after.info.node
+        if after.phase is AgentPhase.IDLE and any(w.status is not WorkerStatus.PARKED for w in after.alive):
+            self.fail(f"{node} is idle with living workers")
+        for effect in decision.effects:
+            if isinstance(effect, ag.Start | ag.GivePlace) and not before.registered:
+                self.fail(f"{node} takes part in a world without a lease")
+            if isinstance(effect, ag.Start | ag.StartAhead):
+                taken = {w.local_rank for w in before.alive} & set(effect.local_ranks)
+                if isinstance(event, ag.WorkerEnded):
+                    taken.discard(event.local_rank)
+                if taken:
+                    self.fail(f"{node} starts workers in slots {sorted(taken)}, where old ones live")
+            if isinstance(effect, ag.TellWorkers) and isinstance(effect.message, Target):
+                self._agreed(before.running_round, effect.message)
+        leaves = after.phase in (AgentPhase.LEAVING, AgentPhase.OVER) and before.phase not in (
+            AgentPhase.LEAVING,
+            AgentPhase.OVER,
+        )
+        if leaves and before.draining is not None:
+            told = isinstance(event, ag.Heard) and isinstance(event.message, Dismissed | Finish | Expelled)
+            late = before.drain_by_s is not None and now_s >= before.drain_by_s
+            if not (told or late or isinstance(event, ag.Interrupted | ag.Fatal)):
+                self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 
-    def worker_started(self, worker: Worker, world: World) -> None:
+    def worker_started(self, worker: Worker, world: World | None) -> None:
         """An agent has created a worker process."""
+        if world is not None:
+            self.placed(worker, world)
+
+    def _agreed(self, number: Round, order: Target) -> None:
+        course = self.courses.get(number)
+        if course is None:
+            self.fail(f"workers of round {number} are to go to commit {order.commit}; nobody trains there")
+        elif order.commit == course.target or order.commit in course.saves:
+            return
+        elif course.reached > order.commit or (course.reached == order.commit and self.calm):
+            self.fail(f"round {number} is to stop at commit {order.commit}; {course.reached} has been passed")
+        elif order.purpose == Purpose.SAVE.value:
+            course.saves.add(order.commit)
+        elif not course.target:
+            course.target, course.calm = order.commit, self.calm
+
+    def placed(self, worker: Worker, world: World) -> None:
+        """A worker has been given a place."""
         if self.worlds.get(world.round) != world:
-            self.fail(f"{worker.node} started a worker for a world of round {world.round} that nobody recorded")
-        if worker.local_rank == 0:
-            if worker.round <= self._started[worker.incarnation]:
-                self.fail(f"{worker.node} started round {worker.round} after {self._started[worker.incarnation]}")
-            self._started[worker.incarnation] = worker.round
+            self.fail(f"{worker} was given a place in a world of round {world.round} that nobody recorded")
+        slot = (id(worker.parent), worker.local_rank)
+        if world.round < self._placed[slot]:
+            self.fail(f"{worker} was given a place in round {world.round} after {self._placed[slot]}")
+        self._placed[slot] = world.round
+
+    def restored(self, worker: Worker, world: World, version: Version) -> None:
+        """A worker has its state."""
+        if version != self.worlds[world.round].restore:
+            self.fail(f"{worker} begins round {world.round} from {version}, not {self.worlds[world.round].restore}")
+        self.courses.setdefault(world.round, Course(version.commit, set()))
+
+    def passed(self, worker: Worker, world: World, commit: int) -> None:
+        """A worker has passed a step boundary."""
+        course = self.courses[world.round]
+        course.reached = max(course.reached, commit)
+        if course.target and commit > course.target:
+            self.fail(f"{worker} passes commit {commit} although round {world.round} ends at {course.target}")
+
+    def worker_failed(self) -> None:
+        """A worker fails for a reason that may be charged."""
+        self.worker_failures += 1
+
+    def copied(self, parent: Parent, version: Version) -> None:
+        """A node has taken a worker's commit."""
+        for number, world in self.worlds.items():
+            if world.era == version.era and number in self.courses:
+                self.courses[number].copied_by.add(id(parent))

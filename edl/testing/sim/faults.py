@@ -40,6 +40,24 @@ class FaultKind(enum.Enum):
     """A launcher gets SIGTERM."""
     KILL_NURSERY = "kill-nursery"
     """The process that creates workers dies, and its workers with it."""
+    KILL_WAITING = "kill-waiting"
+    """A worker that waits for its world, or is on its way there, dies."""
+    STUCK_WORKER = "stuck-worker"
+    """A worker will not notice the end of its round."""
+    HANG = "hang"
+    """The collectives of the round hang, and agents notice."""
+    SAVE = "save"
+    """Somebody asks for a checkpoint."""
+    KILL = "kill"
+    """Somebody uses the kill switch."""
+    CRASH_ON_HOLD = "crash-on-hold"
+    """The Master dies while workers hold at a step boundary."""
+    CRASH_ON_SWITCH = "crash-on-switch"
+    """The Master dies after it has recorded the change, before it tells how far the workers are to go."""
+    CRASH_SOURCE = "crash-source"
+    """The next node to be asked for a piece of state dies."""
+    SPOIL = "spoil"
+    """The newest checkpoint turns out to be corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +94,15 @@ _WEIGHTS: dict[FaultKind, int] = {
     FaultKind.LOSE_LEASE: 4,
     FaultKind.DRAIN: 3,
     FaultKind.KILL_NURSERY: 3,
+    FaultKind.KILL_WAITING: 4,
+    FaultKind.STUCK_WORKER: 2,
+    FaultKind.HANG: 3,
+    FaultKind.SAVE: 4,
+    FaultKind.KILL: 1,
+    FaultKind.CRASH_ON_HOLD: 3,
+    FaultKind.CRASH_ON_SWITCH: 3,
+    FaultKind.CRASH_SOURCE: 2,
+    FaultKind.SPOIL: 2,
 }
 
 

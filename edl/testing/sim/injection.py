@@ -8,8 +8,10 @@ from typing import TypeVar
 from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.network import STORE
+from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.workers import Worker
 from edl.testing.sim.world import SimWorld
+from edl.wire.messages import Purpose
 
 T = TypeVar("T")
 MAX_NODES = 7
@@ -27,6 +29,7 @@ def inject(world: SimWorld, fault: Fault) -> None:
     """Do it; a fault that finds nothing to strike passes unnoticed."""
     if world.around.trace is not None:
         world.around.trace(f"  FAULT  {fault}")
+    world.checks.trouble(fault.for_s)
     _HANDLERS[fault.kind](world, fault)
 
 
@@ -56,7 +59,7 @@ def _crash_on_write(world: SimWorld, fault: Fault) -> None:
 def _restart(world: SimWorld, fault: Fault) -> None:
     down = _choose([one for one in world.launchers.values() if not one.alive], fault.pick)
     if down is not None:
-        world.start(down.node, down.info.slots, down.info.node_rank)
+        world.start(down.node, down.info.slots, down.info.node_rank, down.info.rack)
 
 
 def _new_node(world: SimWorld, fault: Fault) -> None:
@@ -65,7 +68,7 @@ def _new_node(world: SimWorld, fault: Fault) -> None:
 
 
 def _worker(world: SimWorld, fault: Fault) -> Worker | None:
-    return _choose([worker for worker in world.training.alive() if not worker.done], fault.pick)
+    return _choose([worker for worker in world.training.alive() if worker.round and not worker.done], fault.pick)
 
 
 def _kill_worker(world: SimWorld, fault: Fault) -> None:
@@ -80,7 +83,7 @@ def _end_worker(world: SimWorld, fault: Fault, code: int) -> None:
     victim = _worker(world, fault)
     if victim is not None:
         world.checks.worker_failures += 1
-        world.training.training_of(victim).end(victim, code)
+        world.training.end(victim, code)
 
 
 def _freeze_worker(world: SimWorld, fault: Fault) -> None:
@@ -167,6 +170,47 @@ def _kill_nursery(world: SimWorld, fault: Fault) -> None:
         victim.lose_nursery()
 
 
+def _kill_waiting(world: SimWorld, fault: Fault) -> None:
+    victim = _choose([worker for worker in world.training.alive() if not worker.round], fault.pick)
+    if victim is not None:
+        world.checks.worker_failures += 1
+        world.training.end(victim, -9 if fault.pick2 < 0.5 else 1)
+
+
+def _stuck_worker(world: SimWorld, fault: Fault) -> None:
+    victim = _worker(world, fault)
+    if isinstance(victim, Stepper):
+        victim.stuck = True
+
+
+def _hang(world: SimWorld, fault: Fault) -> None:
+    world.hang(fault.for_s)
+
+
+def _save(world: SimWorld, fault: Fault) -> None:
+    world.ask(Purpose.SAVE, by_file=fault.pick < 0.5)
+
+
+def _kill(world: SimWorld, fault: Fault) -> None:
+    world.ask(Purpose.KILL, by_file=fault.pick < 0.5)
+
+
+def _crash_on_hold(world: SimWorld, fault: Fault) -> None:
+    world.around.kill_on_hold = True
+
+
+def _crash_on_switch(world: SimWorld, fault: Fault) -> None:
+    world.around.kill_on_switch = True
+
+
+def _crash_source(world: SimWorld, fault: Fault) -> None:
+    world.states.kill_source = True
+
+
+def _spoil(world: SimWorld, fault: Fault) -> None:
+    world.spoil()
+
+
 _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.CRASH: _crash,
     FaultKind.CRASH_MASTER: _crash_master,
@@ -187,4 +231,13 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.LOSE_LEASE: _lose_lease,
     FaultKind.DRAIN: _drain,
     FaultKind.KILL_NURSERY: _kill_nursery,
+    FaultKind.KILL_WAITING: _kill_waiting,
+    FaultKind.STUCK_WORKER: _stuck_worker,
+    FaultKind.HANG: _hang,
+    FaultKind.SAVE: _save,
+    FaultKind.KILL: _kill,
+    FaultKind.CRASH_ON_HOLD: _crash_on_hold,
+    FaultKind.CRASH_ON_SWITCH: _crash_on_switch,
+    FaultKind.CRASH_SOURCE: _crash_source,
+    FaultKind.SPOIL: _spoil,
 }

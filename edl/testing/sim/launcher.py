@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from edl.agent import events as ag
 from edl.agent.machine import begin, step
 from edl.agent.state import AgentPhase, AgentState, Outcome
@@ -10,13 +12,14 @@ from edl.exit_codes import ExitCode
 from edl.master import election as el
 from edl.master.machine import absent
 from edl.testing.sim.candidate import Candidate
+from edl.testing.sim.keepers import SimKeeper
 from edl.testing.sim.network import STORE, End, Stream
 from edl.testing.sim.process import FAREWELL_KEY, NODES, SimProcess, Surroundings
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timer
 from edl.testing.sim.workers import SIGKILL, Worker
 from edl.types import Incarnation, NodeId, Token
-from edl.wire.messages import AgentMessage, Finish, MasterMessage, NodeInfo, Ready, World
+from edl.wire.messages import AgentMessage, Finish, MasterMessage, NodeInfo, Preparing, Ready, World
 
 
 class Launcher(Candidate):
@@ -27,6 +30,7 @@ class Launcher(Candidate):
         self.warm_s = warm_s
         """How long its nursery takes to come up."""
         self.agent: AgentState | None = None
+        self.keeper = SimKeeper(self, around.states)
         self.workers: list[Worker] = []
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
@@ -64,8 +68,7 @@ class Launcher(Candidate):
             self.ask(join, self._joined, lambda error: self.run(self._register, error))
 
     def _named(self, lease: int) -> NodeInfo:
-        info = self.info
-        return NodeInfo(info.node, Incarnation(lease), info.host, info.port, info.slots, info.node_rank)
+        return dataclasses.replace(self.info, incarnation=Incarnation(lease))
 
     def _joined(self, found: int | Finish) -> None:
         if self.departing:
@@ -213,7 +216,7 @@ class Launcher(Candidate):
         if self.around.trace is not None and not isinstance(event, ag.LeaseRenewed):
             self.say(f"agent <- {event}: {decision.state.phase.value}")
         self.agent = decision.state
-        self.around.checks.agent_stepped(before, decision)
+        self.around.checks.agent_stepped(before, event, decision, self.now_s)
         self._run_effects(decision.effects)
 
     def _run_effects(self, effects: tuple[ag.Effect, ...]) -> None:
@@ -224,12 +227,8 @@ class Launcher(Candidate):
                     self._say(message)
                 case ag.Announce():
                     self._announce()
-                case ag.Start(world):
-                    self._start(world)
-                case ag.SignalWorkers(number, local_ranks):
-                    self._signal(number, local_ranks)
                 case ag.Warm():
-                    self.after(self.warm_s * self.around.rng.uniform(0.5, 1.5), self.tell_agent, ag.Warmed())
+                    self.after(self.warm_s * self.around.rng.uniform(0.5, 1.5), self._warmed)
                 case ag.Register():
                     if self._target is not None:
                         self.follow(*self._target)
@@ -239,11 +238,49 @@ class Launcher(Candidate):
                     wakes.append(at_s)
                 case ag.Exit(outcome):
                     self._exit(outcome)
+                case _:
+                    self._run_on_workers(effect)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.at_local(min(wakes), self.tell_agent, ag.Tick()) if wakes else None
 
+    def _run_on_workers(self, effect: ag.Effect) -> None:
+        training = self.around.training
+        match effect:
+            case ag.Start(world, local_ranks):
+                self._start(world, local_ranks)
+            case ag.GivePlace(world, local_ranks):
+                self._enter(world)
+                for worker in self._alive(local_ranks):
+                    training.give_place(worker, world)
+            case ag.StartAhead(local_ranks, born):
+                owner = self.info.node, self.info.incarnation
+                self._add([training.start_ahead(self, owner, born, index) for index in local_ranks])
+            case ag.SignalWorkers(number, local_ranks):
+                for worker in self._alive(local_ranks):
+                    training.signal(worker, number)
+            case ag.TellWorkers(message, local_ranks):
+                for worker in self._alive(local_ranks) if local_ranks else ():
+                    training.hear(worker, message)
+            case ag.Keep(peer):
+                self.keeper.keep_with(peer)
+            case ag.Load():
+                self.after(self.around.rng.uniform(0.1, 2.0), self._load)
+
+    def _alive(self, local_ranks: tuple[int, ...]) -> list[Worker]:
+        return [w for w in self.workers if w.alive and (not local_ranks or w.local_rank in local_ranks)]
+
+    def _warmed(self) -> None:
+        self.keeper.look()
+        self.tell_agent(ag.Warmed())
+
+    def _load(self) -> None:
+        self.keeper.load()
+        self.tell_agent(ag.StateChanged())
+
     def _say(self, message: AgentMessage) -> None:
+        if isinstance(message, Preparing):
+            message = dataclasses.replace(message, holdings=self.keeper.holdings())
         if self._line is not None:
             stream, end = self._line
             stream.send(end, message)
@@ -255,22 +292,31 @@ class Launcher(Candidate):
         if not self._ports or self._ports_good_for != good_for:
             self._ports = self.around.checks.fresh_ports(1 + self.info.slots)
             self._ports_good_for = good_for
-        self._say(Ready(self.agent.seen_round, self._ports))
+        keeper = self.keeper
+        stored, sharded = keeper.stored
+        parked = self.agent.parked
+        self._say(Ready(self.agent.seen_round, self._ports, parked, keeper.holdings(), stored, sharded, keeper.refused))
 
-    def _start(self, world: World) -> None:
+    def _enter(self, world: World) -> None:
+        self._ports = ()
+        self.keeper.enter(world)
+
+    def _start(self, world: World, local_ranks: tuple[int, ...]) -> None:
         member = world.member(self.info.node)
         assert member is not None  # noqa: S101 - the agent has looked
-        self._ports = ()
-        self.workers = self.around.training.start(self, world, member)
+        self._enter(world)
+        self._add(self.around.training.start(self, world, member, local_ranks))
 
-    def _signal(self, number: int, local_ranks: tuple[int, ...]) -> None:
-        for worker in self.workers:
-            if worker.alive and (not local_ranks or worker.local_rank in local_ranks):
-                self.around.training.training_of(worker).signal(worker, number)
+    def _add(self, workers: list[Worker]) -> None:
+        slots = [worker.local_rank for worker in self._alive(())]
+        for worker in workers:
+            if worker.local_rank in slots:
+                self.around.checks.fail(f"{self.node} has two processes in slot {worker.local_rank}")
+        self.workers = [*self._alive(()), *workers]
 
     def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
         """A worker process is gone; the nursery reports it."""
-        event = ag.WorkerEnded(worker.round, worker.local_rank, code, peer_loss=peer_loss)
+        event = ag.WorkerEnded(worker.born, worker.local_rank, code, peer_loss=peer_loss)
         self.after(0.001, self.tell_agent, event)
 
     def lose_nursery(self) -> None:
@@ -278,7 +324,7 @@ class Launcher(Candidate):
         for worker in self.workers:
             if worker.alive:
                 self.around.checks.worker_failures += 1
-                self.around.training.training_of(worker).end(worker, -SIGKILL)
+                self.around.training.end(worker, -SIGKILL)
         self.after(0.001, self.tell_agent, ag.NurseryGone("killed by SIGKILL"))
 
     def interrupt(self, number: int) -> None:
@@ -297,6 +343,8 @@ class Launcher(Candidate):
         if outcome.exit_code == ExitCode.STORE_UNREACHABLE and alone_s < self.around.spec.timeouts.recover_s:
             self.around.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
         self.outcome = outcome
+        if outcome.exit_code:
+            self.keeper.save_what_is_left()
         self._dial += 1
         self._hang_up()
         ruling = self.ruling
@@ -318,21 +366,25 @@ class Launcher(Candidate):
         """The process ends in good order: no worker may be left."""
         for worker in self.workers:
             if worker.alive:
-                self.around.training.training_of(worker).signal(worker, SIGKILL)
+                self.around.training.signal(worker, SIGKILL)
         self._die()
 
     def crash(self) -> None:
         """SIGKILL, power loss: its workers go with it."""
         self.say("crashes")
+        if self.alive:
+            self.around.checks.lost_memories += 1
+            self.around.checks.trouble(0.0)
         self._die()
         for worker in self.workers:
             if worker.alive:
-                self.around.training.training_of(worker).end(worker, -SIGKILL)
+                self.around.training.end(worker, -SIGKILL)
 
     def _die(self) -> None:
         if not self.alive:
             return
         super().end()
+        self.keeper.end()
         if self.ruling is not None:
             self.ruling.stop()
         if self._line is not None:

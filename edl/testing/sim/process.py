@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from edl.config import JobSpec
 from edl.errors import StoreError, StoreUnavailable
 from edl.testing.sim.checks import Checks
+from edl.testing.sim.keepers import StateNet
 from edl.testing.sim.network import STORE, Network
 from edl.testing.sim.store import SimStore, StoreChange, Watch
 from edl.testing.sim.timeline import Timeline, Timer
-from edl.testing.sim.workers import TrainingJob
+from edl.testing.sim.workers import Job
 
 T = TypeVar("T")
 
@@ -30,12 +31,17 @@ class Surroundings:
     rng: random.Random
     network: Network
     store: SimStore
-    training: TrainingJob
+    training: Job
     checks: Checks
+    states: StateNet
     listening: dict[tuple[str, int], SimProcess] = field(default_factory=dict)
     """Living processes by address."""
     kill_on_write: bool = False
     """The next Master to have written its record dies before it sends anything."""
+    kill_on_hold: bool = False
+    """The next Master to ask workers to hold dies before it hears the answers."""
+    kill_on_switch: bool = False
+    """The next Master to have recorded that an agreed boundary changes the world dies before it tells."""
     trace: Callable[[str], None] | None = None
 
 

@@ -16,7 +16,7 @@ from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY,
 from edl.testing.sim.store import SimStore, StoreChange, Watch
 from edl.testing.sim.timeline import Timer
 from edl.types import Incarnation, NodeId, Token
-from edl.wire.messages import AgentMessage, Attach, NodeInfo
+from edl.wire.messages import AgentMessage, Attach, Hold, NodeInfo, Switch
 
 Key = tuple[NodeId, Incarnation]
 
@@ -85,6 +85,7 @@ class Ruling:
         self._timer: Timer | None = None
         self._watch: Watch | None = None
         self._known: dict[str, Incarnation] = {}
+        self._decided_s = 0.0
         self._load()
 
     # --- taking over -------------------------------------------------------------------------------------------------
@@ -157,6 +158,7 @@ class Ruling:
 
     def _carry_out(self, before: MasterState, decision: ev.Decision) -> None:
         self.around.checks.master_stepped(before, decision, self.launcher.host)
+        self._decided_s = self.around.timeline.now_s
         noted = any(isinstance(effect, ev.Note) for effect in decision.effects)
         if decision.state.record != self.stored or noted:
             self._write(decision)
@@ -164,13 +166,13 @@ class Ruling:
             self._send(decision)
 
     def _write(self, decision: ev.Decision) -> None:
-        record, token = decision.state.record, self.token
+        record, token, decided_s = decision.state.record, self.token, self._decided_s
 
         def guarded(store: SimStore) -> None:
             if not fence_holds(store, token):
                 raise FencedOut("another Master has been elected")
             store.put(RECORD_KEY, record)
-            self.around.checks.record_written(record, token, store.token(MASTER_KEY))
+            self.around.checks.record_written(decision.state, decided_s, token, store.token(MASTER_KEY))
 
         self.launcher.ask(guarded, lambda _: self._written(decision), lambda error: self._refused(error, decision))
 
@@ -185,8 +187,13 @@ class Ruling:
     def _written(self, decision: ev.Decision) -> None:
         if self.over:
             return
-        if self.around.kill_on_write and decision.state.record != self.stored:
-            self.around.kill_on_write = False
+        around = self.around
+        if around.kill_on_write and decision.state.record != self.stored:
+            around.kill_on_write = False
+            self.launcher.crash()
+            return
+        if around.kill_on_switch and _tells(decision, Switch):
+            around.kill_on_switch = False
             self.launcher.crash()
             return
         self.stored = decision.state.record
@@ -194,6 +201,9 @@ class Ruling:
 
     def _send(self, decision: ev.Decision) -> None:
         self.state = decision.state
+        if self.around.kill_on_hold and _tells(decision, Hold):
+            self.around.kill_on_hold = False
+            self.around.timeline.after(self.around.rng.uniform(0.0, 0.02), self.launcher.crash)
         wakes = []
         for effect in decision.effects:
             match effect:
@@ -245,6 +255,10 @@ class Ruling:
                 store.put(FAREWELL_KEY, outcome)
 
         self.launcher.ask(farewell, lambda _: self.launcher.rule_concluded(), lambda _: self.launcher.rule_concluded())
+
+
+def _tells(decision: ev.Decision, kind: type) -> bool:
+    return any(isinstance(effect, ev.Tell) and isinstance(effect.message, kind) for effect in decision.effects)
 
 
 def fence_holds(store: SimStore, token: Token) -> bool:

@@ -11,8 +11,11 @@ from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultPlan
 from edl.testing.sim.injection import play_out
+from edl.testing.sim.keepers import Directory
+from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
+from edl.wire.messages import Version
 
 BOUNDS = [
     NodeRange(1, 4),
@@ -42,13 +45,19 @@ class Schedule:
     ranked: bool
     """Nodes ask for their positions with ``--node-rank``."""
     plan: FaultPlan
+    script: Script | None = None
+    """None: the script is plain."""
+    saved: tuple[Version, ...] = ()
+    """What lies in the checkpoint directory at the start."""
+    racks: int = 1
 
     def describe(self) -> str:
         """In one line."""
         spec = self.spec
         return (
             f"--nnodes={spec.nodes}, {spec.fault_tolerance.value}, {spec.max_restarts} restarts, "
-            f"{len(self.starts_s)} nodes, {self.total_s:g} s of work, {len(self.plan.faults)} faults"
+            f"{len(self.starts_s)} nodes, {self.total_s:g} s of work, {len(self.plan.faults)} faults, "
+            f"{self.script or 'plain'}"
         )
 
     @classmethod
@@ -57,7 +66,12 @@ class Schedule:
         rng = random.Random(f"schedule {seed}")  # noqa: S311 - not for secrets
         bounds = BOUNDS[seed % len(BOUNDS)]
         level = list(FaultTolerance)[seed // len(BOUNDS) % 3]
-        timeouts = Timeouts(recover_s=rng.choice((5.0, 30.0, 60.0, 60.0)), shutdown_s=rng.choice((0.0, 1.0, 3.0)))
+        timeouts = Timeouts(
+            recover_s=rng.choice((5.0, 30.0, 60.0, 60.0)),
+            shutdown_s=rng.choice((0.0, 1.0, 3.0)),
+            rejoin_s=rng.choice((1.0, 3.0, 6.0)),
+            boundary_s=rng.choice((3.0, 10.0, 20.0)),
+        )
         spec = JobSpec(JobId("sim"), bounds, rng.choice((0, 1, 2, 3, 5, 5, 20, 20)), level, timeouts)
         nodes = rng.randint(bounds.lowest, min(bounds.highest + 1, 7))
         together = rng.random() < 0.6
@@ -66,7 +80,27 @@ class Schedule:
         warm_s = rng.choice((0.05, 0.5, 2.0))
         slowness = rng.choice((1.0, 1.0, 10.0, 40.0))
         ranked = rng.random() < 0.15
-        return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, FaultPlan.draw(rng))
+        plan = FaultPlan.draw(rng)
+        script = _draw_script(rng)
+        saved: tuple[Version, ...] = ()
+        if script is not None and rng.random() < 0.2:
+            saved = tuple(Version(rng.randint(1, 5), rng.randint(1, 40)) for _ in range(rng.randint(1, 3)))
+        racks = rng.choice((1, 1, 2))
+        return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, plan, script, saved, racks)
+
+
+def _draw_script(rng: random.Random) -> Script | None:
+    if rng.random() < 0.4:
+        return None
+    return Script(
+        rejoins=rng.random() < 0.75,
+        sharded=rng.random() < 0.25,
+        copy_every=rng.choice((1, 1, 1, 3)),
+        save_every=rng.choice((0, 0, 7)),
+        step_s=rng.choice((0.1, 0.25, 0.25, 1.0)),
+        skew_s=rng.choice((0.01, 0.05, 0.2)),
+        clumsy=rng.choice((0.0, 0.0, 0.05)),
+    )
 
 
 @dataclass(slots=True)
@@ -85,11 +119,23 @@ class Result:
 
 def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Result:
     """Run a schedule from beginning to end."""
-    world = SimWorld(schedule.seed, schedule.spec, total_s=schedule.total_s, warm_s=schedule.warm_s, trace=trace)
+    directory = Directory()
+    for version in schedule.saved:
+        directory.write(version)
+    world = SimWorld(
+        schedule.seed,
+        schedule.spec,
+        total_s=schedule.total_s,
+        warm_s=schedule.warm_s,
+        script=schedule.script,
+        directory=directory,
+        trace=trace,
+    )
     world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):
         node_rank = index if schedule.ranked else -1
-        world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2, node_rank)
+        rack = f"rack{index % schedule.racks}" if schedule.racks > 1 else ""
+        world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2, node_rank, rack)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))
     try:
         play_out(world, schedule.plan)

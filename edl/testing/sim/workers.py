@@ -1,15 +1,19 @@
-"""Simulated training: workers of one round that only get on together, like any collective."""
+"""Worker processes as the simulator knows them, and plain scripts: workers of one round that only get on together."""
 
 from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from edl.agent import events as ag
+from edl.testing.sim.keepers import Directory, SimKeeper
 from edl.testing.sim.timeline import Timeline, Timer
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.local import ToWorker
+from edl.wire.messages import Member, Version, World
 
 SIGTERM, SIGKILL = 15, 9
 
@@ -17,8 +21,51 @@ SIGTERM, SIGKILL = 15, 9
 class Parent(Protocol):
     """The launcher that a worker belongs to."""
 
+    keeper: SimKeeper
+    host: str
+
+    def run(self, call: Callable[..., None], *args: Any) -> None:
+        """Call now, or when the process goes on, or never when it is dead."""
+        ...
+
+    def tell_agent(self, event: ag.Event) -> None:
+        """Feed the agent machine."""
+        ...
+
     def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
         """The worker is gone."""
+        ...
+
+
+class Watcher(Protocol):
+    """Who checks what workers do."""
+
+    def worker_started(self, worker: Worker, world: World | None) -> None:
+        """An agent has created a worker process."""
+        ...
+
+    def placed(self, worker: Worker, world: World) -> None:
+        """A worker that lives has been given a place."""
+        ...
+
+    def restored(self, worker: Worker, world: World, version: Version) -> None:
+        """A worker has its state."""
+        ...
+
+    def passed(self, worker: Worker, world: World, commit: int) -> None:
+        """A worker has passed a step boundary."""
+        ...
+
+    def copied(self, parent: Parent, version: Version) -> None:
+        """A node has taken a worker's commit."""
+        ...
+
+    def worker_failed(self) -> None:
+        """A worker fails for a reason that may be charged."""
+        ...
+
+    def fail(self, text: str) -> None:
+        """Report a violation."""
         ...
 
 
@@ -29,11 +76,13 @@ class Worker:
     parent: Parent
     node: NodeId
     incarnation: Incarnation
-    round: Round
-    rank: Rank
+    born: Round
     local_rank: int
     deaf: bool
     """Ignores SIGTERM."""
+    round: Round = Round(0)
+    """Of the world it is in, 0 for none."""
+    rank: Rank = Rank(-1)
     alive: bool = True
     up: bool = False
     """Has connected to its peers."""
@@ -41,17 +90,110 @@ class Worker:
     done: bool = False
     """Its training is complete; it ends with status 0."""
 
+    def __str__(self) -> str:
+        return f"worker {self.local_rank} of {self.node} born in {self.born}"
 
-class Training:
-    """All workers of one round. Progress is kept on shared storage when the round breaks."""
 
-    def __init__(self, job: TrainingJob, world: World) -> None:
+@dataclass(slots=True, eq=False)
+class Group:
+    """The workers of one round."""
+
+    world: World
+    workers: dict[Rank, Worker] = field(default_factory=dict)
+    hangs: bool = False
+    """Peers of a dead worker hang (as NCCL does) instead of failing (as gloo does)."""
+
+
+class Job(ABC):
+    """What is to be computed, by whom, and how much of it is done."""
+
+    def __init__(self, timeline: Timeline, rng: random.Random, watcher: Watcher, directory: Directory) -> None:
+        self.timeline = timeline
+        self.rng = rng
+        self.watcher = watcher
+        self.directory = directory
+        self.processes: list[Worker] = []
+        self.finished = False
+        self.sharded = False
+        self.copy_every = 1
+
+    # --- what a launcher has done ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+        """Create some of a node's workers."""
+
+    @abstractmethod
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+        """Create a worker that waits for its world."""
+
+    @abstractmethod
+    def give_place(self, worker: Worker, world: World) -> None:
+        """Tell a worker its place."""
+
+    @abstractmethod
+    def hear(self, worker: Worker, message: ToWorker) -> None:
+        """A worker is told something by its agent."""
+
+    @abstractmethod
+    def signal(self, worker: Worker, number: int) -> None:
+        """A signal arrives."""
+
+    # --- what happens to it ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+        """A worker process ends."""
+
+    @abstractmethod
+    def freeze(self, worker: Worker) -> None:
+        """SIGSTOP."""
+
+    @abstractmethod
+    def thaw(self, worker: Worker) -> None:
+        """SIGCONT."""
+
+    @abstractmethod
+    def group(self, number: Round) -> Group | None:
+        """The workers of a round, as far as they have come."""
+
+    @property
+    @abstractmethod
+    def left_s(self) -> float:
+        """Time a healthy world still needs."""
+
+    @property
+    def longest_s(self) -> float:
+        """Time a healthy world needs that begins from nothing."""
+        return self.left_s
+
+    @abstractmethod
+    def shorten(self, left_s: float) -> None:
+        """See that not much is left to do; what runs now ends as planned."""
+
+    def heal(self) -> None:
+        """Whatever goes wrong in the training itself goes wrong no more."""
+        for worker in self.alive():
+            if worker.frozen:
+                self.thaw(worker)
+
+    def alive(self) -> list[Worker]:
+        """All worker processes there are."""
+        self.processes = [worker for worker in self.processes if worker.alive]
+        return list(self.processes)
+
+    def deaf(self) -> bool:
+        """Whether the next worker ignores SIGTERM."""
+        return self.rng.random() < 0.08
+
+
+class Training(Group):
+    """All workers of one round of a plain script. Progress is kept on shared storage when the round breaks."""
+
+    def __init__(self, job: PlainJob, world: World) -> None:
+        super().__init__(world, hangs=job.rng.random() < 0.3)
         self.job = job
-        self.world = world
-        self.workers: dict[Rank, Worker] = {}
         self.broken = False
-        self.hangs = job.rng.random() < 0.3
-        """Peers of a dead worker hang (as NCCL does) instead of failing (as gloo does)."""
         self._since_s: float | None = None
         self._end: Timer | None = None
 
@@ -64,7 +206,7 @@ class Training:
         if worker.alive:
             worker.up = True
             if self.broken:
-                self._suffer(worker)
+                self.suffer(worker)
             self.look()
 
     def look(self) -> None:
@@ -74,7 +216,7 @@ class Training:
         )
         if able and self._since_s is None and not self.broken:
             self._since_s = self.job.timeline.now_s
-            self._end = self.job.timeline.after(self.job.left_s, self._complete)
+            self._end = self.job.timeline.after(self.job.work_s, self._complete)
         elif not able and self._since_s is not None:
             self.job.progress(self._since_s)
             self._since_s = None
@@ -85,97 +227,115 @@ class Training:
         """Be complete in at most this time, if it goes on as now."""
         if self._since_s is not None and self._end is not None:
             self.job.progress(self._since_s)
-            self.job.left_s = min(self.job.left_s, left_s)
+            self.job.work_s = min(self.job.work_s, left_s)
             self._since_s = self.job.timeline.now_s
             self._end.cancel()
-            self._end = self.job.timeline.after(self.job.left_s, self._complete)
+            self._end = self.job.timeline.after(self.job.work_s, self._complete)
 
     def _complete(self) -> None:
-        self.job.left_s = 0.0
+        self.job.work_s = 0.0
+        self.job.finished = True
         self._since_s = None
         for worker in self.workers.values():
             worker.done = True
-            self.job.timeline.after(self.job.rng.uniform(0.0, 0.2), self.end, worker, 0)
+            self.job.timeline.after(self.job.rng.uniform(0.0, 0.2), self.job.end, worker, 0)
 
-    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
-        """A worker process ends; unless its work was done, its peers feel it."""
-        if not worker.alive or (worker.frozen and code != -SIGKILL):
-            return
-        worker.alive = False
+    def ended(self, worker: Worker) -> None:
+        """A worker process is gone; unless its work was done, its peers feel it."""
         self.look()
         if not worker.done and not self.broken:
             self.broken = True
             for peer in self.workers.values():
-                self._suffer(peer)
-        worker.parent.worker_ended(worker, code, peer_loss)
+                self.suffer(peer)
 
-    def _suffer(self, peer: Worker) -> None:
+    def suffer(self, peer: Worker) -> None:
+        """A peer is gone."""
         if peer.alive and not self.hangs and not peer.done:
-            self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.end, peer, 1, True)
-
-    def signal(self, worker: Worker, number: int) -> None:
-        """A signal arrives."""
-        if number == SIGKILL:
-            self.job.timeline.after(0.001, self.end, worker, -SIGKILL)
-        elif number == SIGTERM and not worker.deaf:
-            self.job.timeline.after(self.job.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
-
-    def freeze(self, worker: Worker) -> None:
-        """SIGSTOP."""
-        worker.frozen = True
-        self.look()
-
-    def thaw(self, worker: Worker) -> None:
-        """SIGCONT."""
-        worker.frozen = False
-        if worker.alive and worker.done:
-            self.job.timeline.after(0.01, self.end, worker, 0)
-        elif worker.alive and self.broken:
-            self._suffer(worker)
-        self.look()
+            self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.end, peer, 1, True)
 
 
-class TrainingJob:
-    """What is to be computed, and how much of it is done."""
+class PlainJob(Job):
+    """A script that knows nothing of edl."""
 
-    def __init__(self, timeline: Timeline, rng: random.Random, total_s: float) -> None:
-        self.timeline = timeline
-        self.rng = rng
-        self.left_s = total_s
-        """Time a healthy world still needs."""
+    def __init__(
+        self, timeline: Timeline, rng: random.Random, watcher: Watcher, directory: Directory, total_s: float
+    ) -> None:
+        super().__init__(timeline, rng, watcher, directory)
+        self.work_s = total_s
         self.rounds: dict[Round, Training] = {}
-        self.started: Callable[[Worker, World], None] = lambda worker, world: None
-        """Told of every worker that is created."""
+
+    @property
+    def left_s(self) -> float:
+        """Time a healthy world still needs."""
+        return self.work_s
+
+    def group(self, number: Round) -> Training | None:
+        """The workers of a round, as far as they have come."""
+        return self.rounds.get(number)
 
     def shorten(self, left_s: float) -> None:
         """See that not much is left to do; what runs now ends as planned."""
         for training in self.rounds.values():
             training.shorten(left_s)
-        self.left_s = min(self.left_s, left_s)
+        self.work_s = min(self.work_s, left_s)
 
     def progress(self, since_s: float) -> None:
         """Work since then is kept, but for the last, interrupted step."""
         step_s = 0.25
         done_s = (self.timeline.now_s - since_s) // step_s * step_s
-        self.left_s = max(0.0, self.left_s - done_s)
+        self.work_s = max(0.0, self.work_s - done_s)
 
-    def start(self, parent: Parent, world: World, member: Member) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
         """Create a node's workers."""
         training = self.rounds.setdefault(world.round, Training(self, world))
         workers = []
-        for index in range(member.slots):
+        for index in local_ranks:
             rank = Rank(member.first_rank + index)
-            deaf = self.rng.random() < 0.08
-            worker = Worker(parent, member.node, member.incarnation, world.round, rank, index, deaf)
-            self.started(worker, world)
+            worker = Worker(parent, member.node, member.incarnation, world.round, index, self.deaf(), world.round, rank)
+            self.watcher.worker_started(worker, world)
             training.add(worker)
             workers.append(worker)
+        self.processes += workers
         return workers
 
-    def training_of(self, worker: Worker) -> Training:
-        """The round a worker belongs to."""
-        return self.rounds[worker.round]
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+        """A plain script would not wait for its world."""
+        self.watcher.fail(f"{owner[0]} starts a worker ahead although the script is plain")
+        raise AssertionError("unreachable")
 
-    def alive(self) -> list[Worker]:
-        """All worker processes there are."""
-        return [worker for training in self.rounds.values() for worker in training.workers.values() if worker.alive]
+    def give_place(self, worker: Worker, world: World) -> None:
+        """A plain script does not wait for a place."""
+        self.watcher.fail(f"{worker} is given a place although its script is plain")
+
+    def hear(self, worker: Worker, message: ToWorker) -> None:
+        """A plain script does not listen."""
+
+    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+        """A worker process ends."""
+        if not worker.alive or (worker.frozen and code != -SIGKILL):
+            return
+        worker.alive = False
+        self.rounds[worker.round].ended(worker)
+        worker.parent.worker_ended(worker, code, peer_loss)
+
+    def signal(self, worker: Worker, number: int) -> None:
+        """A signal arrives."""
+        if number == SIGKILL:
+            self.timeline.after(0.001, self.end, worker, -SIGKILL)
+        elif number == SIGTERM and not worker.deaf:
+            self.timeline.after(self.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
+
+    def freeze(self, worker: Worker) -> None:
+        """SIGSTOP."""
+        worker.frozen = True
+        self.rounds[worker.round].look()
+
+    def thaw(self, worker: Worker) -> None:
+        """SIGCONT."""
+        worker.frozen = False
+        training = self.rounds[worker.round]
+        if worker.alive and worker.done:
+            self.timeline.after(0.01, self.end, worker, 0)
+        elif worker.alive and training.broken:
+            training.suffer(worker)
+        training.look()

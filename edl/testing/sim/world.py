@@ -10,21 +10,25 @@ from edl.agent import events as ag
 from edl.agent.state import AgentPhase
 from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
+from edl.master import events as ev
 from edl.master.machine import absent
 from edl.master.state import Phase
 from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
+from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.process import MASTER_KEY, Surroundings
 from edl.testing.sim.ruling import describe
+from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
-from edl.testing.sim.workers import SIGKILL, TrainingJob, Worker
+from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import NodeInfo
+from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose
 
 LOOK_EVERY_S = 0.5
+POLL_S = 1.0
 KEEPALIVE_S = 5.0
 """The longest a cut stream goes unnoticed here."""
 
@@ -43,6 +47,8 @@ class SimWorld:
         *,
         total_s: float = 20.0,
         warm_s: float = 0.3,
+        script: Script | None = None,
+        directory: Directory | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         rng = random.Random(seed)  # noqa: S311 - not for secrets
@@ -52,25 +58,31 @@ class SimWorld:
         self.timeline = timeline
         self.network = Network(timeline, rng)
         self.store = SimStore(timeline)
-        self.checks = Checks(spec)
-        self.training = TrainingJob(timeline, rng, total_s)
+        self.checks = checks = Checks(spec, timeline)
+        self.directory = directory or Directory()
+        self.states = StateNet(timeline, rng, self.network, self.directory)
+        self.training: Job = (
+            PlainJob(timeline, rng, checks, self.directory, total_s)
+            if script is None
+            else SteppingJob(timeline, rng, checks, self.directory, total_s, script)
+        )
+        checks.training, checks.keepers = self.training, self.states.keepers
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
-        self.around = Surroundings(spec, timeline, rng, self.network, self.store, self.training, self.checks)
+        self.around = Surroundings(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
         self.around.trace = shown
         self.launchers: dict[NodeId, Launcher] = {}
         """The latest launcher of each node, dead or alive."""
         self.retired: list[Launcher] = []
         """Earlier ones."""
         self._healed = False
-        self.training.started = self.checks.worker_started
         self.store.changed = self._store_changed
         self.network.changed.append(self._store_changed)
         timeline.after(LOOK_EVERY_S, self._look_around)
 
     # --- people's doings ---------------------------------------------------------------------------------------------
 
-    def start(self, name: str, slots: int = 2, node_rank: int = -1) -> Launcher:
+    def start(self, name: str, slots: int = 2, node_rank: int = -1, rack: str = "") -> Launcher:
         """Start a launcher on a node, for the first time or again."""
         node = NodeId(name)
         before = self.launchers.get(node)
@@ -78,7 +90,7 @@ class SimWorld:
             assert not before.alive, f"{name} runs already"  # noqa: S101 - a mistake in the scenario
             self.retired.append(before)
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
-        info = NodeInfo(node, Incarnation(0), name, port, slots, node_rank)
+        info = NodeInfo(node, Incarnation(0), name, port, slots, node_rank, port + 5000, rack)
         launcher = Launcher(self.around, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
@@ -95,7 +107,7 @@ class SimWorld:
         """Have one worker end with a status."""
         worker = self.worker(name, local_rank)
         self.checks.worker_failures += 1
-        self.training.training_of(worker).end(worker, code)
+        self.training.end(worker, code)
 
     def worker(self, name: str, local_rank: int = 0) -> Worker:
         """A node's living worker. Raises ``StopIteration`` when there is none."""
@@ -103,16 +115,16 @@ class SimWorld:
 
     def freeze(self, worker: Worker, for_s: float) -> None:
         """SIGSTOP a worker, SIGCONT it later."""
-        training = self.training.training_of(worker)
+        training = self.training
         training.freeze(worker)
         launcher = self.launchers[worker.node]
         if worker in launcher.workers:
-            launcher.after(0.001, launcher.tell_agent, ag.WorkerFroze(worker.round, worker.local_rank))
+            launcher.after(0.001, launcher.tell_agent, ag.WorkerFroze(worker.born, worker.local_rank))
 
         def go_on() -> None:
             if worker.alive and worker.frozen:
                 training.thaw(worker)
-                launcher.after(0.001, launcher.tell_agent, ag.WorkerThawed(worker.round, worker.local_rank))
+                launcher.after(0.001, launcher.tell_agent, ag.WorkerThawed(worker.born, worker.local_rank))
 
         self.timeline.after(for_s, go_on)
 
@@ -125,6 +137,56 @@ class SimWorld:
             pairs += [(b, a) for a, b in pairs]
         self.network.block(pairs)
         return pairs
+
+    def ask(self, purpose: Purpose, *, by_file: bool) -> None:
+        """Somebody wants a checkpoint, or the end of the job: by a file that all agents see, or at the Master."""
+        if by_file and purpose is Purpose.SAVE:
+            self.directory.save_asked = "file"
+        elif by_file:
+            self.directory.kill_asked = "file"
+        master = self.master
+        if by_file:
+            for launcher in self.alive():
+                launcher.after(self.rng.uniform(0.0, POLL_S), self._poll, launcher)
+        elif master is not None and master.ruling is not None:
+            master.run(master.ruling.feed, ev.Told(Asked(purpose, "somebody")))
+
+    def _poll(self, launcher: Launcher) -> None:
+        """An agent looks for the switches' files, again and again while they are there."""
+        for asked, purpose in ((self.directory.kill_asked, Purpose.KILL), (self.directory.save_asked, Purpose.SAVE)):
+            if asked:
+                launcher.tell_agent(ag.Report(Asked(purpose, asked)))
+        if self.directory.kill_asked or self.directory.save_asked:
+            launcher.after(POLL_S, self._poll, launcher)
+
+    def hang(self, after_s: float) -> None:
+        """The collectives of the running round hang; its agents notice after a while, and say so until it is over."""
+        record = self.checks.record
+        if record is None or record.phase is not Phase.RUNNING or not isinstance(self.training, SteppingJob):
+            return
+        crew = self.training.group(record.round)
+        if crew is None or crew.broken or any(worker.done for worker in crew.workers.values()):
+            return
+        self.checks.worker_failures += 1
+        crew.stalled = True
+        crew.look()
+
+        def notice(launcher: Launcher) -> None:
+            agent = launcher.agent
+            running = agent is not None and agent.phase is AgentPhase.RUNNING
+            if crew.stalled and running and agent is not None and agent.running_round == crew.world.round:
+                launcher.tell_agent(ag.Report(Hanging(crew.world.round, "no progress")))
+                launcher.after(1.0, notice, launcher)
+
+        for launcher in self.alive():
+            launcher.after(after_s + self.rng.uniform(0.0, 0.5), notice, launcher)
+
+    def spoil(self) -> None:
+        """The newest checkpoint turns out to be corrupt."""
+        whole = [saved for _, saved in self.directory.complete() if saved.shards == 1 and not saved.corrupt]
+        if whole:
+            whole[0].corrupt = True
+            self.checks.rotten = True
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +246,7 @@ class SimWorld:
             since_s = launcher.cut_off_s
             if since_s is None or self.timeline.now_s - since_s <= limit_s:
                 continue
-            if any(worker.alive for worker in launcher.workers):
+            if any(worker.alive and worker.round for worker in launcher.workers):
                 self.checks.fail(f"{launcher.node} has been cut off for {limit_s:g} s and its workers still run")
         if self._healed:
             self._replenish()
@@ -211,16 +273,14 @@ class SimWorld:
         """Undo every fault that can be undone, and see that there are nodes enough."""
         self.training.shorten(5.0)
         self.network.slowness = self.network.usual_slowness
-        self.around.kill_on_write = False
+        self.around.kill_on_write = self.around.kill_on_hold = self.around.kill_on_switch = False
+        self.states.kill_source = False
         self.network.heal_all()
         if self.store.away:
             self.store.come_back()
         for launcher in self.alive():
             launcher.resume()
-        for training in self.training.rounds.values():
-            for worker in training.workers.values():
-                if worker.frozen:
-                    training.thaw(worker)
+        self.training.heal()
         self._healed = True
         self._replenish()
 
@@ -228,7 +288,7 @@ class SimWorld:
         """Somebody starts a launcher wherever one is missing, as long as the job goes on."""
         for node, launcher in list(self.launchers.items()):
             if not self.ended() and len(self.usable()) < self.spec.nodes.highest and not launcher.alive:
-                self.start(node, launcher.info.slots, launcher.info.node_rank)
+                self.start(node, launcher.info.slots, launcher.info.node_rank, launcher.info.rack)
 
     def ended(self) -> bool:
         """Whether the job has its outcome."""
@@ -259,8 +319,12 @@ class SimWorld:
         """Liveness: the job gets on, comes to its end, and everybody goes home with the same outcome."""
         times = self.spec.timeouts
         settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + KEEPALIVE_S + 6.0
+        if isinstance(self.training, SteppingJob):
+            settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_PATIENCE_S + 6.0
         self.run_until(self.settled, settle_s, "the job settles")
-        work_s = 2 * self.training.left_s + times.recover_s + 4 * settle_s
+        work_s = 2 * self.training.longest_s + times.recover_s + 4 * settle_s
+        if self.directory.save_asked:
+            self.run_until(lambda: not self.directory.save_asked or self.ended(), work_s, "what was asked for is saved")
         self.run_until(self.ended, work_s, "the job ends")
         home_s = times.shutdown_s + 3 * times.lease_ttl_s + KEEPALIVE_S + 20.0
         self.run_until(lambda: not self.alive(), home_s, "every launcher exits")
@@ -273,6 +337,12 @@ class SimWorld:
         expected = outcome.exit_code
         if expected == ExitCode.OK and self.training.left_s > 0:
             self.checks.fail(f"success with {self.training.left_s:g} s of work left")
+        if expected == ExitCode.CHECKPOINT_UNUSABLE and (not self.checks.rotten or self.directory.usable().commit):
+            self.checks.fail(f"{outcome.reason}, but {self.directory.usable()} is usable")
+        if self.checks.owed is not None:
+            version, lost = self.checks.owed
+            if lost == self.checks.lost_memories and max(self.directory.entries, default=NO_STATE) < version:
+                self.checks.fail(f"killed with {version} in memory, and the checkpoint directory has less")
         if expected == ExitCode.WORKER_FAILED and self.checks.worker_failures <= self.spec.max_restarts:
             self.checks.fail(f"{outcome.reason}, but only {self.checks.worker_failures} workers failed")
         for launcher in [*self.launchers.values(), *self.retired]:

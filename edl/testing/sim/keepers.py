@@ -1,0 +1,312 @@
+"""Simulated state keepers, one in each launcher, and the checkpoint directory that survives them all.
+
+Only which commit lies where; no bytes. Mirrors ``edl.agent.keeper`` and ``edl.agent.stock``.
+"""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edl.agent import events as ag
+from edl.testing.sim.network import Network
+from edl.testing.sim.timeline import Timeline
+from edl.types import NodeId
+from edl.wire.messages import NO_STATE, Holding, KeepWith, Kept, NodeInfo, Source, Version, World
+
+Stream = tuple[str, str, int]
+"""Whose it is (worker, loaded, replica), its owner, its shard."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """One checkpoint."""
+
+    shards: int
+    parts: set[int] = field(default_factory=set)
+    corrupt: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Its marker is there."""
+        return len(self.parts) == self.shards
+
+
+class Directory:
+    """The checkpoint directory: shared by all nodes, and by jobs that follow one another."""
+
+    def __init__(self) -> None:
+        self.entries: dict[Version, Saved] = {}
+        self.save_asked = ""
+        """Who has set the switch to save."""
+        self.kill_asked = ""
+
+    def write(self, version: Version, shard: int = 0, shards: int = 1) -> bool:
+        """Write a part; whether the commit is complete now."""
+        saved = self.entries.setdefault(version, Saved(shards))
+        saved.parts.add(shard)
+        return saved.complete
+
+    def complete(self) -> list[tuple[Version, Saved]]:
+        """Those that count, the newest first."""
+        return sorted(((v, s) for v, s in self.entries.items() if s.complete), key=lambda pair: pair[0], reverse=True)
+
+    def usable(self) -> Version:
+        """The newest that can be read."""
+        return next((version for version, saved in self.complete() if not saved.corrupt), NO_STATE)
+
+
+@dataclass(slots=True)
+class StateNet:
+    """What keepers share."""
+
+    timeline: Timeline
+    rng: random.Random
+    network: Network
+    directory: Directory
+    keepers: dict[tuple[str, int], SimKeeper] = field(default_factory=dict)
+    """Those that live, by address."""
+    kill_source: bool = False
+    """The next node to be asked for a piece of state dies."""
+
+
+class Owner(Protocol):
+    """The launcher that a keeper belongs to."""
+
+    host: str
+    alive: bool
+    paused: bool
+    info: NodeInfo
+
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> object:
+        """Call later, on this process's own terms."""
+        ...
+
+    def tell_agent(self, event: ag.Event) -> None:
+        """Feed the agent machine."""
+        ...
+
+    def crash(self) -> None:
+        """Die at once."""
+        ...
+
+
+class SimKeeper:
+    """Which commits a node has in its memory. Gone with its launcher."""
+
+    def __init__(self, owner: Owner, net: StateNet) -> None:
+        self.owner = owner
+        self.net = net
+        self.stored: tuple[Version, bool] = (NO_STATE, False)
+        self.refused = ""
+        self.since_s: dict[Holding, float] = {}
+        """When each part came here."""
+        self._streams: dict[Stream, list[Holding]] = {}
+        self._bad: set[Version] = set()
+        self._peer: KeepWith | None = None
+        self._handed: dict[Stream, Holding] = {}
+        self._sending = False
+        self._writer = False
+        self._wanted: Version | None = None
+        self._writing = False
+        self._fetches: dict[tuple[Version, int], list[Callable[[bool], None]]] = {}
+        net.keepers[self.address] = self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where others reach it."""
+        return self.owner.host, self.owner.info.state_port
+
+    def end(self) -> None:
+        """Its launcher is gone."""
+        if self.net.keepers.get(self.address) is self:
+            del self.net.keepers[self.address]
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Every part of a commit in this node's memory."""
+        found = {holding for held in self._streams.values() for holding in held}
+        return tuple(sorted(found, key=lambda holding: (holding.version, holding.shard)))
+
+    def has(self, version: Version, shard: int) -> bool:
+        """Whether it could give this part."""
+        return any((h.version, h.shard) == (version, shard) for held in self._streams.values() for h in held)
+
+    def _put(self, stream: Stream, holding: Holding) -> None:
+        held = [one for one in self._streams.get(stream, ()) if one != holding]
+        self._streams[stream] = [holding, *held][: 2 if holding.shards > 1 else 1]
+        self.since_s[holding] = self.net.timeline.now_s
+
+    def _of(self, *uses: str) -> Iterator[Stream]:
+        return (stream for stream in list(self._streams) if stream[0] in uses)
+
+    def _drop_older(self, version: Version, uses: Iterable[str]) -> None:
+        for stream in self._of(*uses):
+            if all(one.version < version for one in self._streams[stream]):
+                del self._streams[stream]
+
+    # --- this node's workers -----------------------------------------------------------------------------------------
+
+    def committed(self, slot: int, holding: Holding, save: bool) -> None:
+        """A worker has copied a commit."""
+        stream = ("worker", "", slot)
+        self._put(stream, holding)
+        held = self._streams[stream]
+        needed = 1 if holding.shards == 1 else 2
+        if len(held) >= needed:
+            self._drop_older(held[needed - 1].version, ("loaded",))
+        self._replicate()
+        if save and holding.shards == 1 and self._writer:
+            self._wanted = holding.version
+            self._save()
+
+    def enter(self, world: World) -> None:
+        """A world begins in which this node has a part."""
+        self._writer = world.members[0].node == self.owner.info.node
+        restore = world.restore
+        if restore == NO_STATE:
+            return
+        for held in self._streams.values():
+            versions = [one.version for one in held]
+            if restore in versions:
+                del held[: versions.index(restore)]
+        if any(one.version >= restore for held in self._streams.values() for one in held):
+            self._drop_older(restore, ("loaded", "replica"))
+
+    def piece(self, version: Version, shard: int, sources: tuple[Source, ...], done: Callable[[bool], None]) -> None:
+        """Have a part of a commit here; ``done`` hears whether it is."""
+        if self.has(version, shard):
+            self.owner.after(0.001, done, True)
+            return
+        waiting = self._fetches.setdefault((version, shard), [])
+        waiting.append(done)
+        if len(waiting) == 1:
+            others = [one for one in sources if one.shard == shard and one.node != self.owner.info.node]
+            self.net.rng.shuffle(others)
+            self._ask(version, shard, others)
+
+    def _ask(self, version: Version, shard: int, others: list[Source]) -> None:
+        if not others:
+            for done in self._fetches.pop((version, shard)):
+                done(False)
+            return
+        source = self.net.keepers.get((others[0].host, others[0].port))
+        if source is not None and self.net.kill_source:
+            self.net.kill_source = False
+            self.net.timeline.after(0.01, source.owner.crash)
+        self.owner.after(self.net.rng.uniform(0.02, 0.5), self._given, version, shard, others, source)
+
+    def _given(self, version: Version, shard: int, others: list[Source], source: SimKeeper | None) -> None:
+        reached = source is not None and self._reaches(source)
+        part = (
+            next((h for h in source.holdings() if (h.version, h.shard) == (version, shard)), None) if source else None
+        )
+        if not reached or part is None:
+            self._ask(version, shard, others[1:])
+            return
+        self._put(("loaded", f"{version}", shard), part)
+        for done in self._fetches.pop((version, shard)):
+            done(True)
+
+    def lives(self, sources: Iterable[Source]) -> bool:
+        """Whether one of these nodes is still there, though perhaps out of reach."""
+        return any((source.host, source.port) in self.net.keepers for source in sources)
+
+    def _reaches(self, other: SimKeeper) -> bool:
+        return other.owner.alive and not other.owner.paused and self.net.network.both(self.owner.host, other.owner.host)
+
+    # --- other nodes -------------------------------------------------------------------------------------------------
+
+    def keep_with(self, peer: KeepWith) -> None:
+        """Where copies of commits go from now on."""
+        if peer != self._peer:
+            self._peer = peer if peer.node else None
+            self._handed.clear()
+            self._replicate()
+
+    def _behind(self) -> list[Stream]:
+        return [s for s in self._of("worker") if self._streams[s] and self._handed.get(s) != self._streams[s][0]]
+
+    def _replicate(self) -> None:
+        behind, peer = self._behind(), self._peer
+        if self._sending or peer is None or not behind:
+            return
+        self._sending = True
+        holding = self._streams[behind[0]][0]
+        self.owner.after(self.net.rng.uniform(0.01, 0.3), self._sent, behind[0], holding, peer)
+
+    def _sent(self, stream: Stream, holding: Holding, peer: KeepWith) -> None:
+        self._sending = False
+        other = self.net.keepers.get((peer.host, peer.port))
+        taken = other is not None and self._reaches(other) and other.take_copy(self.owner.info.node, holding)
+        if taken and peer == self._peer:
+            self._handed[stream] = holding
+        if taken:
+            self._replicate()
+
+    def take_copy(self, owner: NodeId, holding: Holding) -> bool:
+        """Another node's commit arrives; False when it is refused."""
+        stream = ("replica", owner, holding.shard)
+        held = self._streams.get(stream)
+        if held and held[0].version >= holding.version:
+            return held[0] == holding
+        self._put(stream, holding)
+        return True
+
+    # --- the checkpoint directory ------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See what lies in the checkpoint directory."""
+        known = [(version, saved) for version, saved in self.net.directory.complete() if version not in self._bad]
+        self.stored = (known[0][0], known[0][1].shards > 1) if known else (NO_STATE, False)
+
+    def load(self) -> None:
+        """Read the newest usable commit from there."""
+        self.look()
+        version, sharded = self.stored
+        if version == NO_STATE or sharded or self.has(version, 0):
+            return
+        for version, saved in self.net.directory.complete():
+            if saved.corrupt:
+                self._bad.add(version)
+            elif saved.shards > 1:
+                break
+            else:
+                self._put(("loaded", f"{version}", 0), Holding(version))
+                break
+        self.look()
+        self.refused = "" if self.stored[0].commit or not self._bad else "every checkpoint is corrupt"
+
+    def _save(self) -> None:
+        if not self._writing and self._wanted is not None:
+            self._writing = True
+            self.owner.after(self.net.rng.uniform(0.05, 1.0), self._write)
+
+    def _write(self) -> None:
+        wanted, self._wanted, self._writing = self._wanted, None, False
+        if wanted is None:
+            return
+        newer = [h.version for h in self.holdings() if h.version >= wanted and h.shards == 1]
+        if newer:
+            version = wanted if wanted in newer else min(newer)
+            self.net.directory.write(version)
+            self.finish(version)
+        else:
+            self.owner.tell_agent(ag.Report(Kept(wanted, "", "it is not held any more")))
+        self._save()
+
+    def finish(self, version: Version) -> None:
+        """A commit lies complete in the directory."""
+        self.stored = max(self.stored, (version, self.net.directory.entries[version].shards > 1))
+        self.net.directory.save_asked = ""
+        self.owner.tell_agent(ag.Report(Kept(version, f"checkpoint {version.commit}")))
+
+    def save_what_is_left(self) -> None:
+        """Before the launcher ends: bring the newest commit where it survives."""
+        newest = max((holding.version for holding in self.holdings()), default=NO_STATE)
+        for holding in self.holdings():
+            if holding.version == newest:
+                self.net.directory.write(newest, holding.shard, holding.shards)

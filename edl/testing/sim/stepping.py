@@ -1,0 +1,487 @@
+"""Scripts that use ``edl.run``: workers that go from step to step together, commit, and come back.
+
+Their word at step boundaries is the very ``edl.worker.boundary`` that ships; the rest does what the worker's side of
+``edl.wire.local`` promises.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edl.agent import events as ag
+from edl.testing.sim.keepers import Directory
+from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.workers import SIGKILL, SIGTERM, Group, Job, Parent, Watcher, Worker
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire import local
+from edl.wire.messages import NO_STATE, Holding, Member, Purpose, Version, World
+from edl.worker.boundary import Boundary, Turn
+
+LONGEST_PATIENCE_S = 12.0
+"""How long a worker that has lost a peer waits for the news before it gives up."""
+
+
+class Stage(enum.Enum):
+    """Where a worker is on its way."""
+
+    BOOTING = "booting"
+    WAITING = "waiting"
+    FORMING = "forming"
+    RESTORING = "restoring"
+    TRAINING = "training"
+    LEAVING = "leaving"
+    """It unwinds, and parks soon."""
+    LOST = "lost"
+    """A peer is gone; it waits to be told."""
+
+
+IN_ROUND = (Stage.FORMING, Stage.RESTORING, Stage.TRAINING)
+
+
+@dataclass(slots=True, eq=False)
+class Stepper(Worker):
+    """One process."""
+
+    stage: Stage = Stage.BOOTING
+    crew: Crew | None = None
+    """Its round, while it is in one."""
+    boundary: Boundary = field(default_factory=Boundary)
+    computed: int = 0
+    """Last step whose collectives are complete."""
+    standing: bool = False
+    """It stands before the boundary of that step."""
+    busy: bool = False
+    """Its agent has not taken its last commit yet."""
+    stuck: bool = False
+    """It will not notice the end of its round."""
+    inbox: list[local.ToWorker | World] = field(default_factory=list)
+    said_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What kind of script a job runs."""
+
+    rejoins: bool = True
+    """Else its workers use edl's state, and are restarted."""
+    sharded: bool = False
+    copy_every: int = 1
+    save_every: int = 0
+    """Steps from one checkpoint to the next, 0 for none."""
+    step_s: float = 0.25
+    skew_s: float = 0.05
+    clumsy: float = 0.0
+    """Chance that a worker does not notice the end of its round."""
+
+
+class Crew(Group):
+    """All workers of one round: a step is complete for all or for none."""
+
+    def __init__(self, job: SteppingJob, world: World) -> None:
+        super().__init__(world, hangs=job.rng.random() < 0.3)
+        self.job = job
+        self.members: dict[Rank, Stepper] = {}
+        """Those that are in it now."""
+        self.broken = False
+        self.stalled = False
+        """Its collectives hang for ever."""
+        self._timer: Timer | None = None
+
+    def join(self, worker: Stepper) -> None:
+        """A worker is on its way into this round."""
+        self.members[worker.rank] = worker
+        self.workers[worker.rank] = worker
+        self.look()
+
+    def look(self) -> None:
+        """Take the next step together when everybody is there."""
+        members = self.members.values()
+        able = not self.broken and not self.stalled and len(members) == self.world.size
+        stages = {worker.stage for worker in members} if able else set()
+        if not able or len(stages) > 1 or any(worker.frozen or worker.busy for worker in members):
+            self._stop_clock()
+        elif self._timer is not None:
+            return
+        elif stages == {Stage.FORMING}:
+            self._timer = self.job.timeline.after(self.job.rng.uniform(0.01, 0.1), self._formed)
+        elif stages == {Stage.TRAINING} and len({worker.boundary.passed for worker in members}) == 1:
+            worker = next(iter(members))
+            if worker.boundary.passed >= self.job.total:
+                self.job.complete(self)
+            elif worker.computed <= worker.boundary.passed:
+                commit = worker.boundary.passed + 1
+                self._timer = self.job.timeline.after(self.job.script.step_s, self._computed, commit)
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _formed(self) -> None:
+        self._timer = None
+        for worker in self.members.values():
+            worker.stage = Stage.RESTORING
+            self.job.restore(worker)
+
+    def _computed(self, commit: int) -> None:
+        self._timer = None
+        self.job.stepped(self.world, commit)
+        for worker in self.members.values():
+            worker.computed = commit
+            self.job.timeline.after(self.job.rng.uniform(0.0, self.job.script.skew_s), self.job.arrive, worker, self)
+
+    def leave(self, worker: Stepper, *, agreed: bool) -> None:
+        """A worker is not in it any more; unless it was agreed on, the others feel it."""
+        if self.members.get(worker.rank) is worker:
+            del self.members[worker.rank]
+        worker.crew = None
+        worker.round = Round(0)
+        self._stop_clock()
+        if not agreed and not worker.done and not self.broken:
+            self.broken = True
+            for peer in self.members.values():
+                self.suffer(peer)
+
+    def suffer(self, peer: Stepper) -> None:
+        """A peer is gone."""
+        if peer.alive and not self.hangs and not peer.done:
+            self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.notice, peer, self)
+
+
+class SteppingJob(Job):
+    """A script with a training loop that commits at each step."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        watcher: Watcher,
+        directory: Directory,
+        total_s: float,
+        script: Script,
+    ) -> None:
+        super().__init__(timeline, rng, watcher, directory)
+        self.script = script
+        self.position = directory.usable().commit
+        """Commit that the latest world has come to."""
+        self.farthest = self.position
+        self.total = self.position + max(1, math.ceil(total_s / script.step_s))
+        self.sharded = script.sharded
+        self.copy_every = script.copy_every
+        self.calm = False
+        self.rounds: dict[Round, Crew] = {}
+        self._stepped: World | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Time a healthy world still needs."""
+        return 0.0 if self.finished else max(0, self.total - self.position) * self.script.step_s
+
+    @property
+    def longest_s(self) -> float:
+        """Time a healthy world needs that begins from nothing."""
+        return self.total * self.script.step_s
+
+    def group(self, number: Round) -> Crew | None:
+        """The workers of a round, as far as they have come."""
+        return self.rounds.get(number)
+
+    def shorten(self, left_s: float) -> None:
+        """See that not much is left to do; what runs now ends as planned."""
+        self.total = min(self.total, self.farthest + max(1, math.ceil(left_s / self.script.step_s)))
+
+    def heal(self) -> None:
+        """Whatever goes wrong in the training itself goes wrong no more."""
+        super().heal()
+        self.calm = True
+        for crew in self.rounds.values():
+            if crew.stalled:
+                crew.stalled = False
+                crew.look()
+
+    # --- births ------------------------------------------------------------------------------------------------------
+
+    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+        """Create some of a node's workers."""
+        owner = member.node, member.incarnation
+        return [self._born(parent, owner, world.round, index, world) for index in local_ranks]
+
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+        """Create a worker that waits for its world."""
+        return self._born(parent, owner, born, local_rank, None)
+
+    def _born(
+        self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int, world: World | None
+    ) -> Worker:
+        worker = Stepper(parent, *owner, born, local_rank, self.deaf())
+        self.watcher.worker_started(worker, world)
+        self.processes.append(worker)
+        boot_s = self.rng.uniform(0.02, 0.4) + (2.0 if self.rng.random() < 0.05 else 0.0)
+        self.timeline.after(boot_s, self._boots, worker)
+        return worker
+
+    def _boots(self, worker: Stepper) -> None:
+        if not worker.alive:
+            return
+        if worker.frozen:
+            self.timeline.after(0.1, self._boots, worker)
+            return
+        worker.stage = Stage.WAITING
+        self._say(worker, ag.WorkerEntered(worker.born, worker.local_rank, self.script.rejoins))
+        if self.script.rejoins:
+            self._say(worker, ag.WorkerParked(worker.born, worker.local_rank, Round(0)))
+
+    def _say(self, worker: Stepper, event: ag.Event) -> None:
+        worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
+        self.timeline.at(worker.said_s, worker.parent.run, worker.parent.tell_agent, event)
+
+    # --- what the agent says -----------------------------------------------------------------------------------------
+
+    def give_place(self, worker: Worker, world: World) -> None:
+        """Tell a worker its place."""
+        assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
+        self.timeline.after(0.0003, self._hears, worker, world)
+
+    def hear(self, worker: Worker, message: local.ToWorker) -> None:
+        """A worker is told something by its agent."""
+        assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
+        if worker.stage is not Stage.BOOTING:  # it is not connected yet, and misses it
+            self.timeline.after(0.0003, self._hears, worker, message)
+
+    def _hears(self, worker: Stepper, message: local.ToWorker | World) -> None:
+        if not worker.alive:
+            return
+        if worker.frozen:
+            worker.inbox.append(message)
+            return
+        match message:
+            case World():
+                self._placed(worker, message)
+            case local.Break(round=number):
+                self._breaks(worker, Round(number))
+            case local.Hold(round=number, hold=hold):
+                if worker.round == number:
+                    passed = worker.boundary.hold(hold)
+                    self._say(worker, ag.WorkerHere(worker.born, worker.local_rank, hold, passed))
+            case local.Target(hold=hold, commit=commit, purpose=purpose, reason=reason):
+                worker.boundary.set_target(hold, commit, Purpose(purpose), reason)
+                self._again(worker)
+            case local.Release(hold=hold):
+                worker.boundary.release(hold)
+                self._again(worker)
+            case local.Stop(reason=reason):
+                if worker.stage is Stage.WAITING:
+                    self.timeline.after(0.005, self.end, worker, 0)
+                else:
+                    worker.boundary.stop(reason)
+                    self._again(worker)
+
+    def _placed(self, worker: Stepper, world: World) -> None:
+        if worker.stage is not Stage.WAITING:
+            if worker.round != world.round:
+                self.watcher.fail(f"{worker} is given a place in round {world.round} while {worker.stage.value}")
+            return
+        member = world.member(worker.node)
+        assert member is not None  # noqa: S101 - the agent has looked
+        self.watcher.placed(worker, world)
+        worker.stage, worker.round = Stage.FORMING, world.round
+        worker.rank = Rank(member.first_rank + worker.local_rank)
+        worker.crew = self.rounds.setdefault(world.round, Crew(self, world))
+        worker.crew.join(worker)
+        if worker.crew.broken:
+            worker.crew.suffer(worker)
+
+    def _breaks(self, worker: Stepper, number: Round) -> None:
+        if worker.crew is None or worker.round != number:
+            return
+        worker.boundary.end()
+        if worker.stuck or (not self.calm and self.rng.random() < self.script.clumsy):
+            worker.stage = Stage.LEAVING
+            return
+        worker.stage = Stage.LEAVING
+        slow = not self.calm and self.rng.random() < 0.05
+        self.timeline.after(self.rng.uniform(0.001, 0.2) + (3.0 if slow else 0.0), self._park, worker, worker.crew)
+
+    def _park(self, worker: Stepper, crew: Crew, *, agreed: bool = False) -> None:
+        if not worker.alive or worker.crew is not crew:
+            return
+        if worker.frozen:
+            self.timeline.after(0.05, self._park, worker, crew)
+            return
+        number = worker.round
+        crew.leave(worker, agreed=agreed)
+        worker.stage, worker.standing, worker.up = Stage.WAITING, False, False
+        if self.script.rejoins:
+            self._say(worker, ag.WorkerParked(worker.born, worker.local_rank, number))
+        else:
+            self.timeline.after(0.005, self.end, worker, 0)
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def restore(self, worker: Stepper) -> None:
+        """The communicator stands: get the state."""
+        crew = worker.crew
+        assert crew is not None  # noqa: S101 - it has just been formed
+        world = crew.world
+
+        def done(there: bool) -> None:
+            if worker.crew is not crew or worker.stage is not Stage.RESTORING or not worker.alive:
+                return
+            if not there:
+                if world.stored or worker.parent.keeper.lives(world.sources):
+                    self.watcher.worker_failed()  # nobody's death explains it
+                self.notice(worker, crew)
+                return
+            worker.stage, worker.up = Stage.TRAINING, True
+            worker.boundary.begin(world.restore.commit)
+            worker.computed = world.restore.commit
+            self.position = world.restore.commit
+            self.watcher.restored(worker, world, world.restore)
+            self._say(worker, ag.WorkerUnderway(worker.born, worker.local_rank, world.round))
+            crew.look()
+
+        if world.restore == NO_STATE:
+            self.timeline.after(0.005, done, True)
+        elif world.stored:
+            saved = self.directory.entries.get(world.restore)
+            self.timeline.after(self.rng.uniform(0.1, 0.5), done, saved is not None and not saved.corrupt)
+        else:
+            shard = worker.rank if world.shards > 1 else 0
+            keeper = worker.parent.keeper
+            self.timeline.after(0.001, worker.parent.run, keeper.piece, world.restore, shard, world.sources, done)
+
+    def stepped(self, world: World, commit: int) -> None:
+        """All ranks of a round have finished a step together."""
+        last = self._stepped
+        if last is not None and last.round > world.round:
+            both = {member.node for member in last.members} & {member.node for member in world.members}
+            if both:
+                self.watcher.fail(
+                    f"round {world.round} takes a step after round {last.round}, with {sorted(both)} in both"
+                )
+        else:
+            self._stepped = world
+        self.position = commit
+        self.farthest = max(self.farthest, commit)
+
+    def arrive(self, worker: Stepper, crew: Crew) -> None:
+        """A worker stands before the boundary of its last step."""
+        here = worker.alive and worker.crew is crew and worker.stage is Stage.TRAINING
+        if not here or worker.computed <= worker.boundary.passed:
+            return
+        if worker.frozen or worker.busy:
+            worker.standing = True
+            return
+        turn = worker.boundary.arrive(worker.computed)
+        worker.standing = turn is Turn.WAIT
+        if turn is Turn.WAIT:
+            return
+        if turn is Turn.OVER:
+            self._park(worker, crew)
+            return
+        self.watcher.passed(worker, crew.world, worker.computed)
+        self._commit(worker, crew.world, turn)
+        if turn in (Turn.SWITCH, Turn.KILL):
+            worker.stage = Stage.LEAVING
+            self._park(worker, crew, agreed=True)
+        else:
+            crew.look()
+
+    def _again(self, worker: Stepper) -> None:
+        if worker.standing and worker.crew is not None:
+            self.arrive(worker, worker.crew)
+
+    def _commit(self, worker: Stepper, world: World, turn: Turn) -> None:
+        script, commit = self.script, worker.computed
+        save = turn in (Turn.SAVE, Turn.KILL) or bool(script.save_every and commit % script.save_every == 0)
+        if (turn is Turn.PASS and commit % script.copy_every and not save) or not (
+            script.sharded or worker.local_rank == 0
+        ):
+            return
+        version = Version(world.era, commit)
+        holding = Holding(version, worker.rank, world.size) if script.sharded else Holding(version)
+        worker.busy = True
+
+        def taken() -> None:
+            worker.parent.keeper.committed(worker.local_rank, holding, save)
+            self.watcher.copied(worker.parent, version)
+            worker.busy = False
+            self._again(worker)
+            if worker.crew is not None:
+                worker.crew.look()
+
+        def written() -> None:
+            if self.directory.write(version, holding.shard, holding.shards):
+                worker.parent.run(worker.parent.keeper.finish, version)
+
+        worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
+        self.timeline.at(worker.said_s, worker.parent.run, taken)
+        if save and holding.shards > 1:
+            self.timeline.after(self.rng.uniform(0.05, 0.5), written)
+
+    def complete(self, crew: Crew) -> None:
+        """The last step is done."""
+        self.finished = True
+        for worker in crew.members.values():
+            worker.done = True
+            self.timeline.after(self.rng.uniform(0.0, 0.2), self.end, worker, 0)
+
+    # --- trouble -----------------------------------------------------------------------------------------------------
+
+    def notice(self, worker: Stepper, crew: Crew) -> None:
+        """A worker notices that a peer is gone, and waits to be told so."""
+        if not worker.alive or worker.crew is not crew or worker.stage not in IN_ROUND or worker.done:
+            return
+        if worker.frozen or worker.standing or worker.computed > worker.boundary.passed:
+            self.timeline.after(0.3, self.notice, worker, crew)  # nothing connects it to its peers now
+            return
+        worker.stage = Stage.LOST
+        self.timeline.after(self.rng.uniform(2.0, LONGEST_PATIENCE_S), self._give_up, worker, crew)
+        crew.leave(worker, agreed=False)
+        worker.crew, worker.round = crew, crew.world.round
+
+    def _give_up(self, worker: Stepper, crew: Crew) -> None:
+        if worker.crew is crew and worker.stage is Stage.LOST:
+            self.end(worker, 1, True)
+
+    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+        """A worker process ends."""
+        assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
+        if not worker.alive or (worker.frozen and code != -SIGKILL):
+            return
+        worker.alive = False
+        if worker.crew is not None:
+            worker.crew.leave(worker, agreed=False)
+        worker.parent.worker_ended(worker, code, peer_loss)
+
+    def signal(self, worker: Worker, number: int) -> None:
+        """A signal arrives."""
+        if number == SIGKILL:
+            self.timeline.after(0.001, self.end, worker, -SIGKILL)
+        elif number == SIGTERM and not worker.deaf:
+            self.timeline.after(self.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
+
+    def freeze(self, worker: Worker) -> None:
+        """SIGSTOP."""
+        assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
+        worker.frozen = True
+        if worker.crew is not None:
+            worker.crew.look()
+
+    def thaw(self, worker: Worker) -> None:
+        """SIGCONT."""
+        assert isinstance(worker, Stepper)  # noqa: S101 - this job has no others
+        worker.frozen = False
+        if worker.alive and worker.done:
+            self.timeline.after(0.01, self.end, worker, 0)
+            return
+        inbox, worker.inbox = worker.inbox, []
+        for message in inbox:
+            self._hears(worker, message)
+        self._again(worker)
+        if worker.crew is not None:
+            worker.crew.look()

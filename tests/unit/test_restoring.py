@@ -1,0 +1,114 @@
+"""Which commit a world begins from, and where copies go."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.master.restoring import Load, Restore, Unusable, choose, keepers, size_of_newest
+from edl.master.state import NodeEntry, NodeStatus
+from edl.types import Incarnation, NodeId
+from edl.wire.messages import NO_STATE, Holding, NodeInfo, Source, Version
+
+
+def node(
+    name: str,
+    *held: Holding,
+    stored: Version = NO_STATE,
+    sharded: bool = False,
+    refused: str = "",
+    tried: bool = False,
+    rack: str = "",
+) -> NodeEntry:
+    info = NodeInfo(NodeId(name), Incarnation(ord(name)), f"host-{name}", 1, 2, state_port=7, rack=rack)
+    return NodeEntry(
+        info,
+        0,
+        NodeStatus.READY,
+        holdings=held,
+        stored=stored,
+        stored_sharded=sharded,
+        refused=refused,
+        load_tried=tried,
+    )
+
+
+def whole(era: int, commit: int) -> Holding:
+    return Holding(Version(era, commit))
+
+
+def source(name: str, shard: int = 0) -> Source:
+    return Source(NodeId(name), f"host-{name}", 7, shard)
+
+
+def test_nobody_has_anything() -> None:
+    assert choose([node("a"), node("b")], [node("a"), node("b")], 4) == Restore()
+
+
+def test_the_newest_wins_and_all_who_have_it_give_it() -> None:
+    nodes = [node("a", whole(1, 9)), node("b", whole(1, 10)), node("c", whole(1, 10), whole(1, 9))]
+    assert choose(nodes, nodes, 6) == Restore(Version(1, 10), sources=(source("b"), source("c")))
+
+
+def test_a_later_era_wins_over_a_higher_commit_of_a_line_that_was_given_up() -> None:
+    nodes = [node("a", whole(1, 12)), node("b", whole(2, 10))]
+    assert choose(nodes, nodes, 4) == Restore(Version(2, 10), sources=(source("b"),))
+
+
+def test_a_node_outside_the_world_may_have_the_newest() -> None:
+    members, spare = [node("a", whole(1, 9))], node("b", whole(1, 10))
+    assert choose(members, [*members, spare], 2) == Restore(Version(1, 10), sources=(source("b"),))
+
+
+def test_shards_count_only_when_all_are_there_and_the_size_fits() -> None:
+    def shard(commit: int, number: int) -> Holding:
+        return Holding(Version(1, commit), number, 2)
+
+    nodes = [node("a", shard(10, 0), shard(9, 0)), node("b", shard(9, 1))]
+    assert choose(nodes, nodes, 2) == Restore(Version(1, 9), 2, sources=(source("a"), source("b", 1)))
+    assert choose(nodes, nodes, 3) == Restore()
+    assert size_of_newest(nodes, NO_STATE) == 2
+    assert size_of_newest(nodes, Version(1, 9)) == 0
+
+
+def test_a_newer_checkpoint_is_loaded_by_one_node_then_by_another_and_then_done_without() -> None:
+    stored = Version(3, 20)
+    nodes = [node("a", whole(3, 15), stored=stored), node("b", stored=stored)]
+    assert choose(nodes, nodes, 4) == Load(NodeId("a"))
+    nodes[0] = node("a", whole(3, 15), stored=stored, tried=True)
+    assert choose(nodes, nodes, 4) == Load(NodeId("b"))
+    nodes[1] = node("b", stored=stored, tried=True)
+    assert choose(nodes, nodes, 4) == Restore(Version(3, 15), sources=(source("a"),))
+
+
+def test_a_checkpoint_is_not_read_when_memory_is_as_new() -> None:
+    nodes = [node("a", whole(3, 20), stored=Version(3, 20)), node("b", stored=Version(3, 20))]
+    assert choose(nodes, nodes, 4) == Restore(Version(3, 20), sources=(source("a"),))
+
+
+def test_a_sharded_checkpoint_is_read_by_the_workers() -> None:
+    nodes = [node("a", whole(3, 15), stored=Version(3, 20), sharded=True)]
+    assert choose(nodes, nodes, 2) == Restore(Version(3, 20), stored=True)
+
+
+@pytest.mark.parametrize(("held", "unusable"), [((), True), ((whole(1, 3),), False)])
+def test_checkpoints_that_nobody_can_read_end_the_job_unless_there_is_something_else(
+    held: tuple[Holding, ...], unusable: bool
+) -> None:
+    nodes = [node("a", *held), node("b", refused="all are corrupt")]
+    found = choose(nodes, nodes, 4)
+    assert found == Unusable("all are corrupt") if unusable else isinstance(found, Restore)
+
+
+def names(members: list[NodeEntry], spares: list[NodeEntry]) -> dict[str, str]:
+    return {n: k.info.node if k is not None else "" for n, k in keepers(members, spares).items()}
+
+
+def test_copies_go_to_the_next_member_and_to_another_rack_if_there_is_one() -> None:
+    assert names([node("a"), node("b"), node("c")], []) == {"a": "b", "b": "c", "c": "a"}
+    racks = [node("a", rack="1"), node("b", rack="1"), node("c", rack="2")]
+    assert names(racks, []) == {"a": "c", "b": "c", "c": "a"}
+
+
+def test_a_single_node_has_its_copies_on_a_spare() -> None:
+    assert names([node("a")], []) == {"a": ""}
+    assert names([node("a")], [node("s"), node("t")]) == {"a": "s"}
