@@ -270,7 +270,7 @@ def _thawed(turn: Turn, event: WorkerThawed) -> None:
 def _entered(turn: Turn, event: WorkerEntered) -> None:
     worker = _worker(turn, event.round, event.local_rank)
     if worker is not None:
-        rounds.entered(turn, worker, event.rejoins)
+        rounds.entered(turn, worker, event.rejoins, event.why_not)
 
 
 def _parked(turn: Turn, event: WorkerParked) -> None:

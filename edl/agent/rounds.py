@@ -128,8 +128,10 @@ def prestart(turn: Turn) -> None:
         get_ready(turn)
 
 
-def entered(turn: Turn, worker: Worker, rejoins: bool) -> None:
-    """A worker uses edl."""
+def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> None:
+    """A worker uses edl. ``why_not``: why it has to be restarted to join the next world."""
+    if why_not and not worker.how.endswith(f"[{why_not}]"):
+        turn.set_worker(worker.local_rank, how=f"{worker.how} [{why_not}]")
     turn.set_worker(worker.local_rank, rejoins=rejoins)
     if rejoins:
         turn.set(rejoins=True)

@@ -291,7 +291,7 @@ def dismiss(turn: Turn, reason: str) -> None:
 
 def _end(turn: Turn, code: ExitCode, reason: str) -> None:
     root_first = tuple(sorted(turn.record.failures, key=lambda failure: failure.peer_loss))
-    outcome = Finish(int(code), reason, () if code is ExitCode.OK else root_first)
+    outcome = Finish(int(code), reason, () if code in (ExitCode.OK, ExitCode.KILLED) else root_first)
     turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason)
     turn.note(Kind.JOB_ENDED, reason)
     for entry in list(turn.nodes.values()):

@@ -265,7 +265,8 @@ def _give_back_if_collateral(turn: Turn, reason: str) -> None:
 
 def _said(turn: Turn, event: NodeSaid) -> None:
     entry = turn.current(event.node, event.incarnation)
-    if entry is None or turn.record.phase is Phase.ENDED:
+    # Of a job that has ended nothing matters any more but whether its last checkpoint was written.
+    if entry is None or (turn.record.phase is Phase.ENDED and not isinstance(event.message, Kept)):
         return
     match event.message:
         case Ready() as ready:
@@ -287,9 +288,8 @@ def _said(turn: Turn, event: NodeSaid) -> None:
         case WorkersDone(round=number):
             if turn.record.phase is Phase.RUNNING and number == turn.record.round:
                 _done(turn, entry)
-        case Leaving(reason=reason, grace_s=grace_s):
-            if not (grace_s and planning.drain(turn, entry, reason)):
-                _leaving(turn, entry, reason, told=grace_s > 0)
+        case Leaving() as leaving:
+            _leaving(turn, entry, leaving)
 
 
 def _is_outdated(turn: Turn, entry: NodeEntry, seen_round: Round) -> bool:
@@ -313,7 +313,8 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
         due_s=float("inf"),
         parked=ready.parked,
         holdings=ready.holdings,
-        stored=ready.stored,
+        # It may know less than another node has written meanwhile; but what it has read and refused is of no use.
+        stored=ready.stored if ready.refused else max(entry.stored, ready.stored),
         stored_sharded=ready.stored_sharded,
         refused=ready.refused,
     )
@@ -388,8 +389,11 @@ def _done(turn: Turn, entry: NodeEntry) -> None:
     end_if_all_done(turn)
 
 
-def _leaving(turn: Turn, entry: NodeEntry, reason: str, told: bool) -> None:
-    """A node goes. ``told``: it waits for a word before it does."""
+def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
+    """A node goes, at once or as soon as the others have a world without it."""
+    if leaving.grace_s and planning.drain(turn, entry, leaving.reason):
+        return
+    reason, told = leaving.reason, leaving.grace_s > 0
     node = entry.info.node
     if told:
         turn.tell(entry, Dismissed("nothing to wait for"))

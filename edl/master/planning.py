@@ -124,8 +124,11 @@ def consider_growth(turn: Turn) -> None:
 
 
 def _is_cut_to_size(turn: Turn) -> bool:
-    """The state is sharded, and in memory it fits worlds of this size only: growing would throw it away."""
-    return any(holding.shards > 1 for entry in turn.members() for holding in entry.holdings)
+    """The state is sharded, and in memory it fits worlds of this size only: growing would throw it away. Not so with a
+    checkpoint directory: there the workers write it at the boundary, and any size reads it."""
+    members = turn.members()
+    sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)
+    return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
 
 
 def _settled(turn: Turn) -> bool:
