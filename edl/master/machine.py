@@ -186,6 +186,8 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
         planning.ask_again(turn, entry)
         if attach.done:
             _done(turn, entry)
+        elif not attach.underway:
+            _replan_without_source(turn)
     elif meant_to_run and world is not None and attach.seen_round < world.round:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"))
         turn.tell(entry, StartRound(world, turn.record.reason))
@@ -230,7 +232,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         return
     turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.record.done:
-        _replan_without_source(turn, node, how)
+        _replan_without_source(turn)
         return
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} lost: {how}")
@@ -239,13 +241,15 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         interrupt(turn)
 
 
-def _replan_without_source(turn: Turn, node: NodeId, how: str) -> None:
-    """A node outside the world was to give it the state, and the workers may not have it yet."""
+def _replan_without_source(turn: Turn) -> None:
+    """If a node outside the world was to give it the state, and is gone, the workers may never get it."""
     world = turn.record.world
     if turn.record.phase is not Phase.RUNNING or world is None or turn.record.done or turn.underway:
         return
-    if world.member(node) is None and any(source.node == node for source in world.sources):
-        stop_world(turn, f"node {node}, which had the state, lost: {how}")
+    outside = [source.node for source in world.sources if world.member(source.node) is None]
+    gone = [node for node in outside if node not in turn.nodes]
+    if gone:
+        stop_world(turn, f"node {gone[0]}, which had the state, is gone")
 
 
 def _give_back_charge(turn: Turn, reason: str) -> None:

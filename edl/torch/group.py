@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore, _unregister_all_process_groups
 from torch.distributed import distributed_c10d as c10d
 
-from edl.torch.sockets import Socket, cut, poke, sockets
+from edl.torch.sockets import Socket, deafen, hang_up, poke, sockets
 from edl.wire.local import Seat
 from edl.worker.patience import wait_until_open
 
@@ -23,7 +24,7 @@ STORE_TIMEOUT = timedelta(seconds=300)
 _AGAIN_S = 0.005
 """Pause between cuts while a group that is being formed keeps opening connections."""
 _LONGEST_AGAIN_S = 0.2
-_NOTICED_S = 0.2
+_NOTICED_S = 0.1
 """By then gloo has read the end of what was cut."""
 _ASK_AGAIN_S = 1.0
 
@@ -68,28 +69,29 @@ class TorchGroup:
             self._aborted.set()
             groups = list(self._groups)
         self._moved.set()
-        self._cut(writing=False)
-        _in_background(self._cut_again)
+        deaf = self._cut()
+        _in_background(lambda: self._cut_again(deaf))
         if any(has_nccl(group) for group in groups):
             _in_background(lambda: abort_nccl(groups))
 
-    def _cut(self, *, writing: bool) -> None:
+    def _cut(self) -> list[socket.socket]:
         if not self._forming:
-            cut(self._own, writing=writing)
-            return
+            return deafen(self._own)
         new = sockets() - self._before
-        cut(new, writing=writing)
+        deaf = deafen(new)
         poke(new, self.seat.world_size, _port(self.seat.master))
+        return deaf
 
-    def _cut_again(self) -> None:
+    def _cut_again(self, deaf: list[socket.socket]) -> None:
         """A group that is being formed opens new connections, and torch's store tries again."""
         pause_s = _AGAIN_S
         while self._forming:
             threading.Event().wait(pause_s)
-            self._cut(writing=True)
+            hang_up(deaf)
+            deaf = self._cut()
             pause_s = min(pause_s * 1.5, _LONGEST_AGAIN_S)
         threading.Event().wait(_NOTICED_S)
-        self._cut(writing=True)
+        hang_up(deaf)
 
     # --- main thread ---------------------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class _Forming:
         group._forming -= 1
         if not group.aborted:
             return
-        cut(group._own, writing=True)
+        hang_up(deafen(group._own))
         if error is None or isinstance(error, Exception):
             raise GroupLost(f"round {group.seat.round} was aborted while its group was formed") from error
 

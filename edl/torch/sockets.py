@@ -32,16 +32,28 @@ def sockets() -> frozenset[Socket]:
     return frozenset(found)
 
 
-def cut(chosen: Iterable[Socket], *, writing: bool) -> None:
-    """Shut down those of the sockets that are still open and are TCP connections.
+def deafen(chosen: Iterable[Socket]) -> list[socket.socket]:
+    """Let those of the sockets that are TCP connections read their end at once; ``hang_up`` does the rest.
 
-    Reading first, ``writing`` once that has been noticed: gloo forgets a message that it could not write before it
-    reads the end of the connection, and whoever waits for that message waits on.
+    In two steps, because gloo forgets a message that it could not write before it has read the end of the connection,
+    and whoever waits for that message waits on. So writing goes on being possible, here, and on the other side too:
+    what is returned keeps the connection open when gloo closes it.
     """
+    deaf = []
     for opened in _opened(chosen):
         if not _listens(opened):
             with contextlib.suppress(OSError):  # not connected, or the other side was quicker
-                opened.shutdown(socket.SHUT_RDWR if writing else socket.SHUT_RD)
+                opened.shutdown(socket.SHUT_RD)
+            deaf.append(opened.dup())
+    return deaf
+
+
+def hang_up(deaf: Iterable[socket.socket]) -> None:
+    """End these connections for both sides."""
+    for opened in deaf:
+        with contextlib.suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)
+        opened.close()
 
 
 def poke(chosen: Iterable[Socket], pairs: int, spared_port: int) -> None:

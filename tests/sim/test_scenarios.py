@@ -515,18 +515,14 @@ def test_source_that_dies_while_it_gives_the_state_is_not_charged() -> None:
     assert story.record.restarts == 0
 
 
-def test_sharded_state_stays_at_the_size_that_it_is_cut_for() -> None:
+def test_sharded_state_grows_through_the_checkpoint_directory() -> None:
     story = Story("1:3", script=Script(rejoins=False, sharded=True, step_s=1.0))
     story.start("a", "b")
     story.running("a", "b", round=1)
     story.world.run(3.0)
     story.start("c")
-    story.running("a", "b", round=2, within_s=5.0)
-    assert (story.last.restore, story.last.shards) == (Version(1, story.passed(1)), 4)
-    story.stays(6.0)
-    story.world.crash("b")
-    story.running("a", "c", round=3, within_s=6.0)
-    assert story.last.restore.era == 2, "a has a copy of what b had"
+    story.running("a", "b", "c", round=2, within_s=5.0)
+    assert (story.last.restore, story.last.stored) == (Version(1, story.passed(1)), True), "no step is lost"
 
 
 def test_sharded_state_is_read_at_another_size_from_the_checkpoint_directory() -> None:
