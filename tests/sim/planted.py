@@ -88,7 +88,7 @@ def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
 def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:
     """A node that leaves in good order ends the job for all (torchrun's closed rendezvous)."""
 
-    def leaving(turn: Turn, entry: Any, reason: str, told: bool) -> None:
+    def leaving(turn: Turn, entry: Any, message: Any) -> None:
         turn.update(entry, status=NodeStatus.LEAVING)
         if turn.record.phase is not Phase.ENDED:
             forming._end(turn, ExitCode.OK, "a node has left")

@@ -322,10 +322,12 @@ def test_a_piece_of_an_earlier_question_is_passed_over(worker: Worker) -> None:
 
 def test_pieces_nobody_took_are_dropped_with_the_next_place(worker: Worker) -> None:
     seated(worker)
+    heard(worker)
     before = descriptors()
     for _ in range(10):
         worker.agent.send_memory(local.Piece(STATE, 3), b"old")
     seated(worker, 2)
+    heard(worker)
     assert worker.link._pieces == {}
     assert descriptors() == before
 
