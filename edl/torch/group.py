@@ -75,9 +75,9 @@ class TorchGroup:
             _in_background(lambda: abort_nccl(groups))
 
     def _cut(self) -> list[socket.socket]:
-        if not self._forming:
-            return deafen(self._own)
         new = sockets() - self._before
+        if not self._forming:  # asked only now: else sockets of the next round could be among the new ones
+            return deafen(self._own)
         deaf = deafen(new)
         poke(new, self.seat.world_size, _port(self.seat.master))
         return deaf

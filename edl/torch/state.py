@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from edl.torch import sharded as shards
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.framework import current
 from edl.worker import loop
@@ -36,12 +37,12 @@ class State(core.State):
 
     def _capture_object(self, name: str, obj: Any) -> Any:
         plain = unwrapped(obj).state_dict()
-        return shards.local_parts(plain) if self._sharded else plain
+        return _shards().local_parts(plain) if self._sharded else plain
 
     def _load_object(self, name: str, obj: Any, plain: Any) -> None:
         obj = unwrapped(obj)
         if self._sharded:
-            shards.load_local_parts(obj, plain, self._owned)
+            _shards().load_local_parts(obj, plain, self._owned)
         elif isinstance(obj, torch.nn.Module):
             load_module(obj, self._extra_owned(plain))
         elif isinstance(obj, torch.optim.Optimizer):
@@ -56,16 +57,21 @@ class State(core.State):
         return {key: self._owned(part) if key.endswith("_extra_state") else part for key, part in plain.items()}
 
     def _store_sharded(self, folder: str) -> None:
-        shards.save_sharded(self._shared(), folder)
+        _shards().save_sharded(self._shared(), folder)
 
     def _restore_sharded(self, folder: str) -> None:
-        values = shards.load_sharded(self._shared(), folder)
+        values = _shards().load_sharded(self._shared(), folder)
         for name in self._values.keys() & values.keys():
             self._values[name] = values[name]
 
     def _shared(self) -> dict[str, Any]:
         objects = {name: unwrapped(obj) for name, obj in self._objects.items() if not core._is_own(obj)}
         return {**self._values, **objects}
+
+
+def _shards() -> ModuleType:
+    """Only for those who need it: it imports ``torch.distributed.checkpoint``, which takes as long as torch itself."""
+    return importlib.import_module("edl.torch.sharded")
 
 
 def load_module(module: torch.nn.Module, plain: Any) -> None:

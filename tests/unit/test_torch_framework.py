@@ -102,5 +102,6 @@ def test_the_launchers_part_comes_without_torch_and_the_rest_starts_no_thread() 
         "import sys, threading, edl.torch.startup; assert 'torch' not in sys.modules\n"
         "import edl.torch as edl; edl.State, edl.run, edl.context, edl.parallel, edl.RandomState\n"
         "import torch; assert threading.active_count() == 1; assert not torch.cuda.is_initialized()\n"
+        "assert 'torch.distributed.checkpoint' not in sys.modules  # as slow as torch itself\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

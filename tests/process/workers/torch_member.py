@@ -111,6 +111,7 @@ def own_connection() -> str:
         say(busy=True)
         while group is None or not group.aborted:
             time.sleep(0.001)
+        time.sleep(0.3)  # connections are cut in two steps
         caller.sendall(b"still there")
         return answering.recv(20).decode()
 
