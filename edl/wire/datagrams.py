@@ -32,4 +32,3 @@ class Datagrams:
             return self._kinds[name](**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"not a message of ours: {datagram[:200]!r} ({error})") from error
-

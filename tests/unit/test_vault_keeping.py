@@ -65,7 +65,8 @@ def test_overtaken_would_be_surplus(unfinished: set[Version], complete: set[Vers
 
 
 @pytest.mark.parametrize(
-    ("keep", "every", "flag"), [(1, 0, "--checkpoint-keep=1"), (0, 0, "--checkpoint-keep"), (3, -1, "--checkpoint-keep-every")]
+    ("keep", "every", "flag"),
+    [(1, 0, "--checkpoint-keep=1"), (0, 0, "--checkpoint-keep"), (3, -1, "--checkpoint-keep-every")],
 )
 def test_impossible_retention(keep: int, every: int, flag: str) -> None:
     with pytest.raises(SettingError, match=flag):
