@@ -8,42 +8,55 @@ first step by the last rank of the next world.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.common import report
-from benchmarks.common.cluster_status import master_node
+from benchmarks.common.cluster_status import master_node, noticed_s
 from benchmarks.common.job import Job, NotReached, launch
 from benchmarks.common.launchers import Launcher
 from benchmarks.common.options import Common, common_options, gather
 from benchmarks.common.report import Outcome
-from benchmarks.common.steps import World
+from benchmarks.common.steps import World, pause, redone
 
-SCRIPT = {"torch": "train_torch.py", "paddle": "train_paddle.py"}
-PEERS = {"torch": "edl,torchrun-tuned", "paddle": "edl,paddle-launch"}
+PEERS = {"torch": "edl-rejoin,edl,torchrun-tuned", "paddle": "edl-rejoin,edl,paddle-launch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What came of an event: seconds by metric, and how many steps were made twice."""
+
+    values: dict[str, float]
+    redone: int
+
+
+Look = Callable[[Job, World, float], Figures]
+"""From the job, its old world and the time of the strike. Raises ``NotReached``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A fault (or a welcome change) and the world it should lead to; one worker per node.
+    """A fault (or a welcome change); one worker per node.
 
-    ``strike`` does it and returns the monotonic time just before.
+    ``strike`` does it and returns the monotonic time just before; ``look`` waits for what comes of it.
     """
 
     name: str
     bounds: tuple[int, int]
     nodes: int
-    nodes_after: int
     strike: Callable[[Job, World], float]
-    for_edl_only: bool = False
-    planned: bool = False
-    """A planned change is measured as the pause between the worlds, not from its cause."""
+    look: Look
+    for_edl_only: bool = field(default=False, kw_only=True)
+
+
+# --- what happens ----------------------------------------------------------------------------------------------------
 
 
 def kill_a_worker(job: Job, world: World) -> float:
@@ -71,14 +84,98 @@ def add_a_node(job: Job, world: World) -> float:
     return job.start(max(job.nodes) + 1)
 
 
+def drain_a_node(job: Job, world: World) -> float:
+    """SIGTERM to the launcher started last."""
+    return job.drain_node(max(job.nodes))
+
+
+# --- what comes of it ------------------------------------------------------------------------------------------------
+
+
+def recovery(size: int) -> Look:
+    """The next world has this size."""
+
+    def look(job: Job, old: World, struck_s: float) -> Figures:
+        new = job.wait_next(struck_s, size)
+        return Figures({"recovery": new.first_s - struck_s}, redone(old, new))
+
+    return look
+
+
+def recovery_in_two_steps(size: int) -> Look:
+    """The next world may lack one worker, which comes back later."""
+
+    def look(job: Job, old: World, struck_s: float) -> Figures:
+        next_one = job.wait_next(struck_s, size, least=size - 1)
+        full = job.wait_next(struck_s, size)
+        values = {"survivors' first step": next_one.first_s - struck_s, "full size again": full.first_s - struck_s}
+        if full is not next_one:
+            values["pause for the replacement"] = pause(next_one, full)
+        return Figures(values, redone(old, next_one) + (redone(next_one, full) if full is not next_one else 0))
+
+    return look
+
+
+def recovery_from_silence(size: int) -> Look:
+    """Also without the time until the silence was noticed, which is the lease's."""
+
+    def look(job: Job, old: World, struck_s: float) -> Figures:
+        new = job.wait_next(struck_s, size)
+        values = {"recovery": new.first_s - struck_s}
+        lost_s = noticed_s(job, struck_s, "node-lost")
+        if lost_s is not None:
+            values["after the lease"] = new.first_s - lost_s
+        return Figures(values, redone(old, new))
+
+    return look
+
+
+def planned(size: int, since: str) -> Look:
+    """A change that everybody knew of: how long nobody trained."""
+
+    def look(job: Job, old: World, struck_s: float) -> Figures:
+        new = job.wait_next(struck_s, size)
+        return Figures({"pause": new.first_s - old.last_s, since: new.first_s - struck_s}, redone(old, new))
+
+    return look
+
+
+def scale_story(job: Job, old: World, struck_s: float) -> Figures:
+    """From two to four nodes, which has been begun; then down to three and one by draining, and up to four again."""
+    job.start(3)
+    job.wait_running(4)
+    for leaving, size in (((0,), 3), ((1, 2), 1)):
+        for node in leaving:
+            job.drain_node(node)
+        job.wait_running(size)
+    for node in (4, 5, 6):
+        job.start(node)
+    job.wait_running(4)
+    values: dict[str, float] = {}
+    again = 0
+    for before, after in itertools.pairwise(job.steps.whole()):
+        if before.formed < old.formed:
+            continue
+        name = f"pause {before.size} to {after.size}"
+        while name in values:
+            name += ", again"
+        values[name] = pause(before, after)
+        again += redone(before, after)
+    return Figures(values, again)
+
+
 EVENTS = {
     event.name: event
     for event in (
-        Event("worker", (2, 2), 2, 2, kill_a_worker),
-        Event("node", (1, 4), 3, 2, kill_a_node),
-        Event("node-master", (1, 4), 3, 2, kill_the_masters_node, for_edl_only=True),
-        Event("node-silent", (1, 4), 3, 2, freeze_a_node, for_edl_only=True),
-        Event("join", (1, 4), 3, 4, add_a_node, planned=True),
+        Event("worker", (2, 2), 2, kill_a_worker, recovery(2)),
+        Event("worker-of-4", (1, 4), 4, kill_a_worker, recovery_in_two_steps(4)),
+        Event("node", (1, 4), 3, kill_a_node, recovery(2)),
+        Event("node-of-4", (1, 4), 4, kill_a_node, recovery(3)),
+        Event("node-master", (1, 4), 3, kill_the_masters_node, recovery(2), for_edl_only=True),
+        Event("node-silent", (1, 4), 3, freeze_a_node, recovery_from_silence(2), for_edl_only=True),
+        Event("join", (1, 4), 3, add_a_node, planned(4, "from launch")),
+        Event("drain", (1, 4), 4, drain_a_node, planned(3, "from signal")),
+        Event("scale", (1, 4), 2, add_a_node, scale_story, for_edl_only=True),
     )
 }
 
@@ -86,7 +183,7 @@ EVENTS = {
 def measure(event: Event, launcher: Launcher, framework: str, keep: Path | None) -> Outcome:
     """One run: start, let it train, strike, wait for the next world. Never raises for a launcher's failure."""
     load = report.load_average()
-    with launch(launcher, SCRIPT[framework], event.bounds, keep=keep) as job:
+    with launch(launcher, launcher.script(framework), event.bounds, keep=keep) as job:
         try:
             for node in range(event.nodes):
                 job.start(node)
@@ -99,19 +196,10 @@ def measure(event: Event, launcher: Launcher, framework: str, keep: Path | None)
         except NotReached as error:
             return Outcome(event.name, launcher.name, started=False, note=f"did not start: {error}", load=load)
         try:
-            new = job.wait_next(struck_s, event.nodes_after)
+            figures = event.look(job, old, struck_s)
         except NotReached as error:
             return Outcome(event.name, launcher.name, note=f"never recovered: {error}", load=load)
-        return outcome(event, launcher, struck_s, old, new, load)
-
-
-def outcome(event: Event, launcher: Launcher, struck_s: float, old: World, new: World, load: float) -> Outcome:
-    """The figures of a run that came back."""
-    values = {"recovery": new.first_s - struck_s}
-    if event.planned:
-        values = {"pause": new.first_s - old.last_s, "from launch": new.first_s - struck_s}
-    redone = max(0, old.last_step - new.first_step + 1)
-    return Outcome(event.name, launcher.name, values, redone, load=load)
+        return Outcome(event.name, launcher.name, figures.values, figures.redone, load=load)
 
 
 def measure_all(common: Common, framework: str, events: list[Event]) -> list[Outcome]:
@@ -124,24 +212,25 @@ def measure_all(common: Common, framework: str, events: list[Event]) -> list[Out
                     continue
                 one = measure(event, launcher, framework, common.keep)
                 told = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+                told += f", {one.redone} steps redone" if one.redone is not None else ""
                 report.progress(f"{event.name} {run + 1}/{common.runs} {launcher.name}: {told or one.note}")
                 outcomes.append(one)
     return outcomes
 
 
 @click.command()
-@click.option("--framework", type=click.Choice(sorted(SCRIPT)), default="torch", show_default=True)
+@click.option("--framework", type=click.Choice(sorted(PEERS)), default="torch", show_default=True)
 @click.option("--events", "event_names", default=",".join(EVENTS), show_default=True, help="Comma list.")
 @common_options(default_runs=5)
 def main(framework: str, event_names: str, names: str, **rest: Any) -> None:
-    """Measure recovery from faults and the pause for a newcomer."""
+    """Measure recovery from faults and the pause for planned changes."""
     unknown = [name for name in event_names.split(",") if name not in EVENTS]
     if unknown:
         raise click.UsageError(f"--events: {', '.join(unknown)} unknown; there are {', '.join(EVENTS)}")
     common = gather(names=names, default_names=PEERS[framework], **rest)
     outcomes = measure_all(common, framework, [EVENTS[name] for name in event_names.split(",")])
     title = f"Recovery, {framework}, one worker per node"
-    report.show(title, outcomes)
+    report.show(title, outcomes, own=next((one.name for one in common.launchers if not one.is_edl), "edl"))
     report.write_json(common.json_path, title, outcomes, framework=framework, runs=common.runs)
 
 

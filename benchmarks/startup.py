@@ -24,7 +24,7 @@ def measure(launcher: Launcher, workers: int, keep: Path | None) -> Outcome:
     """One start. Never raises for a launcher's failure."""
     event = f"1 node x {workers}"
     load = report.load_average()
-    with launch(launcher, "train_torch.py", (1, 1), workers_per_node=workers, alone=True, keep=keep) as job:
+    with launch(launcher, launcher.script("torch"), (1, 1), workers_per_node=workers, alone=True, keep=keep) as job:
         begun_s = job.start(0)
         try:
             world = job.wait_next(begun_s, workers)

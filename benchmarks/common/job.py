@@ -99,9 +99,10 @@ class Job:
 
         return self.wait(running, f"a running world of {size}")
 
-    def wait_next(self, after_s: float, size: int) -> World:
-        """The first world of ``size`` formed after a moment, once all its ranks have completed a step."""
-        return self.wait(lambda: self.steps.formed_after(after_s, size), f"a new world of {size}")
+    def wait_next(self, after_s: float, size: int, least: int = 0) -> World:
+        """The first world of ``size`` (or of ``least`` to ``size``) formed after a moment, once all its ranks have
+        completed a step."""
+        return self.wait(lambda: self.steps.formed_after(after_s, size, least), f"a new world of {least or size}")
 
     def kill_node(self, node: int) -> float:
         """SIGKILL launcher, workers and helpers of a node. Monotonic time just before."""
@@ -110,6 +111,12 @@ class Job:
     def freeze_node(self, node: int) -> float:
         """SIGSTOP all of a node: its connections stay open, it just does not answer any more."""
         return processes.send_all(self.run, signal.SIGSTOP, node)
+
+    def drain_node(self, node: int) -> float:
+        """SIGTERM to a node's launcher: leave in good order. Monotonic time just before."""
+        begun_s = time.monotonic()
+        self.nodes[node].terminate()
+        return begun_s
 
     def kill_worker(self, pid: int) -> float:
         """SIGKILL one worker by the pid it logged, if that process is of this run."""

@@ -68,6 +68,9 @@ class Launcher(Protocol):
     def is_edl(self) -> bool:
         """Whether it has a Master to kill, and promises to notice a node that just falls silent."""
 
+    def script(self, framework: str) -> str:
+        """File in ``benchmarks/scripts`` that it runs; all of them train the same model."""
+
     def command(self, plan: JobPlan, node: int) -> list[str]:
         """The command of one node's launcher."""
 
@@ -75,19 +78,26 @@ class Launcher(Protocol):
         """What it needs on top of the clean environment."""
 
 
+def plain_script(framework: str) -> str:
+    """The script that knows no launcher."""
+    return f"train_{framework}.py"
+
+
 @dataclass(frozen=True, slots=True)
 class Edl:
-    """``python -m edl.launch``. ``embedded``: its own etcd members instead of one outside."""
+    """``python -m edl.launch``. ``embedded``: its own etcd members instead of one outside. ``rejoins``: the script uses
+    ``edl.torch`` or ``edl.paddle``, so that workers keep their process."""
 
     python: str
     embedded: bool = False
+    rejoins: bool = False
     lease_ttl_s: float = 3.0
     deadline_s: float = 60.0
     is_edl: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
-        return "edl-embedded" if self.embedded else "edl"
+        return "edl-embedded" if self.embedded else "edl-rejoin" if self.rejoins else "edl"
 
     @property
     def meeting(self) -> Meeting:
@@ -96,6 +106,9 @@ class Edl:
     @property
     def backend(self) -> str:
         return "etcd-embedded" if self.embedded else "etcd"
+
+    def script(self, framework: str) -> str:
+        return f"rejoin_{framework}.py" if self.rejoins else plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "edl.launch", f"--nproc-per-node={plan.workers_per_node}"]
@@ -126,6 +139,9 @@ class Torchrun:
     @property
     def deadline_s(self) -> float:
         return 60.0 if self.tuned else 150.0
+
+    def script(self, framework: str) -> str:
+        return plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "torch.distributed.run", f"--nproc-per-node={plan.workers_per_node}"]
@@ -161,6 +177,9 @@ class PaddleLaunch:
     meeting: ClassVar[Meeting] = Meeting.ETCD
     is_edl: ClassVar[bool] = False
 
+    def script(self, framework: str) -> str:
+        return plain_script(framework)
+
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "paddle.distributed.launch", f"--nproc_per_node={plan.workers_per_node}"]
         command += [f"--max_restart={plan.max_restarts}", f"--log_dir={plan.log_dir(node)}", f"--job_id={plan.job_id}"]
@@ -180,6 +199,7 @@ def node_name(node: int) -> str:
 
 LAUNCHERS: dict[str, Callable[[str, str], Launcher]] = {
     "edl": lambda own, peer: Edl(own),
+    "edl-rejoin": lambda own, peer: Edl(own, rejoins=True),
     "edl-embedded": lambda own, peer: Edl(own, embedded=True),
     "torchrun-tuned": lambda own, peer: Torchrun(peer, tuned=True),
     "torchrun-default": lambda own, peer: Torchrun(peer, tuned=False),

@@ -65,6 +65,8 @@ def _rows(outcomes: Sequence[Outcome], own: str) -> list[list[str]]:
         base = [one.values[metric] for one in here if one.launcher == own and metric in one.values]
         for launcher in dict.fromkeys(one.launcher for one in here):
             mine = [one for one in here if one.launcher == launcher]
+            if any(one.values for one in mine) and not any(metric in one.values for one in mine):
+                continue  # what it does not do in this event
             rows.append([event, metric, launcher, *_cells(mine, metric, base, launcher == own)])
     return rows
 
@@ -76,7 +78,8 @@ def _cells(mine: Sequence[Outcome], metric: str, base: Sequence[float], is_own: 
     never = sum(1 for one in ran if not one.values)
     ratio = ""
     if values and base and not is_own:
-        ratio = f"{statistics.median(values) / statistics.median(base):.1f}x"
+        times = statistics.median(values) / statistics.median(base)
+        ratio = f"{times:.1f}x" if times >= 1 else f"{times:.2g}x"
     return [
         str(len(ran)),
         seconds(statistics.median(values)) if values else "-",
@@ -88,7 +91,8 @@ def _cells(mine: Sequence[Outcome], metric: str, base: Sequence[float], is_own: 
 
 
 def show(title: str, outcomes: Sequence[Outcome], own: str = "edl") -> None:
-    """Print the table: medians over the runs that recovered, spread, how many never did, and peer / edl."""
+    """Print the table: medians over the runs that recovered, spread, how many never did, and each median as a
+    multiple of that of ``own``."""
     table = Table(title=title)
     for heading in ("event", "metric", "launcher"):
         table.add_column(heading, no_wrap=True)
@@ -100,7 +104,7 @@ def show(title: str, outcomes: Sequence[Outcome], own: str = "edl") -> None:
             table.add_section()
         previous = row[0]
         table.add_row(*row)
-    console = Console(width=max(Console().width, 130))
+    console = Console(width=max(Console().width, 150))
     console.print(table)
     for one in outcomes:
         if one.note:

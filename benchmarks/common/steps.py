@@ -120,13 +120,30 @@ class StepReader:
         """The world that was formed last, among those with a completed step."""
         return self.worlds[max(self.worlds)] if self.worlds else None
 
-    def formed_after(self, moment_s: float, size: int) -> World | None:
-        """The first world of ``size`` ranks formed after a moment in which every rank has completed a step."""
-        for formed in sorted(self.worlds):
-            world = self.worlds[formed]
-            if world.formed_s > moment_s and world.size == size and world.every_rank(1):
+    def formed_after(self, moment_s: float, size: int, least: int = 0) -> World | None:
+        """The first world of ``size`` ranks (or of ``least`` to ``size``) formed after a moment in which every rank has
+        completed a step."""
+        for world in self.whole():
+            if world.formed_s > moment_s and (least or size) <= world.size <= size:
                 return world
         return None
+
+    def whole(self) -> list[World]:
+        """All worlds in which every rank has completed a step, in the order in which they were formed."""
+        return [self.worlds[formed] for formed in sorted(self.worlds) if self.worlds[formed].every_rank(1)]
+
+
+def pause(old: World, new: World) -> float:
+    """From the last step in one world to the first in the next: the longest such gap of a process that was in both; if
+    there is none, from the last step of anybody to the first one of the last rank."""
+    last = {done[-1].pid: done[-1].t for done in old.steps.values()}
+    gaps = [done[0].t - last[done[0].pid] for done in new.steps.values() if done[0].pid in last]
+    return max(gaps, default=new.first_s - old.last_s)
+
+
+def redone(old: World, new: World) -> int:
+    """Steps that somebody had completed in the old world and that are made again in the new one."""
+    return max(0, old.last_step - new.first_step + 1)
 
 
 def median_gap(world: World, begin_s: float, end_s: float) -> float:
