@@ -107,10 +107,11 @@ def get_ready(turn: Turn) -> None:
         turn.announce()
         return
     turn.set(phase=AgentPhase.PREPARING)
+    # Said first: the others go on without this node, and need not wait until its processes have been made.
+    turn.say(Preparing(state.seen_round, "starting workers ahead of the next world"))
     if missing:
         turn.set(workers=tuple(_filled(turn, index) for index in range(state.info.slots)))
         turn.do(StartAhead(missing, state.seen_round))
-    turn.say(Preparing(state.seen_round, "starting workers ahead of the next world"))
 
 
 def _filled(turn: Turn, local_rank: int) -> Worker:
