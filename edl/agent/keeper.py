@@ -36,7 +36,7 @@ FETCHES = 4
 """At a time."""
 COPY_PATIENCE_S = 10.0
 """How long a worker with a sharded state waits until the commit before its last one lies on another node as well."""
-BACKGROUND_NICENESS = 15
+BACKGROUND_NICENESS = 18
 """Little enough for training not to feel it; more would let a busy machine stop the thread for a second, perhaps while
 it keeps the interpreter from the launcher's other work."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
