@@ -304,7 +304,8 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Let the workers go on to exactly this commit, and do there what is asked."""
+    """Let the workers go on to exactly this commit, and do there what is asked; commit 0: nothing comes of it, let them
+    go on as if nothing had been asked."""
 
     round: Round
     hold: int

@@ -257,7 +257,12 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.slow
-def test_two_hundred_rounds_leave_no_descriptors_threads_or_memory_behind(three: Members) -> None:
+@pytest.mark.parametrize("count", [60, 200])
+def test_many_rounds_leave_no_descriptors_threads_or_memory_behind(
+    three: Members, count: int, request: pytest.FixtureRequest
+) -> None:
+    if count > 60 and not request.config.getoption("--soak"):
+        pytest.skip("takes a while: run with --soak")
     pair = three.all[:2]
 
     def sizes(member: Member) -> dict[str, Any]:
@@ -274,7 +279,7 @@ def test_two_hundred_rounds_leave_no_descriptors_threads_or_memory_behind(three:
 
     rounds(20)
     before = [sizes(member) for member in pair]
-    rounds(200)
+    rounds(count)
     for member, first in zip(pair, before, strict=True):
         last = sizes(member)
         assert within(5, lambda member=member, first=first: sizes(member)["threads"] <= first["threads"]), last  # type: ignore[misc]
