@@ -331,7 +331,7 @@ def main(
         _as_peer(peer, 2 * limit)
         return
     outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
         near_peer, far_peer = socket.socketpair()
         other = _helper("--as-peer", str(far_peer.fileno()), "--size", str(megabytes), descriptor=far_peer.fileno())
         port = int(near_peer.recv(64))
