@@ -88,8 +88,7 @@ def _isolation(turn: Turn) -> Deadline:
         turn.log(f"no contact with the store or the Master for {limit_s:g} s: stopping the workers, others may go on")
         rounds.break_off(turn)
 
-    at_boundary = turn.state.phase is AgentPhase.STOPPING and turn.state.leave is Leave.AT_BOUNDARY
-    cut_off = not turn.state.connected and (turn.state.phase is AgentPhase.RUNNING or at_boundary)
+    cut_off = not turn.state.connected and turn.state.unbroken
     return (turn.state.contact_s + limit_s if cut_off else None), act
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.agent import events as ev
+from edl.agent.keeper import Grant
+from edl.agent.shelf import Refusal
 from edl.errors import EdlError, ProtocolError
 from edl.tasks import Chores
 from edl.types import Round
@@ -32,26 +34,10 @@ _STRANGER_LIMIT = 500
 """A worker may be quicker to connect than the nursery is to report its pid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A buffer to write into; ``descriptor`` only when the worker does not have it yet, and the caller's to close."""
-
-    buffer: int
-    size: int
-    descriptor: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """There is no memory for it."""
-
-    why: str
-
-
 class Keeper(Protocol):
     """What the desk needs from the node's state keeper."""
 
-    async def want(self, slot: int, stream: str, size: int) -> Grant | Refusal:
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
         """A buffer for the next snapshot of a stream."""
         ...
 

@@ -58,9 +58,7 @@ def stop(turn: Turn, order: StopRound) -> None:
         turn.announce()
     elif state.phase is AgentPhase.PREPARING:
         turn.say(Preparing(state.seen_round, state.reason))
-    elif order.round >= state.running_round and (
-        state.phase is AgentPhase.RUNNING or (state.phase is AgentPhase.STOPPING and state.leave is Leave.AT_BOUNDARY)
-    ):
+    elif order.round >= state.running_round and state.unbroken:
         turn.log(order.reason)
         if order.dump:
             turn.do(DumpStacks())
@@ -71,9 +69,7 @@ def break_off(turn: Turn) -> None:
     """Those that can rejoin abort their communicator and park; the others get SIGTERM, SIGKILL after the grace; one
     that cannot hear is killed at once."""
     state = turn.state
-    if state.phase is not AgentPhase.RUNNING and not (
-        state.phase is AgentPhase.STOPPING and state.leave is Leave.AT_BOUNDARY
-    ):
+    if not state.unbroken:
         return
     turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0)
     parking = tuple(w.local_rank for w in state.in_world if w.rejoins and w.frozen_since_s is None)

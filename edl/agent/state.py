@@ -143,6 +143,12 @@ class AgentState:
         return tuple(worker for worker in self.workers if worker.status is WorkerStatus.ALIVE)
 
     @property
+    def unbroken(self) -> bool:
+        """The round goes on here, or is being left at a boundary: nobody has been told to stop at once."""
+        leaving = self.phase is AgentPhase.STOPPING and self.leave is Leave.AT_BOUNDARY
+        return self.phase is AgentPhase.RUNNING or leaving
+
+    @property
     def parked(self) -> bool:
         """Every slot has a worker that waits for a place."""
         statuses = [worker.status for worker in self.workers]

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from edl.agent.desk import Grant, Refusal
-from edl.agent.keeper import Grant as Room
-from edl.agent.keeper import Keeper
+from edl.agent.keeper import Grant, Keeper
+from edl.agent.shelf import Refusal
 from edl.errors import CheckpointError, EdlError
 from edl.ports import Vault
 from edl.types import NodeId
@@ -39,18 +38,13 @@ class Steward:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    async def want(self, slot: int, stream: str, size: int) -> Grant | Refusal:
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
         """See ``desk.Keeper``."""
-        return _answer(await self._keeper.want(slot, stream, size))
+        return self._keeper.want(slot, stream, size)
 
     def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
         """See ``desk.Keeper``."""
-        granting = self._keeper.committed(slot, message)
-
-        async def grant() -> Grant | Refusal:
-            return _answer(await granting)
-
-        return grant()
+        return self._keeper.committed(slot, message)
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
         """See ``desk.Keeper``."""
@@ -134,7 +128,3 @@ class Steward:
             return
         await self._keeper.flush(reason)
         await self._keeper.handed_over(HAND_OVER_S)
-
-
-def _answer(room: Any) -> Grant | Refusal:
-    return Grant(room.buffer, room.size, room.descriptor) if isinstance(room, Room) else Refusal(room.why)
