@@ -25,7 +25,7 @@ from edl.errors import EdlError, ProtocolError
 from edl.tasks import Chores
 from edl.types import Round
 from edl.wire import local, plain
-from edl.wire.datagrams import LARGEST_BYTES
+from edl.wire.datagrams import LARGEST_BYTES, write_memory
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
@@ -124,13 +124,8 @@ class Desk:
     def give_place(self, local_rank: int, seat: local.Seat) -> None:
         """Tell a waiting worker its place."""
         line = self._lines.get(local_rank)
-        if line is None:
-            return
-        descriptor = os.memfd_create("edl-seat", os.MFD_CLOEXEC)
-        data = memoryview(plain.dumps(seat))
-        while data:
-            data = data[os.write(descriptor, data) :]
-        self._send(line, local.Place(seat.round), descriptor)
+        if line is not None:
+            self._send(line, local.Place(seat.round), write_memory("edl-seat", plain.dumps(seat)))
 
     # --- connections -------------------------------------------------------------------------------------------------
 

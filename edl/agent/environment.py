@@ -7,6 +7,7 @@ them all.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,13 +53,25 @@ def worker_environment(
     environment = nursery_environment(base, member.slots)
     environment.update(_torch(spec, world, member, position, local_rank))
     environment.update(_paddle(base, world, member, local_rank, gpus))
-    environment["TORCHELASTIC_ERROR_FILE"] = paths.error_file
-    environment["PADDLE_LOG_DIR"] = paths.log_dir
-    environment["EDL_JOB_ID"] = spec.job
+    environment.update(_everywhere(base, spec, node, paths, gpus))
     environment["EDL_ROUND"] = str(world.round)
-    environment["EDL_NODE_ID"] = node
     environment["EDL_NODES"] = str(len(world.members))
-    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    return environment
+
+
+def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, gpus: int) -> dict[str, str]:
+    """What a worker is told whether or not its world is known."""
+    environment = {
+        "TORCHELASTIC_RUN_ID": str(spec.job),
+        "TORCHELASTIC_ERROR_FILE": paths.error_file,
+        "PADDLE_LOG_DIR": paths.log_dir,
+        "EDL_JOB_ID": str(spec.job),
+        "EDL_NODE_ID": str(node),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if not gpus:
+        # Without it Paddle on CPU forms no group at all and says nothing about it.
+        environment["PADDLE_DISTRI_BACKEND"] = base.get("PADDLE_DISTRI_BACKEND", "gloo")
     return environment
 
 
@@ -72,19 +85,19 @@ class Local:
 
 
 def ahead_environment(
-    base: Mapping[str, str], spec: JobSpec, node: NodeId, slots: int, local_rank: int, paths: LocalPaths
+    base: Mapping[str, str],
+    spec: JobSpec,
+    node: NodeId,
+    slots: int,
+    local_rank: int,
+    paths: LocalPaths,
+    gpus: int = 0,
 ) -> dict[str, str]:
     """The environment of a worker that is started before its world is known: no rank, no size, no addresses."""
     environment = nursery_environment(base, slots)
     environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(local_rank)
     environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(slots)
-    environment["TORCHELASTIC_RUN_ID"] = environment["EDL_JOB_ID"] = spec.job
-    environment["TORCHELASTIC_ERROR_FILE"] = paths.error_file
-    environment["PADDLE_LOG_DIR"] = paths.log_dir
-    environment["EDL_NODE_ID"] = node
-    if "PADDLE_DISTRI_BACKEND" not in base:
-        environment["PADDLE_DISTRI_BACKEND"] = "gloo"
-    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environment.update(_everywhere(base, spec, node, paths, gpus))
     return environment
 
 
@@ -114,6 +127,7 @@ def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str
     )
 
 
+@functools.lru_cache(maxsize=1)
 def _endpoints(world: World) -> tuple[str, ...]:
     return tuple(address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots])
 
@@ -135,7 +149,6 @@ def _torch(spec: JobSpec, world: World, member: Member, position: int, local_ran
         # torch counts from 0, and counts rounds: a change of membership is a restart for its scripts as well.
         "TORCHELASTIC_RESTART_COUNT": str(world.round - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_RUN_ID": spec.job,
         # Each round's rank 0 serves its own store, so that no launcher is needed once the workers run.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
@@ -163,7 +176,4 @@ def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: i
         # Counted among the visible ones, as Paddle does; a lone worker gets all of them.
         mine = [local_rank % gpus] if member.slots > 1 else range(gpus)
         environment["FLAGS_selected_gpus"] = ",".join(str(index) for index in mine)
-    elif "PADDLE_DISTRI_BACKEND" not in base:
-        # Without it Paddle on CPU forms no group at all and says nothing about it.
-        environment["PADDLE_DISTRI_BACKEND"] = "gloo"
     return environment

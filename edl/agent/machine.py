@@ -56,7 +56,6 @@ from edl.wire.messages import (
     KeepWith,
     Leaving,
     LoadState,
-    Preparing,
     Prestart,
     StartRound,
     StopRound,
@@ -117,7 +116,7 @@ def _tell_where(turn: Turn) -> None:
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
-        turn.say(Preparing(turn.state.seen_round, "starting workers ahead of the next world"))
+        rounds.say_preparing(turn)
     elif turn.state.underway:
         turn.say(Underway(turn.state.running_round, rounds.ways(turn)))
 

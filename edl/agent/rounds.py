@@ -57,7 +57,7 @@ def stop(turn: Turn, order: StopRound) -> None:
     if state.phase is AgentPhase.IDLE:
         turn.announce()
     elif state.phase is AgentPhase.PREPARING:
-        turn.say(Preparing(state.seen_round, state.reason))
+        say_preparing(turn)
     elif order.round >= state.running_round and state.unbroken:
         turn.log(order.reason)
         if order.dump:
@@ -104,10 +104,15 @@ def get_ready(turn: Turn) -> None:
         return
     turn.set(phase=AgentPhase.PREPARING)
     # Said first: the others go on without this node, and need not wait until its processes have been made.
-    turn.say(Preparing(state.seen_round, "starting workers ahead of the next world"))
+    say_preparing(turn)
     if missing:
         turn.set(workers=tuple(_filled(turn, index) for index in range(state.info.slots)))
         turn.do(StartAhead(missing, state.seen_round))
+
+
+def say_preparing(turn: Turn) -> None:
+    """Tell the Master that this node is free, and not ready yet."""
+    turn.say(Preparing(turn.state.seen_round, "starting workers ahead of the next world"))
 
 
 def _filled(turn: Turn, local_rank: int) -> Worker:

@@ -369,8 +369,8 @@ class AgentShell:
     async def _warm(self) -> None:
         try:
             warming, self._warming = self._warming, None
-            self._around.log(await (warming or self._around.processes.warm()))
-            await self._around.keeper.look()
+            warmed, _ = await asyncio.gather(warming or self._around.processes.warm(), self._around.keeper.look())
+            self._around.log(warmed)
             self.post(ev.Warmed())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))

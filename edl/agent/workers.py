@@ -133,8 +133,8 @@ class WorkerGroup:
 
     def _worker_environment(self, world: World | None, local_rank: int, paths: LocalPaths) -> dict[str, str]:
         if world is None:
-            slots = self._slots
-            return ahead_environment(self._environment, self._spec, self._node, slots, local_rank, paths)
+            slots, gpus = self._slots, self._around.gpus
+            return ahead_environment(self._environment, self._spec, self._node, slots, local_rank, paths, gpus)
         return worker_environment(
             self._environment, self._spec, world, self._node, local_rank, paths, self._around.gpus
         )

@@ -132,7 +132,8 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
             f"--nnodes={nodes} needs a store that every node reaches",
             "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
         )
-    job = JobId(options["rdzv_id"] or (_private_name(_state(options).checkpoint_dir) if private else "default"))
+    state = _state(options)
+    job = JobId(options["rdzv_id"] or (_private_name(state.checkpoint_dir) if private else "default"))
     spec = JobSpec(
         job,
         nodes,
@@ -163,7 +164,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         standby=Standby(options["standby"]),
         preload=tuple(name for name in options["preload"].split(",") if name),
         logs=dataclasses.replace(logs, folder=str(folder)),
-        state=_state(options),
+        state=state,
         rack=options["rack"],
         error_file=str(folder / "error.json"),
     )

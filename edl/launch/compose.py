@@ -68,8 +68,9 @@ async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
     files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
-    if files is not None:
-        await asyncio.to_thread(Switches(files, log).refuse_if_killed)
+    switches = Switches(files, log) if files is not None else None
+    if switches is not None:
+        await asyncio.to_thread(switches.refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
         # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
@@ -79,7 +80,9 @@ async def launch(settings: LaunchSettings) -> int:
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
-        place = _Place(Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints, files)
+        place = _Place(
+            Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints, files, switches
+        )
         try:
             await _take_place(settings, place, cleanup, log)
         except JobEnded as error:
@@ -163,6 +166,8 @@ class _Place:
     endpoints: tuple[str, ...]
     files: Files | None
     """The checkpoint directory."""
+    switches: Switches | None
+    """Its files by which somebody asks for something."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     steward: Steward = field(init=False)
@@ -294,7 +299,7 @@ def _agent(
             ruler_refused=candidate.ruler_refused,
             log=log,
             activity=activity,
-            switches=Switches(place.files, log) if place.files is not None else None,
+            switches=place.switches,
         ),
         AgentState(place.info, spec.timeouts, contact_s=clock.now_s()),
     )

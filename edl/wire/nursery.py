@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass
 
 import edl
-from edl.wire.datagrams import LARGEST_BYTES, Datagrams
+from edl.wire.datagrams import LARGEST_BYTES, Datagrams, read_memory, write_memory
 
 __all__ = ["LARGEST_BYTES", "Order", "decode", "encode", "helper_command", "read_order", "write_order"]
 
@@ -138,23 +138,12 @@ class Order:
 
 def write_order(order: Order) -> int:
     """A memory file that holds the order; returns its descriptor, which the caller closes."""
-    descriptor = os.memfd_create("edl-order")
-    try:
-        data = memoryview(json.dumps(dataclasses.asdict(order)).encode())
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return write_memory("edl-order", json.dumps(dataclasses.asdict(order)).encode())
 
 
 def read_order(descriptor: int) -> Order:
     """The inverse of ``write_order``; leaves the descriptor open."""
-    size, data = os.fstat(descriptor).st_size, b""
-    while len(data) < size:
-        data += os.pread(descriptor, size - len(data), len(data))
-    fields = json.loads(data)
+    fields = json.loads(read_memory(descriptor))
     fields["arguments"] = tuple(fields["arguments"])
     return Order(**fields)
 

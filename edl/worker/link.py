@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, ProtocolError, StateError
 from edl.wire import local
-from edl.wire.datagrams import LARGEST_BYTES
+from edl.wire.datagrams import LARGEST_BYTES, read_memory
 from edl.wire.local import Seat
 from edl.wire.messages import Purpose
 from edl.worker.boundary import Boundary, RoundOver, Turn
@@ -465,13 +465,6 @@ def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:
 
 
 def _read_seat(descriptor: int) -> Seat:
-    size = os.fstat(descriptor).st_size
-    data = b""
-    while len(data) < size:
-        part = os.pread(descriptor, size - len(data), len(data))
-        if not part:
-            break
-        data += part
-    fields = json.loads(data)
+    fields = json.loads(read_memory(descriptor))
     fields["endpoints"] = tuple(fields["endpoints"])
     return Seat(**fields)
