@@ -25,7 +25,8 @@ from edl.errors import EdlError, ProtocolError
 from edl.tasks import Chores
 from edl.types import Round
 from edl.wire import local, plain
-from edl.wire.datagrams import LARGEST_BYTES, write_memory
+from edl.wire.datagrams import LARGEST_BYTES
+from edl.wire.memory_file import write_memory
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256

@@ -7,34 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from typing import Any
 
 from edl.errors import ProtocolError
 
 LARGEST_BYTES = 64 * 1024
 """No message is longer: long texts are cut, and what has no limit travels in a memory file."""
-
-
-def write_memory(name: str, data: bytes) -> int:
-    """A memory file that holds the data, for what has no limit; returns its descriptor, which the caller closes."""
-    descriptor = os.memfd_create(name)
-    try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def read_memory(descriptor: int) -> bytes:
-    """The inverse of ``write_memory``; leaves the descriptor open."""
-    size, data = os.fstat(descriptor).st_size, b""
-    while len(data) < size and (part := os.pread(descriptor, size - len(data), len(data))):
-        data += part
-    return data
 
 
 class Datagrams:

@@ -14,7 +14,8 @@ import os
 from dataclasses import dataclass
 
 import edl
-from edl.wire.datagrams import LARGEST_BYTES, Datagrams, read_memory, write_memory
+from edl.wire.datagrams import LARGEST_BYTES, Datagrams
+from edl.wire.memory_file import read_memory, write_memory
 
 __all__ = ["LARGEST_BYTES", "Order", "decode", "encode", "helper_command", "read_order", "write_order"]
 

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, ProtocolError, StateError
 from edl.wire import local
-from edl.wire.datagrams import LARGEST_BYTES, read_memory
+from edl.wire.datagrams import LARGEST_BYTES
 from edl.wire.local import Seat
+from edl.wire.memory_file import read_memory
 from edl.wire.messages import Purpose
 from edl.worker.boundary import Boundary, RoundOver, Turn
 from edl.worker.framework import Group

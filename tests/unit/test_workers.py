@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edl.agent import workers as workers_module
-from edl.agent.environment import Local
+from edl.agent.environment import Local, LocalPaths, ahead_environment, worker_environment
 from edl.agent.events import WorkerEnded
 from edl.agent.hang import Watched
 from edl.agent.workers import CANNOT_START, WorkerGroup
@@ -124,6 +124,14 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
         assert seat.environment["TORCHELASTIC_ERROR_FILE"] == environment["TORCHELASTIC_ERROR_FILE"]
 
     play(bench, scene)
+
+
+def test_paddle_is_sent_to_gloo_only_where_it_runs_on_the_cpu(tmp_path: Path) -> None:
+    spec, paths = JobSpec(JobId("my-job"), NodeRange(1, 4)), LocalPaths("error.json", "logs")
+    for gpus in (0, 2):
+        ahead = ahead_environment({}, spec, NodeId("b"), 2, 1, paths, gpus)
+        placed = worker_environment({}, spec, WORLD, NodeId("b"), 1, paths, gpus)
+        assert ("PADDLE_DISTRI_BACKEND" in ahead) == ("PADDLE_DISTRI_BACKEND" in placed) == (gpus == 0)
 
 
 def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
