@@ -8,6 +8,7 @@ made, with a message that names the value. This is also the one place, besides c
 from __future__ import annotations
 
 import enum
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -142,6 +143,78 @@ class Timeouts:
             raise SettingError("--lease-ttl", f"{self.lease_ttl_s:g}", "must be from 1 to 3600 seconds")
 
 
+class LrRule(enum.Enum):
+    """How the learning rate follows the size of a step."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    """In proportion to the size."""
+    SQRT = "sqrt"
+    """With its square root."""
+    ADASCALE = "adascale"
+    """By the gain that the workers measure from the noise of their gradients."""
+    USER = "user"
+    """By a function of the script."""
+
+
+MOST_SAMPLES = 1_000_000_000
+"""Upper limit of everything that counts samples, workers or steps here: far above use, low enough to catch a slip."""
+
+
+@dataclass(frozen=True, slots=True)
+class HyperPolicy:
+    """How batch and learning rate are to follow the size of the world. All zero: they are the script's own business."""
+
+    global_batch: int = 0
+    """Samples of a step over all workers, kept whatever the size; 0: each worker keeps its own."""
+    local_batch: int = 0
+    """Most samples that a worker takes at once; 0: the script's own batch size."""
+    rule: LrRule = LrRule.NONE
+    warmup: int = 0
+    """Commits over which a changed LR factor comes to hold."""
+    reference: int = 0
+    """Size that the script's LR is meant for: samples with a global batch, else workers; 0: that of the beginning."""
+    logical_ranks: int = 0
+    scale: float = 1.0
+    """Multiplies the LR beside the rule. Only by hand, while the job runs."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--global-batch", self.global_batch),
+            ("--local-batch", self.local_batch),
+            ("--lr-reference", self.reference),
+            ("--logical-ranks", self.logical_ranks),
+            ("--lr-warmup", self.warmup),
+        ):
+            if not 0 <= value <= MOST_SAMPLES:
+                raise SettingError(flag, value, f"must be from 0 to {MOST_SAMPLES}; 0 means that none is given")
+        if not (self.scale > 0 and math.isfinite(self.scale)):
+            raise SettingError("--lr-scale", f"{self.scale:g}", "must be more than 0, and finite")
+        if self.logical_ranks and self.global_batch % self.logical_ranks:
+            raise SettingError(
+                "--global-batch",
+                self.global_batch,
+                f"cannot be split evenly over --logical-ranks={self.logical_ranks}",
+                f"Take a multiple of {self.logical_ranks}",
+            )
+
+    @property
+    def prescribes(self) -> bool:
+        """Whether anything is to be followed at all."""
+        return self != HyperPolicy(warmup=self.warmup, reference=self.reference)
+
+    def flags(self) -> dict[str, str]:
+        """Each option and its value, as every launcher of a job must give them."""
+        return {
+            "--global-batch": str(self.global_batch),
+            "--local-batch": str(self.local_batch),
+            "--lr-rule": self.rule.value,
+            "--lr-warmup": str(self.warmup),
+            "--lr-reference": str(self.reference),
+            "--logical-ranks": str(self.logical_ranks),
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What every launcher of a job must agree on."""
@@ -152,6 +225,9 @@ class JobSpec:
     """Worker failures the whole job survives. Nodes that come and go do not count."""
     fault_tolerance: FaultTolerance = FaultTolerance.ELASTIC
     timeouts: Timeouts = field(default_factory=Timeouts)
+    data: str = ""
+    """Data sets that workers find by name, as JSON; empty for none."""
+    hyper: HyperPolicy = field(default_factory=HyperPolicy)
 
     def __post_init__(self) -> None:
         check_job_id(self.job)
@@ -179,6 +255,8 @@ class JobSpec:
             "--rejoin-timeout": f"{self.timeouts.rejoin_s:g}",
             "--boundary-timeout": f"{self.timeouts.boundary_s:g}",
             "--hang-timeout": f"{self.timeouts.hang_s:g}",
+            "--data": self.data or "''",
+            **self.hyper.flags(),
         }
 
 

@@ -13,6 +13,7 @@
     │   └── FencedOut           another Master holds the election key; this one must step down
     ├── PortInUse           an address this process must serve is taken
     ├── CheckpointError     what lies in the checkpoint directory cannot be used, or nothing can be written there
+    ├── DataError           a data set changed, is damaged or missing, or its position does not fit it
     ├── Killed              the kill switch is set
     ├── WorkerStartError    a worker process could not be created
     └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
@@ -53,8 +54,13 @@ class SettingError(UsageError):
     def __init__(self, setting: str, value: object, allowed: str, advice: str = "") -> None:
         self.setting = setting
         self.value = value
+        self._allowed, self._advice = allowed, advice
         text = f"{setting}={value}: {allowed}"
         super().__init__(f"{text}. {advice}" if advice else text)
+
+    def renamed(self, setting: str) -> SettingError:
+        """The same about a setting that goes by another name here."""
+        return SettingError(setting, self.value, self._allowed, self._advice)
 
 
 class ScriptError(UsageError):
@@ -106,6 +112,12 @@ class CheckpointError(EdlError):
     """A checkpoint is damaged, incomplete or another job's, or the checkpoint directory cannot be used."""
 
     exit_code = ExitCode.CHECKPOINT_UNUSABLE
+
+
+class DataError(EdlError):
+    """A data set is missing, damaged or not the one that a position belongs to: names the file or the difference."""
+
+    exit_code = ExitCode.USAGE
 
 
 class Killed(EdlError):

@@ -28,6 +28,9 @@ class ExitCode(enum.IntEnum):
     """Checkpoints lie in ``--checkpoint-dir`` and none of them can be used, or the directory cannot be written."""
     KILLED = 9
     """The kill switch: the job wrote a checkpoint and stopped, or may not start while the switch is set."""
+    INCOMPLETE = 10
+    """Every worker ended with status 0, but something was left out, such as data that nobody could read; the report
+    names it."""
     INTERNAL = 70
     """A defect in edl; the message asks for a report."""
     INTERRUPTED = 130

@@ -31,6 +31,7 @@ def _deadlines(turn: Turn) -> list[Deadline]:
         _park(turn),
         *_thaw(turn),
         _isolation(turn),
+        _doubt(turn),
         _surrender(turn),
         _drain(turn),
     ]
@@ -90,6 +91,14 @@ def _isolation(turn: Turn) -> Deadline:
 
     cut_off = not turn.state.connected and turn.state.unbroken
     return (turn.state.contact_s + limit_s if cut_off else None), act
+
+
+def _doubt(turn: Turn) -> Deadline:
+    def act() -> None:
+        turn.log("no Master has said what the workers agreed on: interrupting the round")
+        rounds.break_off(turn)
+
+    return (turn.state.doubt_by_s if turn.state.unbroken else None), act
 
 
 def _surrender(turn: Turn) -> Deadline:

@@ -26,7 +26,8 @@ from edl.tasks import Chores
 from edl.types import Round
 from edl.wire import local, plain
 from edl.wire.datagrams import LARGEST_BYTES
-from edl.wire.memory_file import write_memory
+from edl.wire.memory_file import read_memory, write_memory
+from edl.wire.messages import ServiceSaid, ServiceTold
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
@@ -86,7 +87,16 @@ class _Line:
 class Desk:
     """Serves the workers of one node. ``heard`` gets what matters to the agent's machine."""
 
-    def __init__(self, owner: Owner, keeper: Keeper, heard: Callable[[ev.Event], None], log: Callable[[str], None]):
+    def __init__(
+        self,
+        owner: Owner,
+        keeper: Keeper,
+        heard: Callable[[ev.Event], None],
+        relay: Callable[[ServiceSaid], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """``relay``: takes on what workers say to the Master's services."""
+        self._relay = relay
         self._owner = owner
         self._keeper = keeper
         self._heard = heard
@@ -121,6 +131,21 @@ class Desk:
             line = self._lines.get(local_rank)
             if line is not None:
                 self._send(line, message)
+
+    def pass_on(self, told: ServiceTold) -> None:
+        """A service's word to a worker."""
+        line = self._lines.get(told.slot)
+        if line is None:
+            return
+        if len(told.body) <= LARGEST_BYTES // 4:
+            self._send(line, local.Told(told.service, told.body))
+        else:
+            self._send(line, local.Told(told.service, ""), write_memory("edl-told", told.body.encode()))
+
+    def reattached(self, token: int) -> None:
+        """There is a Master: workers that talk to its services may have to say something again."""
+        for line in list(self._lines.values()):
+            self._send(line, local.Reattached(token))
 
     def give_place(self, local_rank: int, seat: local.Seat) -> None:
         """Tell a waiting worker its place."""
@@ -189,8 +214,9 @@ class Desk:
 
     def _readable(self, line: _Line) -> None:
         while line.socket.fileno() >= 0:
+            descriptors: list[int] = []
             try:
-                data = line.socket.recv(LARGEST_BYTES)
+                data, descriptors, _, _ = socket.recv_fds(line.socket, LARGEST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:
@@ -201,9 +227,16 @@ class Desk:
                 self._hang_up(line)
                 return
             try:
-                self._take(line, local.decode_to_agent(data))
+                message = local.decode_to_agent(data)
+                if isinstance(message, local.Call):
+                    body = read_memory(descriptors[0]).decode() if descriptors else message.body
+                    self._relay(ServiceSaid(message.service, line.local_rank, Round(message.round), body))
+                else:
+                    self._take(line, message)
             except ProtocolError as error:
                 self._log(f"worker with local rank {line.local_rank} said something strange: {error}")
+            finally:
+                _close(descriptors)
 
     def _take(self, line: _Line, message: local.ToAgent) -> None:
         born, local_rank = line.born, line.local_rank

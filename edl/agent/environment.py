@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edl.arithmetic import hyper
 from edl.config import JobSpec
 from edl.types import NodeId, Rank
 from edl.wire.address import address
@@ -54,6 +55,7 @@ def worker_environment(
     environment.update(_torch(spec, world, member, position, local_rank))
     environment.update(_paddle(base, world, member, local_rank, gpus))
     environment.update(_everywhere(base, spec, node, paths, gpus))
+    environment.update(hyper.environment(world.settings, world.size, member.first_rank + local_rank))
     environment["EDL_ROUND"] = str(world.round)
     environment["EDL_NODES"] = str(len(world.members))
     return environment
@@ -69,6 +71,8 @@ def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: Loc
         "EDL_NODE_ID": str(node),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    if spec.data:
+        environment["EDL_DATA_SETS"] = spec.data
     if not gpus:
         # Without it Paddle on CPU forms no group at all and says nothing about it.
         environment["PADDLE_DISTRI_BACKEND"] = base.get("PADDLE_DISTRI_BACKEND", "gloo")
@@ -123,6 +127,7 @@ def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str
         stored=world.stored,
         checkpoint_dir=around.checkpoint_dir,
         token=secret,
+        settings=world.settings,
         environment=environment,
     )
 

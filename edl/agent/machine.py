@@ -124,7 +124,7 @@ def _tell_where(turn: Turn) -> None:
 def _disconnected(turn: Turn, event: Disconnected) -> None:
     if turn.state.connected:
         turn.set(connected=False, contact_s=turn.now_s)
-        rounds.release(turn)
+        rounds.lose_master(turn)
 
 
 def _lease_renewed(turn: Turn, event: LeaseRenewed) -> None:

@@ -71,7 +71,7 @@ def break_off(turn: Turn) -> None:
     state = turn.state
     if not state.unbroken:
         return
-    turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0)
+    turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0, doubt_by_s=None)
     parking = tuple(w.local_rank for w in state.in_world if w.rejoins and w.frozen_since_s is None)
     ending = tuple(w for w in state.in_world if w.local_rank not in parking)
     if parking:
@@ -185,7 +185,7 @@ def hold(turn: Turn, order: Hold) -> None:
     """Ask all workers how far they are, and let none pass its next boundary."""
     if order.round != turn.state.running_round or not turn.state.underway:
         return  # the Master gives up waiting, and interrupts
-    turn.set(hold=order.hold)
+    turn.set(hold=order.hold, binding=order.binding, doubt_by_s=None)
     for worker in turn.state.in_world:
         turn.set_worker(worker.local_rank, here=None)
     ranks = tuple(worker.local_rank for worker in turn.state.in_world)
@@ -207,7 +207,12 @@ def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
 def switch(turn: Turn, order: Switch) -> None:
     """The boundary is agreed on: let the workers go on to it; commit 0 says that there is none."""
     state = turn.state
-    if order.round != state.running_round or order.hold != state.hold or state.phase is not AgentPhase.RUNNING:
+    if order.round != state.running_round or state.phase is not AgentPhase.RUNNING:
+        return
+    if order.purpose is Purpose.SET:
+        _set(turn, order)
+        return
+    if order.hold != state.hold:
         return
     if not order.commit:
         release(turn)
@@ -221,9 +226,27 @@ def switch(turn: Turn, order: Switch) -> None:
         turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
 
 
+def _set(turn: Turn, order: Switch) -> None:
+    """Tell the workers from which commit on they have other settings, or which they are to have by now."""
+    state = turn.state
+    ranks = tuple(worker.local_rank for worker in state.in_world)
+    told = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
+    turn.do(TellWorkers(told, ranks))
+    turn.set(hold=0, doubt_by_s=None)
+
+
+def lose_master(turn: Turn) -> None:
+    """Nobody is there who asked the workers to hold: let them go on, unless it may have been settled already."""
+    if turn.state.in_doubt:
+        turn.set(doubt_by_s=turn.now_s + turn.state.timeouts.boundary_s)
+    else:
+        release(turn)
+
+
 def release(turn: Turn) -> None:
-    """Nothing comes of it, or whoever asked to hold is gone: let the workers go on."""
+    """Nothing comes of it: let the workers go on."""
     if turn.state.hold:
+        turn.set(doubt_by_s=None)
         ranks = tuple(worker.local_rank for worker in turn.state.in_world)
         turn.do(TellWorkers(local.Release(turn.state.hold), ranks))
         turn.set(hold=0)

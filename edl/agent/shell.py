@@ -30,6 +30,7 @@ from edl.tasks import Alarm, Chores, end
 from edl.types import Round, Token
 from edl.wire.messages import (
     AgentMessage,
+    Attach,
     Holding,
     KeepWith,
     Kept,
@@ -37,6 +38,8 @@ from edl.wire.messages import (
     NodeInfo,
     Preparing,
     Ready,
+    ServiceSaid,
+    ServiceTold,
     Version,
     World,
 )
@@ -141,7 +144,8 @@ class AgentShell:
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
         self._chores = Chores()
-        self._desk = Desk(around.workers.place, around.keeper, self.post, around.log)
+        self._introduced: Stream | None = None
+        self._desk = Desk(around.workers.place, around.keeper, self.post, self._relay, around.log)
         around.workers.meet_at(self._desk.address)
         self._alarm = Alarm(around.clock.now_s, lambda: self.post(ev.Tick()))
         self._switches = (
@@ -234,8 +238,18 @@ class AgentShell:
     def _say(self, message: AgentMessage) -> None:
         if isinstance(message, Preparing):
             message = replace(message, holdings=self._around.keeper.holdings())
-        if self._stream is not None:
-            self._stream.send(message)
+        if self._stream is None:
+            return
+        self._stream.send(message)
+        if isinstance(message, Attach) and self._ruler is not None:
+            self._introduced = self._stream
+            self._desk.reattached(self._ruler[2])
+
+    def _relay(self, said: ServiceSaid) -> None:
+        """A worker's word to a service of the Master, who knows this node by ``Attach`` only. Else it is lost: the
+        worker is told when there is a Master again."""
+        if self._stream is not None and self._introduced is self._stream:
+            self._stream.send(said)
 
     async def _announce_later(self) -> None:
         await self._around.keeper.settled()
@@ -327,7 +341,10 @@ class AgentShell:
         await asyncio.sleep(RECONNECT_PAUSE_S)
 
     async def _hear(self, message: MasterMessage) -> None:
-        self.post(ev.Heard(message))
+        if isinstance(message, ServiceTold):
+            self._desk.pass_on(message)
+        else:
+            self.post(ev.Heard(message))
 
     def kept(self, message: Kept) -> None:
         """A commit has been written to the checkpoint directory, or could not be."""

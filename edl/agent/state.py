@@ -119,6 +119,10 @@ class AgentState:
     """Why workers could not be started ahead; tried again after the next round."""
     hold: int = 0
     """Number of the agreement on a step boundary under way, 0 for none."""
+    binding: bool = False
+    """Once answered, this node's workers may go on only by a Master's word; see ``Hold.binding``."""
+    doubt_by_s: float | None = None
+    """When a round is broken off whose workers wait for that word in vain."""
     draining: Outcome | None = None
     """This node wants to leave, and trains on until the others have a world without it."""
     drain_by_s: float | None = None
@@ -172,6 +176,11 @@ class AgentState:
         """Every worker here has ended with status 0."""
         running = self.phase is AgentPhase.RUNNING and bool(self.workers)
         return running and all(worker.status is WorkerStatus.DONE for worker in self.workers)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether something may have been agreed on that these workers must not go on without."""
+        return bool(self.hold) and self.binding and all(worker.here is not None for worker in self.in_world)
 
     def attach(self) -> Attach:
         """What this node tells a Master it meets."""

@@ -86,13 +86,27 @@ def stop(as_json: bool, wait: bool, **where: str) -> None:
     asyncio.run(_ask(where, as_json, Purpose.KILL, wait))
 
 
-async def _ask(where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool) -> None:
+@edl.command(name="set")
+@_job_options
+@_wait_option
+@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE…")
+def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> None:
+    """Change batch and learning rate at the next step boundary, for all workers at once: global-batch, local-batch,
+    lr-rule, lr-scale, lr-warmup, lr-reference."""
+    from edl.wire.messages import Purpose
+
+    asyncio.run(_ask(where, as_json, Purpose.SET, wait, " ".join(settings)))
+
+
+_COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
+
+
+async def _ask(where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool, wish: str = "") -> None:
     from edl.cli.ask import ask, checked
     from edl.cli.find import master_of
 
-    command = "edl stop" if purpose.value == "kill" else "edl checkpoint"
     async with master_of(_where(where)) as client:
-        outcome = checked(await ask(client, purpose, command, wait=wait))
+        outcome = checked(await ask(client, purpose, _COMMANDS[purpose.value], wait=wait, wish=wish), purpose)
     click.echo(json.dumps(to_plain(outcome)) if as_json else outcome.text)
 
 

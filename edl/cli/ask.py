@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import grpc.aio
 from edl.adapters.transport import MasterClient
 from edl.errors import CheckpointError, UsageError
 from edl.master.events import Kind
-from edl.master.view import complete, saving, unwritten
+from edl.master.view import changed, complete, saving, unwritten
 from edl.wire.messages import Asked, Purpose
 from edl.wire.status import JournalEntry
 
@@ -101,17 +101,47 @@ class StopReader:
         return Outcome(True, f"the job has ended: {self._end}{saved}", commit, where)
 
 
-async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool) -> Outcome:
+class SetReader:
+    """Waits until it is known from when on what was asked for holds."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def take(self, entry: JournalEntry) -> Outcome | None:
+        """See ``Reader``."""
+        if entry.kind == Kind.SETTINGS.value:
+            commit = changed(entry)
+            if commit is not None:  # by whomever: what was asked for before that is part of it
+                return Outcome(True, entry.text, commit)
+            if entry.text.startswith(self._who):
+                return Outcome(": refused, " not in entry.text, entry.text)
+        if entry.kind == Kind.JOB_ENDED.value:
+            return Outcome(False, f"the job has ended before it was changed: {entry.text}")
+        return None
+
+    def cut_off(self, why: str) -> Outcome:
+        """See ``Reader``."""
+        return Outcome(False, f"{why} before anything was changed. Look with edl status")
+
+
+_READERS: dict[Purpose, Callable[[str], Reader]] = {
+    Purpose.KILL: lambda who: StopReader(),
+    Purpose.SAVE: lambda who: SaveReader(),
+    Purpose.SET: SetReader,
+}
+
+
+async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: bool, wish: str = "") -> Outcome:
     """Use a switch; with ``wait`` until it is known what came of it. Raises ``UsageError`` when it is refused."""
     journal = (await client.status()).journal
     after = journal[-1].number if journal else 0
-    answer = await client.ask(Asked(purpose, f"{command} ({_who()})"))
+    who = f"{command} ({_who()})"
+    answer = await client.ask(Asked(purpose, who, wish))
     if not answer.ok:
         raise UsageError(answer.text)
     if not wait:
         return Outcome(True, answer.text)
-    reader: Reader = StopReader() if purpose is Purpose.KILL else SaveReader()
-    return await follow(client.events(after, follow=True), reader)
+    return await follow(client.events(after, follow=True), _READERS[purpose](who))
 
 
 async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcome:
@@ -127,10 +157,10 @@ async def follow(history: AsyncIterator[JournalEntry], reader: Reader) -> Outcom
     return reader.cut_off(why)
 
 
-def checked(outcome: Outcome) -> Outcome:
-    """The same, if it went well. Raises ``CheckpointError``."""
+def checked(outcome: Outcome, purpose: Purpose) -> Outcome:
+    """The same, if it went well. Raises ``CheckpointError``, or ``UsageError`` where no checkpoint was asked for."""
     if not outcome.ok:
-        raise CheckpointError(outcome.text)
+        raise (UsageError if purpose is Purpose.SET else CheckpointError)(outcome.text)
     return outcome
 
 

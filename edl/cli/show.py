@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edl.agent.report import failure_text
+from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
 from edl.wire.status import JobStatus, JournalEntry
 
@@ -35,7 +36,7 @@ def show_status(console: Console, status: JobStatus) -> None:
 
 
 def _lines(status: JobStatus) -> list[str]:
-    """What is going on with the state, as far as the job has any."""
+    """What is going on with the state and the services, as far as the job has any."""
     lines = []
     if any(node.underway for node in status.nodes):
         began = f"from {_commit(status.restored)}" if status.restored.commit else "anew"
@@ -43,8 +44,12 @@ def _lines(status: JobStatus) -> list[str]:
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
         lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
+    if status.settings.number:
+        lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:
         lines.append(f"Agreeing on a step boundary to {status.boundary}")
+    lines += [f"{one.service}: {one.text}" for one in status.services]
+    lines += [f"Incomplete: {text}" for text in status.flaws]
     if status.kill:
         lines.append(f"Ending: {status.kill}")
     return lines

@@ -11,7 +11,7 @@ import click
 from edl import __version__
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
-from edl.launch.cli import launcher_options, settings_from, with_both_spellings
+from edl.launch.cli import launcher_options, reader_settings_from, settings_from, with_both_spellings
 from edl.launch.console import let_go_of_console
 
 
@@ -22,7 +22,7 @@ from edl.launch.console import let_go_of_console
 @launcher_options
 # Not from the environment: EDL_VERSION is what images call the version of edl in them.
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
-@click.argument("script")
+@click.argument("script", required=False, default="")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT as an elastic job; start the same command on every node.
@@ -30,7 +30,16 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     \b
     One machine, two workers:   edl-run --nproc-per-node=2 train.py
     Two to four machines:       edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
+    Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     """
+    if options["role"] == "reader":
+        if script:
+            raise click.UsageError(f"--role=reader runs no script: drop {script}")
+        from edl.launch.readers import serve_readers
+
+        sys.exit(asyncio.run(serve_readers(reader_settings_from(options))))
+    if not script:
+        raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
 
     sys.exit(asyncio.run(launch(settings_from(options, script, arguments))))

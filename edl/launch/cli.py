@@ -23,10 +23,12 @@ from typing import Any, TypeVar
 import click
 
 from edl.adapters.etcd_plan import parse_endpoints
-from edl.config import FaultTolerance, JobSpec, LogPlan, Standby, Timeouts, parse_nnodes
+from edl.config import FaultTolerance, JobSpec, LogPlan, Standby, Timeouts, check_job_id, parse_nnodes
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.accelerators import count_gpus
-from edl.launch.settings import Backend, LaunchSettings, StateSettings, StoreSettings
+from edl.launch.data_option import data_sets
+from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
+from edl.launch.settings import Backend, LaunchSettings, ReaderSettings, StateSettings, StoreSettings
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
@@ -52,6 +54,8 @@ CONF_KEYS = {
 }
 """What ``--rdzv-conf`` understands."""
 
+MOST_READERS = 1024
+"""Reader processes of one launcher."""
 REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
 """A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
 dies, too. Members next door answer in milliseconds."""
@@ -91,6 +95,21 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--checkpoint-keep-every", type=int, default=0, metavar="N", help="Keep each N-th commit for good."),
     click.option("--adopt-checkpoint", is_flag=True, help="Begin from another job's checkpoints."),
     click.option("--state-memory", default="0", metavar="BYTES", help="For commits, such as 8G. Default: half of it."),
+    click.option(
+        "--data",
+        multiple=True,
+        metavar="NAME=PATTERN[,…][;K=V…]",
+        help="Files of a data set that workers find by name. May be given more than once.",
+    ),
+    click.option(
+        "--role",
+        type=click.Choice(["node", "reader"]),
+        default="node",
+        help="reader: run no script, only read data for the job's trainers. Default: node.",
+    ),
+    click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
+    click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
+    *HYPER_OPTIONS,
     click.option("--rack", default="", help="Where this node stands: copies of its state go to another rack."),
     click.option(
         "--standby",
@@ -133,6 +152,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
             "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
         )
     state = _state(options)
+    slots = _slots(options["nproc_per_node"])
     job = JobId(options["rdzv_id"] or (_private_name(state.checkpoint_dir) if private else "default"))
     spec = JobSpec(
         job,
@@ -140,6 +160,8 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         options["max_restarts"],
         FaultTolerance(options["fault_tolerance"]),
         _timeouts(options),
+        data=data_sets(options["data"]),
+        hyper=policy_from(options, nodes, slots),
     )
     if not -1 <= options["node_rank"] < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
@@ -149,7 +171,6 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
     node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     _check_node_id(node)
     command = worker_command(options["module"], options["no_python"], script, arguments)
-    slots = _slots(options["nproc_per_node"])
     logs = _log_plan("", options["redirects"], options["tee"])
     # Nothing is made before everything has been checked.
     folder = Path(options["log_dir"] or tempfile.mkdtemp(prefix=f"edl-{job}-")) / f"{job}_{node}"
@@ -167,7 +188,40 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         state=state,
         rack=options["rack"],
         error_file=str(folder / "error.json"),
+        readers=_readers(options),
+        reader_capacity=options["reader_capacity"],
     )
+
+
+def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
+    """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
+    if options["standalone"] or not _endpoints(options):
+        advice = "Name the store of the job: --rdzv-endpoint=HOST:PORT"
+        raise SettingError("--role", "reader", "readers join a job that runs elsewhere", advice)
+    if not options["rdzv_id"]:
+        raise SettingError("--rdzv-id", "''", "--role=reader needs the name of the job", "Give the job's --rdzv-id")
+    check_job_id(options["rdzv_id"])
+    timeouts = _timeouts(options)
+    node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
+    _check_node_id(node)
+    return ReaderSettings(
+        job=JobId(options["rdzv_id"]),
+        store=_store(options),
+        node=node,
+        local_addr=options["local_addr"],
+        count=_readers(options) or 1,
+        capacity=options["reader_capacity"],
+        recover_s=timeouts.recover_s,
+        grace_s=timeouts.shutdown_s,
+    )
+
+
+def _readers(options: Mapping[str, Any]) -> int:
+    if not 0 <= options["readers"] <= MOST_READERS:
+        raise SettingError("--readers", options["readers"], f"must be from 0 to {MOST_READERS}")
+    if options["reader_capacity"] < 1:
+        raise SettingError("--reader-capacity", options["reader_capacity"], "must be at least 1")
+    return int(options["readers"])
 
 
 def _private_name(checkpoint_dir: str) -> str:

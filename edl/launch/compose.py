@@ -16,18 +16,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data_service.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
-from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
-from edl.adapters.etcd_plan import split_endpoint
-from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder
 from edl.adapters.processes import NurseryProcesses
@@ -47,10 +44,12 @@ from edl.agent.switches import Switches
 from edl.agent.vault import Vault, Writer
 from edl.agent.workers import WorkerGroup
 from edl.config import environment
-from edl.errors import EdlError, SettingError, StoreUnavailable
+from edl.errors import EdlError, StoreUnavailable
 from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console, listen_to_modules
 from edl.launch.launcher import Launcher, Parts, ended_before
+from edl.launch.reach import address_towards, etcd_store
+from edl.launch.readers import Kit, ReadersBeside, check_packages
 from edl.launch.settings import Backend, LaunchSettings
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
@@ -62,11 +61,14 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo, Version
 
 STORE_RETRY_S = 0.1
+READERS_GRACE_S = 5.0
+"""For streams under way when a launcher that trains as well ends."""
 
 
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
+    check_packages(settings.readers)
     files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
     switches = Switches(files, log) if files is not None else None
     if switches is not None:
@@ -88,6 +90,9 @@ async def launch(settings: LaunchSettings) -> int:
         except JobEnded as error:
             return ended_before(error, log)
         cleanup.push_async_callback(place.server.stop)
+        if settings.readers:
+            place.readers = ReadersBeside(_reader_kit(settings, store, place.info.host, log))
+            cleanup.push_async_callback(place.readers.leave)
         return await _put_together(settings, store, member, place, processes, warming, log).run()
 
 
@@ -113,13 +118,7 @@ async def _open_store(
             # Time to hand the lead of the members to another; one without a majority would wait in vain.
             cleanup.push_async_callback(member.stop, 1.0)
             log(f"serving the store at {member.endpoint} (embedded etcd)")
-    store = EtcdStore(
-        endpoints,
-        request_timeout_s=wanted.request_timeout_s,
-        tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else None,
-        user=wanted.user or None,
-        password=wanted.password or None,
-    )
+    store = etcd_store(wanted, endpoints)
     cleanup.push_async_callback(store.close)
     await _reach(store, settings, endpoints, member, log)
     return store, member, endpoints
@@ -168,6 +167,7 @@ class _Place:
     """The checkpoint directory."""
     switches: Switches | None
     """Its files by which somebody asks for something."""
+    readers: ReadersBeside | None = None
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     steward: Steward = field(init=False)
@@ -184,7 +184,7 @@ async def _take_place(
     keeper = await _state_keeper(settings, place, log)
     cleanup.push_async_callback(keeper.close)
     place.server = MasterServer(lambda: registration.token, settings.spec.timeouts.lease_ttl_s)
-    host = settings.local_addr or _address_towards(place.endpoints[0])
+    host = settings.local_addr or address_towards(place.endpoints[0])
     port = await place.server.start(host)
     try:
         place.info = await registration.join(
@@ -230,6 +230,13 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
     return keeper
 
 
+def _reader_kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> Kit:
+    spec = settings.spec
+    counts = (settings.readers, settings.reader_capacity)
+    # Their time to finish comes after that of the workers, so it is short.
+    return Kit(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, *counts, READERS_GRACE_S, log)
+
+
 def _put_together(
     settings: LaunchSettings,
     store: Store,
@@ -243,7 +250,16 @@ def _put_together(
     spec, clock, info = settings.spec, SystemClock(), place.info
     candidate = Candidate(
         MasterSurroundings(
-            store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s, settings.state.checkpoint_dir
+            store,
+            clock,
+            JobKeys(spec.job),
+            spec,
+            info.node,
+            refuses,
+            log,
+            wall_clock_s,
+            settings.state.checkpoint_dir,
+            services=lambda: (LeaseMachine(),),
         ),
         Ruler(info.node, info.host, info.port),
         Callbacks(
@@ -269,6 +285,7 @@ def _put_together(
             note=HostNote(spec.job, info.node, place.endpoints),
             log=log,
             error_file=Path(settings.error_file),
+            leave_first=place.readers.leave if place.readers is not None else None,
         )
     )
     return launcher
@@ -303,13 +320,3 @@ def _agent(
         ),
         AgentState(place.info, spec.timeouts, contact_s=clock.now_s()),
     )
-
-
-def _address_towards(endpoint: str) -> str:
-    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it."""
-    host, port = split_endpoint(endpoint)
-    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)  # no packet is sent; the kernel only picks the route
-            return str(probe.getsockname()[0])
-    raise SettingError("--local-addr", "''", f"no route from here to {endpoint}", "Name this node's address")

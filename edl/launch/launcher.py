@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -74,6 +74,8 @@ class Parts:
     """Tells ``edl status`` on this host where the job is."""
     log: Callable[[str], None]
     error_file: Path
+    leave_first: Callable[[], Awaitable[None]] | None = None
+    """What gives back other things of this launcher than its place, such as its readers of data."""
 
 
 class Launcher:
@@ -184,6 +186,8 @@ class Launcher:
     async def _say_farewell(self, *, ended: bool) -> None:
         """Give the place back; others may still need the store member here, so it goes last."""
         parts = self._parts
+        if parts.leave_first is not None:
+            await parts.leave_first()
         with contextlib.suppress(StoreError):
             await parts.registration.leave()
         await parts.server.stop()
@@ -196,11 +200,11 @@ class Launcher:
 
 
 async def _others_gone(store: Store, keys: JobKeys) -> None:
-    """Wait until no other node of the ended job needs the store, or until it has taken too long."""
+    """Wait until no other node or helper of the ended job needs the store, or until it has taken too long."""
     with contextlib.suppress(StoreError, asyncio.TimeoutError):
-        snapshot = await store.read(keys.nodes)
-        left = {entry.key for entry in snapshot.entries}
-        changes = store.watch(keys.nodes, snapshot.revision)
+        snapshot = await store.read(keys.prefix)
+        left = {entry.key for entry in snapshot.entries if entry.key.startswith((keys.nodes, keys.helpers))}
+        changes = store.watch(keys.prefix, snapshot.revision)
         while left:
             change = await asyncio.wait_for(changes.__anext__(), FAREWELL_S)
             if change.kind is ChangeKind.DELETE:

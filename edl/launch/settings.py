@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
+from edl.types import JobId
 
 
 class Backend(enum.Enum):
@@ -72,3 +73,27 @@ class LaunchSettings:
     rack: str
     error_file: str
     """Where a failed job's report goes as JSON."""
+    readers: int = 0
+    """Processes beside the workers that read data for all trainers of the job."""
+    reader_capacity: int = 16
+    """Streams that each of them serves at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """What a launcher with ``--role=reader`` was told."""
+
+    job: JobId
+    store: StoreSettings
+    node: str
+    """Begins the names of its readers."""
+    local_addr: str
+    """Address trainers reach them at; empty: the one that leads to the store."""
+    count: int
+    """Reader processes."""
+    capacity: int
+    """Streams that each of them serves at once."""
+    recover_s: float
+    """How long to wait for the job to appear."""
+    grace_s: float
+    """How long streams under way may take when a reader has to end."""

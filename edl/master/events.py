@@ -67,11 +67,19 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Flawed:
+    """A service has something that the end of the job has to tell; an empty text takes it back."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time asked for by ``WakeAt`` has come."""
 
 
-Event = NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Told | Tick
+Event = NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Told | Flawed | Tick
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -118,6 +126,8 @@ class Kind(enum.Enum):
     WORLD_UNDERWAY = "world-underway"
     BOUNDARY = "boundary"
     STATE = "state"
+    SETTINGS = "settings"
+    SERVICE = "service"
     WAITING = "waiting"
     JOB_ENDED = "job-ended"
 

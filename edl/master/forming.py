@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
+from edl.master import hyper
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
@@ -158,7 +159,11 @@ def end_if_all_done(turn: Turn) -> None:
     """End the job with success once every member's workers have ended with status 0."""
     world = turn.record.world
     if world is not None and set(turn.record.done) >= {member.node for member in world.members}:
-        _end(turn, ExitCode.OK, f"all {world.size} workers of round {world.round} ended with status 0")
+        reason = f"all {world.size} workers of round {world.round} ended with status 0"
+        if turn.record.flaws:
+            _end(turn, ExitCode.INCOMPLETE, "; ".join([reason, *(flaw.text for flaw in turn.record.flaws)]))
+        else:
+            _end(turn, ExitCode.OK, reason)
 
 
 def say_goodbye(turn: Turn) -> None:
@@ -252,6 +257,7 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
         members.append(Member(info.node, info.incarnation, info.host, info.slots, Rank(rank), entry.ports))
         rank += info.slots
     era = max(turn.record.era, restore.version.era) + 1
+    settings = hyper.adopt(turn, rank, restore.version.commit)
     world = World(
         Round(turn.record.round + 1),
         tuple(members),
@@ -261,6 +267,7 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
         shards=restore.shards,
         stored=restore.stored,
         sources=restore.sources,
+        settings=settings,
     )
     _note_state(turn, restore)
     turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why, era=era)

@@ -58,12 +58,17 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
         yield f"round went back from {before.record.round} to {after.record.round}"
     if before.record.round == after.record.round and before.record.world != after.record.world:
         yield f"the world of round {after.record.round} changed after it was formed"
+    old, new = before.record.settings, after.record.settings
+    if new.number < old.number or (new.number == old.number and new != old):
+        yield f"settings {old} are followed by {new}"
     if before.record.phase is Phase.ENDED and after.record != before.record:
         yield "the record changed after the job had ended"
     for effect in decision.effects:
         if isinstance(effect, Tell) and isinstance(effect.message, StartRound):
             if effect.message.world != after.record.world or after.record.phase is not Phase.RUNNING:
                 yield f"start order for a world that is not the recorded one: round {effect.message.world.round}"
+            if effect.message.world.settings.number > after.record.settings.number:
+                yield f"round {effect.message.world.round} begins with settings that are not recorded"
             member = effect.message.world.member(effect.node)
             if member is None or member.incarnation != effect.incarnation:
                 yield f"start order to {effect.node}, which has no place in round {effect.message.world.round}"

@@ -16,6 +16,7 @@ from edl.master import planning
 from edl.master.events import (
     Decision,
     Event,
+    Flawed,
     Kind,
     NodeAttached,
     NodeDetached,
@@ -36,7 +37,7 @@ from edl.master.forming import (
     tell_outcome,
     try_to_form,
 )
-from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
 from edl.rendezvous.rules import count
 from edl.types import NodeId, Round
@@ -121,7 +122,13 @@ def _settle(turn: Turn) -> None:
     if turn.record.phase is Phase.ENDED:
         say_goodbye(turn)
         return
-    for rule in (planning.look_at_agreement, planning.consider_growth, planning.assign_keepers):
+    rules = (
+        planning.look_at_agreement,
+        planning.consider_growth,
+        planning.consider_settings,
+        planning.assign_keepers,
+    )
+    for rule in rules:
         if turn.record.phase is Phase.RUNNING:
             rule(turn)
     if turn.record.phase is Phase.FORMING:
@@ -418,6 +425,12 @@ def _told(turn: Turn, event: Told) -> None:
     planning.asked(turn, event.asked)
 
 
+def _flawed(turn: Turn, event: Flawed) -> None:
+    if turn.record.phase is not Phase.ENDED:
+        others = tuple(flaw for flaw in turn.record.flaws if flaw.name != event.name)
+        turn.write(flaws=(*others, Flaw(event.name, event.text)) if event.text else others)
+
+
 def _tick(turn: Turn, event: Tick) -> None:
     """Only time has passed; ``_settle`` looks at every deadline."""
 
@@ -430,5 +443,6 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeExpired: _expired,
     NodeSaid: _said,
     Told: _told,
+    Flawed: _flawed,
     Tick: _tick,
 }

@@ -11,12 +11,16 @@ from __future__ import annotations
 import dataclasses
 
 from edl.config import FaultTolerance
+from edl.master import hyper
 from edl.master.events import Kind
 from edl.master.forming import at_boundary, dismiss, names, stop_world, try_to_form
 from edl.master.restoring import keepers
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Purpose, Switch, Underway
+
+_WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 2}
+"""Which wish gives way to which while a boundary is being agreed on. Settings are tried again after that."""
 
 
 def change(turn: Turn, reason: str) -> None:
@@ -31,15 +35,19 @@ def change(turn: Turn, reason: str) -> None:
 def agree(turn: Turn, purpose: Purpose, reason: str) -> None:
     """Begin to agree with all members on a step boundary; a wish to change the world outweighs one to save."""
     before = turn.agreement
-    if before is not None and (before.purpose is not Purpose.SAVE or purpose is Purpose.SAVE):
+    if before is not None and _WEIGHT[before.purpose] >= _WEIGHT[purpose]:
         return
     turn.agreements += 1
     until_s = turn.now_s + turn.spec.timeouts.boundary_s
     turn.agreement = Agreement(turn.agreements, purpose, reason, until_s)
     turn.reason = f"{reason}; agreeing on a step boundary"
     for entry in turn.members():
-        turn.tell(entry, Hold(turn.record.round, turn.agreements))
+        turn.tell(entry, _hold(turn, turn.agreement))
     turn.wake_at(until_s)
+
+
+def _hold(turn: Turn, agreement: Agreement) -> Hold:
+    return Hold(turn.record.round, agreement.number, binding=agreement.purpose is Purpose.SET)
 
 
 def answered(turn: Turn, entry: NodeEntry, answer: Boundary) -> None:
@@ -59,6 +67,8 @@ def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
     members = turn.members()
     if agreement.purpose is Purpose.SAVE:
         turn.note(Kind.BOUNDARY, f"{agreement.reason}: saving commit {commit}")
+    elif agreement.purpose is Purpose.SET:
+        order = hyper.agreed(turn, agreement.number, commit, agreement.reason)
     else:
         at_boundary(turn, f"{agreement.reason} (at commit {commit})")
     for entry in members:
@@ -78,6 +88,9 @@ def look_at_agreement(turn: Turn) -> None:
         if agreement.purpose is Purpose.SAVE:
             turn.note(Kind.BOUNDARY, f"{agreement.reason}: not saved, {why}")
             _give_up(turn, agreement)
+        elif agreement.purpose is Purpose.SET:
+            hyper.failed(turn, agreement.reason, why)
+            _give_up(turn, agreement)
         else:
             stop_world(turn, f"{agreement.reason}; {why}")
     else:
@@ -93,11 +106,12 @@ def _give_up(turn: Turn, agreement: Agreement) -> None:
 
 def ask_again(turn: Turn, entry: NodeEntry) -> None:
     """A member is back on the line; its workers have gone on meanwhile, so what it has answered is void."""
+    hyper.remind(turn, entry)
     agreement = turn.agreement
     if agreement is not None and turn.underway:
         answers = {node: commit for node, commit in agreement.answers.items() if node != entry.info.node}
         turn.agreement = dataclasses.replace(agreement, answers=answers)
-        turn.tell(entry, Hold(turn.record.round, agreement.number))
+        turn.tell(entry, _hold(turn, agreement))
 
 
 def consider_growth(turn: Turn) -> None:
@@ -121,6 +135,12 @@ def consider_growth(turn: Turn) -> None:
             turn.wake_at(turn.grace_until_s)
             return
     change(turn, f"{names(newcomers)} joined: growing from {len(world.members)} to {size} nodes")
+
+
+def consider_settings(turn: Turn) -> None:
+    """Have the workers take up what has been changed by hand, unless the world is about to change anyway."""
+    if hyper.wants_boundary(turn):
+        agree(turn, Purpose.SET, turn.record.wish or "settings changed by hand")
 
 
 def _is_cut_to_size(turn: Turn) -> bool:
@@ -169,7 +189,7 @@ def drain(turn: Turn, entry: NodeEntry, reason: str) -> bool:
 
 
 def asked(turn: Turn, message: Asked) -> None:
-    """Somebody uses the kill switch or the save switch."""
+    """Somebody uses the kill switch or the save switch, or changes settings."""
     if turn.record.phase is Phase.ENDED or turn.record.kill:
         return
     if message.purpose is Purpose.KILL:
@@ -186,6 +206,8 @@ def asked(turn: Turn, message: Asked) -> None:
             agree(turn, Purpose.SAVE, f"checkpoint asked for by {message.by}")
         else:
             turn.note(Kind.BOUNDARY, f"checkpoint asked for by {message.by}: no world with edl.State is in training")
+    elif message.purpose is Purpose.SET:
+        hyper.asked(turn, message)
 
 
 def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:

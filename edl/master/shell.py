@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError, StoreUnavailable
 from edl.master import events as ev
+from edl.master import service as sv
+from edl.master.hosting import Hosted, Hosting
 from edl.master.journal import KEPT, Journal
 from edl.master.machine import absent, step, take_over
+from edl.master.service import Service
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status, reply
 from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
@@ -25,7 +29,16 @@ from edl.tasks import Alarm, Chores
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import AgentMessage, Asked, Attach, Finish, MasterMessage, NodeInfo
+from edl.wire.messages import (
+    AgentMessage,
+    Asked,
+    Attach,
+    Finish,
+    MasterMessage,
+    NodeInfo,
+    ServiceSaid,
+    ServiceTold,
+)
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
 
 T = TypeVar("T")
@@ -33,6 +46,11 @@ T = TypeVar("T")
 RETRY_S = 0.1
 PROBE_PAUSE_S = 0.05
 FAREWELL_TTL_S = 10.0
+MOST_GATHERED = 256
+"""Effects of services that may wait for one another before they are carried out."""
+MOST_BYTES = 1024 * 1024
+MOST_OPERATIONS = 100
+"""Of one write: etcd takes 1.5 MB and 128 operations unless told otherwise."""
 
 
 class Refuses(Protocol):
@@ -57,6 +75,8 @@ class Surroundings:
     wall_clock_s: Callable[[], float]
     checkpoint_dir: str | None = None
     """Empty when the job has none, None when that is not known here."""
+    services: Callable[[], Sequence[Service]] = tuple
+    """Makes the services that this Master hosts, anew for each rule."""
 
 
 class MasterShell:
@@ -66,12 +86,14 @@ class MasterShell:
         self._around = around
         self._token = token
         self._guard = Guard(around.keys.master, token)
-        self._events: asyncio.Queue[ev.Event | StoreError] = asyncio.Queue()
+        self._events: asyncio.Queue[ev.Event | Hosted | StoreError] = asyncio.Queue()
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._chores = Chores()
         self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
         self._stored: Record | None = None
+        self._hosting = Hosting(around.services())
+        self._services_alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
         self.journal = Journal()
         self._over = False
         self.concluded = asyncio.Event()
@@ -90,7 +112,13 @@ class MasterShell:
                 if isinstance(event, StoreError):
                     raise event
                 assert self._state is not None  # noqa: S101 - set by _take_over
-                await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+                if isinstance(event, Hosted):
+                    self._hosting.take(event, self._around.clock.now_s())
+                    if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
+                        continue  # one write for many
+                else:
+                    await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+                await self._serve()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
             return self._stored.outcome
         finally:
@@ -104,9 +132,15 @@ class MasterShell:
         nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
         self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
         self._stored = record
+        helpers = _below(keys.helpers, values)
         self._chores.begin(self._watch_nodes(snapshot.revision, nodes))
+        if self._hosting:
+            self._chores.begin(self._watch_helpers(snapshot.revision))
         now_s = self._around.clock.now_s()
+        self._hosting.load(_below(keys.services, values), helpers, now_s)
+        self._hosting.follow(record or Record(), now_s, taken_over=True)
         await self._carry_out(take_over(self._around.spec, record, nodes, now_s))
+        await self._serve()
 
     async def _just_ended(self) -> Record | None:
         """The end that the last Master left when it cleared the job, so that a straggler does not run it again."""
@@ -146,11 +180,57 @@ class MasterShell:
                     await self._conclude()
         self._alarm.set(min(wakes, default=None))
 
+        self._hosting.follow(record, self._around.clock.now_s())
+
+    async def _serve(self) -> None:
+        """Write what the services want kept, then send their words."""
+        if not self._hosting.pending:
+            return
+        gathered = self._hosting.gathered()
+        for flaw in gathered.flaws:
+            assert self._state is not None  # noqa: S101 - set by _take_over
+            await self._carry_out(step(self._state, ev.Flawed(flaw.name, flaw.text), self._around.clock.now_s()))
+        assert self._stored is not None  # noqa: S101 - as above
+        wall_s, number = self._around.wall_clock_s(), self._stored.round
+        notes = [ev.Note(ev.Kind.SERVICE, note.text) for note in gathered.notes]
+        added = [self.journal.make(note, number, wall_s) for note in notes]
+        await self._keep(gathered.kept, added)
+        self.journal.publish(added)
+        for note in notes:
+            self._around.log(note.text)
+        for service, word in gathered.words:
+            assert self._state is not None  # noqa: S101 - as above
+            entry = self._state.nodes.get(word.caller.node)
+            stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
+            if stream is not None:
+                stream.put_nowait(ServiceTold(service, word.caller.slot, word.body))
+        self._services_alarm.set(min(gathered.wakes, default=None))
+
+    async def _keep(self, kept: Sequence[tuple[str, sv.Keep]], added: list[JournalEntry]) -> None:
+        """In order, in transactions that the store takes."""
+        keys = self._around.keys
+        operations: list[Operation] = [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
+        operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
+        size = 0
+        for service, one in kept:
+            if operations and (size + len(one.value) > MOST_BYTES or len(operations) >= MOST_OPERATIONS):
+                await self._guarded(operations)
+                operations, size = [], 0
+            key = keys.service(service, one.name)
+            operations.append(Put(key, one.value) if one.value else Delete(key))
+            size += len(one.value)
+        if operations:
+            await self._guarded(operations)
+
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
         keys = self._around.keys
         operations: list[Operation] = [Put(keys.record, plain.dumps(record))]
         operations += [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
         operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
+        await self._guarded(operations)
+
+    async def _guarded(self, operations: Sequence[Operation]) -> None:
+        """Write under the token. Raises ``FencedOut``."""
         done = await self._retrying(lambda: self._around.store.write(operations, [self._guard.condition()]))
         if done is None:
             raise FencedOut("another Master has been elected")
@@ -165,6 +245,7 @@ class MasterShell:
                 Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
                 *(Delete(key) for key in (keys.spec, keys.record, keys.token)),
                 Delete(keys.journal, prefix=True),
+                Delete(keys.services, prefix=True),
             ]
             await self._around.store.write(operations, [self._guard.condition()])
         self.concluded.set()
@@ -185,6 +266,18 @@ class MasterShell:
                     self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
         except StoreError as error:
             self._events.put_nowait(error)  # a Master that does not see who comes and goes must not go on
+
+    async def _watch_helpers(self, revision: int) -> None:
+        prefix = self._around.keys.helpers
+        try:
+            async for change in self._around.store.watch(prefix, revision):
+                service, _, name = change.entry.key[len(prefix) :].partition("/")
+                if change.kind is ChangeKind.PUT:
+                    self._events.put_nowait(Hosted(service, sv.KeyPut(name, change.entry.value)))
+                else:
+                    self._events.put_nowait(Hosted(service, sv.KeyGone(name)))
+        except StoreError as error:
+            self._events.put_nowait(error)  # as above
 
     async def _probe(self, info: NodeInfo) -> None:
         """Ask again and again while the node stays away: a dying process may accept for a moment longer."""
@@ -224,6 +317,10 @@ class MasterShell:
                     if before is not None:  # which of the two the agent listens to is not known: it calls again
                         before.put_nowait(None)
                     self._events.put_nowait(ev.NodeAttached(message))
+                elif info is not None and isinstance(message, ServiceSaid):
+                    if self._is_current(info):
+                        word = sv.Said(sv.Caller(info.node, message.slot), message.round, message.body)
+                        self._events.put_nowait(Hosted(message.service, word))
                 elif info is not None:
                     self._events.put_nowait(ev.NodeSaid(info.node, info.incarnation, message))
         except ProtocolError as error:
@@ -232,6 +329,11 @@ class MasterShell:
             if info is not None:
                 self._detach(info, outgoing)
             outgoing.put_nowait(None)
+
+    def _is_current(self, info: NodeInfo) -> bool:
+        """Whether this incarnation of a node is the one that counts, or may become it."""
+        entry = self._state.nodes.get(info.node) if self._state is not None else None
+        return entry is None or entry.info.incarnation == info.incarnation
 
     def _detach(self, info: NodeInfo, outgoing: asyncio.Queue[MasterMessage | None]) -> None:
         key = (info.node, info.incarnation)
@@ -242,12 +344,13 @@ class MasterShell:
     def status(self) -> JobStatus:
         """The job at this moment."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
-        return job_status(self._state, self._around.node, self.journal.last(KEPT))
+        status = job_status(self._state, self._around.node, self.journal.last(KEPT))
+        return dataclasses.replace(status, services=self._hosting.views())
 
     def ask(self, asked: Asked) -> Answer:
         """Somebody uses a switch. What comes of it is history to come."""
         assert self._state is not None  # noqa: S101 - as above
-        answer = reply(self._state, asked.purpose, self._around.checkpoint_dir)
+        answer = reply(self._state, asked.purpose, self._around.checkpoint_dir, asked.wish)
         if answer.ok:
             self._events.put_nowait(ev.Told(asked))
         return answer
@@ -287,7 +390,12 @@ class MasterShell:
     def _let_go(self) -> None:
         self._over = True
         self._alarm.set(None)
+        self._services_alarm.set(None)
         self._chores.drop()
         for stream in self._streams.values():
             stream.put_nowait(None)
         self.journal.close()
+
+
+def _below(prefix: str, values: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}

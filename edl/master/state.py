@@ -6,9 +6,20 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edl.config import JobSpec
+from edl.config import HyperPolicy, JobSpec
 from edl.types import Incarnation, NodeId, Round
-from edl.wire.messages import NO_STATE, Failure, Finish, Holding, NodeInfo, Purpose, Version, World
+from edl.wire.messages import (
+    NO_SETTINGS,
+    NO_STATE,
+    Failure,
+    Finish,
+    Holding,
+    NodeInfo,
+    Purpose,
+    Settings,
+    Version,
+    World,
+)
 
 
 class Phase(enum.Enum):
@@ -43,6 +54,14 @@ class NodeStatus(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something that the end of the job has to tell, even if all workers end well."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What the next Master must know. Written to the store, fenced, before anybody is told about it."""
 
@@ -69,6 +88,16 @@ class Record:
     """Newest commit that a world has begun from; one without any state after that has lost it."""
     kill: str = ""
     """Somebody has set the kill switch: who. The job ends as soon as its workers have stopped."""
+    settings: Settings = NO_SETTINGS
+    """Batch and LR that hold in the last world, as last agreed on; ``world.settings`` is what it began with."""
+    policy: HyperPolicy | None = None
+    """What has been made of the spec's by hand; None if it never was."""
+    wish: str = ""
+    """Who has changed it and how, until that holds."""
+    first_workers: int = 0
+    """Workers of the first world: what the script's LR is meant for, if nobody says otherwise."""
+    flaws: tuple[Flaw, ...] = ()
+    """What services have to say at the end; see ``edl.master.service.Flaw``."""
     outcome: Finish | None = None
 
 
@@ -139,5 +168,7 @@ class MasterState:
     at_boundary: bool = False
     """The last world is being left at a step boundary: any trouble on the way makes it an interruption."""
     formed_at_s: float = 0.0
+    settings_failed: bool = False
+    """No boundary could be agreed on for other settings: not tried again in this world."""
     reason: str = ""
     """Why the last step did what it did; shown by ``edl status``."""

@@ -31,6 +31,7 @@ class Turn:
         self.agreements = state.agreements
         self.at_boundary = state.at_boundary
         self.formed_at_s = state.formed_at_s
+        self.settings_failed = state.settings_failed
         self.reason = state.reason
         self.effects: list[Effect] = []
 
@@ -49,6 +50,7 @@ class Turn:
             agreements=self.agreements,
             at_boundary=self.at_boundary,
             formed_at_s=self.formed_at_s,
+            settings_failed=self.settings_failed,
             reason=self.reason,
         )
         return Decision(state, tuple(self.effects), self.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from edl.master import hyper
 from edl.master.events import Kind
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
@@ -16,6 +17,7 @@ SHOWN = 10
 """Lines of history that come with the status."""
 _SAVING = re.compile(r".*: saving commit (\d+)", re.DOTALL)
 _COMPLETE = re.compile(r"commit (\d+) is complete in (.*)", re.DOTALL)
+_SETTINGS = re.compile(r"settings \d+ from commit (\d+): .*", re.DOTALL)
 _FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 
 
@@ -46,6 +48,8 @@ def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, 
         saved_in=_place(saved, journal),
         boundary=_boundary(state.agreement, record.world),
         kill=record.kill,
+        flaws=tuple(flaw.text for flaw in record.flaws),
+        settings=record.settings,
     )
 
 
@@ -97,8 +101,9 @@ def _place(saved: Version, journal: Sequence[JournalEntry]) -> str:
 # --- switches --------------------------------------------------------------------------------------------------------
 
 
-def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None) -> Answer:
-    """What is said to somebody who uses a switch. ``checkpoint_dir``: None when it is not known."""
+def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish: str = "") -> Answer:
+    """What is said to somebody who uses a switch. ``checkpoint_dir``: None when it is not known. ``wish``: with
+    ``SET``."""
     record = state.record
     underway = Turn(state, now_s=0.0).underway
     keep = "and nothing could be written: it has no --checkpoint-dir"
@@ -112,6 +117,8 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None) -> A
         if not underway:
             return Answer("the job ends without a new checkpoint: no world with edl.State is in training", ok=True)
         return Answer("the job ends at the next step boundary, with a checkpoint", ok=True)
+    if purpose is Purpose.SET:
+        return hyper.reply(state, underway, wish)
     if purpose is not Purpose.SAVE:
         return Answer(f"{purpose.value} is not for the asking", ok=False)
     if record.kill:
@@ -121,7 +128,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None) -> A
         return Answer(f"no world with edl.State is in training, so there is nothing to save ({now})", ok=False)
     if checkpoint_dir == "":
         return Answer(f"the job has been asked for a checkpoint, {keep}", ok=False)
-    if state.agreement is not None and state.agreement.purpose is not Purpose.SAVE:
+    if state.agreement is not None and state.agreement.purpose not in (Purpose.SAVE, Purpose.SET):
         return Answer(f"the world is just being changed ({state.agreement.reason}). Ask again in a moment", ok=False)
     return Answer("a checkpoint is written at the next step boundary", ok=True)
 
@@ -129,6 +136,12 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None) -> A
 def saving(entry: JournalEntry) -> int | None:
     """Number of the commit that is going to be saved, if this line says so."""
     found = _SAVING.fullmatch(entry.text) if entry.kind == Kind.BOUNDARY.value else None
+    return int(found[1]) if found else None
+
+
+def changed(entry: JournalEntry) -> int | None:
+    """Commit from which other settings hold, if this line says so."""
+    found = _SETTINGS.fullmatch(entry.text) if entry.kind == Kind.SETTINGS.value else None
     return int(found[1]) if found else None
 
 

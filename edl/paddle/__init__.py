@@ -6,22 +6,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edl.arithmetic.adascale import AdaScale as AdaScale
+    from edl.paddle.accumulate import accumulate as accumulate
     from edl.paddle.comm import all_gather as all_gather
     from edl.paddle.comm import all_reduce as all_reduce
     from edl.paddle.comm import barrier as barrier
     from edl.paddle.comm import broadcast as broadcast
+    from edl.paddle.data import Data as Data
     from edl.paddle.ddp import parallel as parallel
+    from edl.paddle.loader import DataLoader as DataLoader
+    from edl.paddle.loader import shard_iterable as shard_iterable
+    from edl.paddle.lr import scale_lr as scale_lr
     from edl.paddle.random_state import RandomState as RandomState
+    from edl.paddle.sampler import EDLBatchSampler as EDLBatchSampler
+    from edl.paddle.sampler import EDLDistributedSampler as EDLDistributedSampler
     from edl.paddle.state import State as State
     from edl.paddle.state import run as run
     from edl.worker.context import context as context
+    from edl.worker.hyper import settings as settings
 
 _PLACES = {
+    "Data": "edl.paddle.data",
+    "AdaScale": "edl.arithmetic.adascale",
+    "accumulate": "edl.paddle.accumulate",
+    "scale_lr": "edl.paddle.lr",
     "State": "edl.paddle.state",
     "run": "edl.paddle.state",
     "context": "edl.worker.context",
+    "settings": "edl.worker.hyper",
     "parallel": "edl.paddle.ddp",
     "RandomState": "edl.paddle.random_state",
+    "EDLBatchSampler": "edl.paddle.sampler",
+    "EDLDistributedSampler": "edl.paddle.sampler",
+    "DataLoader": "edl.paddle.loader",
+    "shard_iterable": "edl.paddle.loader",
     "all_reduce": "edl.paddle.comm",
     "broadcast": "edl.paddle.comm",
     "all_gather": "edl.paddle.comm",
@@ -29,7 +47,9 @@ _PLACES = {
 }
 
 __all__ = [
-    "RandomState", "State", "all_gather", "all_reduce", "barrier", "broadcast", "context", "parallel", "run",
+    "AdaScale", "Data", "DataLoader", "EDLBatchSampler", "EDLDistributedSampler", "RandomState", "State",
+    "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "parallel", "run", "scale_lr",
+    "settings", "shard_iterable",
 ]  # fmt: skip
 
 

@@ -95,6 +95,12 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         finally:
             self._syncs = before
 
+    def average_gradients(self) -> None:
+        """Average the gradients as they are, for who has made all passes in ``no_sync``. All ranks call it."""
+        ring = group.current()
+        if ring is not None and ring.world_size > 1:
+            self._average(ring)
+
     # --- before the pass -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:

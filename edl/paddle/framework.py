@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import paddle
 
 from edl.paddle import group
 from edl.paddle.arrays import PaddleArrays
 from edl.wire.local import Seat
+from edl.worker.exchange import exchange
 from edl.worker.ring import PeerLost, Ring
 
 
@@ -38,6 +40,15 @@ class PaddleFramework:
         group.use(ring)
         ring.connect()
 
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Over the ring of the round; over the group of a script that has called ``init_parallel_env`` itself."""
+        ring = group.current()
+        if ring is not None:
+            return [data] if ring.world_size == 1 else exchange(data, lambda part: _around(ring, part))
+        if paddle.distributed.is_initialized() and paddle.distributed.get_world_size() > 1:
+            return exchange(data, _through_paddle)
+        return [data]
+
     def lost_peers(self, error: BaseException) -> bool:
         """Also when somebody has raised another exception from it."""
         seen: BaseException | None = error
@@ -46,6 +57,16 @@ class PaddleFramework:
                 break
             seen = seen.__cause__ or seen.__context__
         return isinstance(seen, PeerLost)
+
+
+def _around(ring: Ring, data: bytes) -> list[bytes]:
+    return [part.tobytes() for part in ring.all_gather(np.frombuffer(data, np.uint8))]
+
+
+def _through_paddle(data: bytes) -> list[bytes]:
+    parts: list[Any] = []
+    paddle.distributed.all_gather(parts, paddle.to_tensor(np.frombuffer(data, np.uint8).astype(np.int32)))
+    return [part.numpy().astype(np.uint8).tobytes() for part in parts]
 
 
 FRAMEWORK: Any = PaddleFramework()

@@ -6,23 +6,57 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edl.arithmetic.adascale import AdaScale as AdaScale
+    from edl.torch.accumulate import accumulate as accumulate
+    from edl.torch.data import Data as Data
     from edl.torch.ddp import parallel as parallel
+    from edl.torch.loader import DataLoader as DataLoader
+    from edl.torch.loader import shard_iterable as shard_iterable
+    from edl.torch.lr import scale_lr as scale_lr
     from edl.torch.random_state import RandomState as RandomState
+    from edl.torch.sampler import EDLBatchSampler as EDLBatchSampler
+    from edl.torch.sampler import EDLDistributedSampler as EDLDistributedSampler
     from edl.torch.state import State as State
     from edl.torch.state import connect as connect
     from edl.torch.state import run as run
     from edl.worker.context import context as context
+    from edl.worker.hyper import settings as settings
 
 _PLACES = {
+    "Data": "edl.torch.data",
+    "AdaScale": "edl.arithmetic.adascale",
+    "accumulate": "edl.torch.accumulate",
+    "scale_lr": "edl.torch.lr",
     "State": "edl.torch.state",
     "run": "edl.torch.state",
     "connect": "edl.torch.state",
     "context": "edl.worker.context",
+    "settings": "edl.worker.hyper",
     "parallel": "edl.torch.ddp",
     "RandomState": "edl.torch.random_state",
+    "EDLBatchSampler": "edl.torch.sampler",
+    "EDLDistributedSampler": "edl.torch.sampler",
+    "DataLoader": "edl.torch.loader",
+    "shard_iterable": "edl.torch.loader",
 }
 
-__all__ = ["RandomState", "State", "connect", "context", "parallel", "run"]
+__all__ = [
+    "AdaScale",
+    "Data",
+    "DataLoader",
+    "EDLBatchSampler",
+    "EDLDistributedSampler",
+    "RandomState",
+    "State",
+    "accumulate",
+    "connect",
+    "context",
+    "parallel",
+    "run",
+    "scale_lr",
+    "settings",
+    "shard_iterable",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from edl.torch.ddp import arm, disarm
 from edl.torch.group import GroupLost, TorchGroup, forget_default_group, has_nccl_abort, watch_new_groups, why_not
 from edl.torch.sockets import FOLDER
 from edl.wire.local import Seat
+from edl.worker.exchange import exchange
 from edl.worker.framework import Arrays
 
 _PEER_LOSS = re.compile(
@@ -71,6 +73,12 @@ class TorchFramework:
             cause = cause.__cause__
         return False
 
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Over torch's default group, whoever has made it."""
+        if not dist.is_initialized():
+            return [data]
+        return [data] if dist.get_world_size() == 1 else exchange(data, _gather)
+
     def _backend(self, seat: Seat) -> str:
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
             return "gloo"
@@ -79,6 +87,16 @@ class TorchFramework:
         # The default is to end the process when a communicator is aborted.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # noqa: TID251
         return "cpu:gloo,cuda:nccl"
+
+
+def _gather(data: bytes) -> list[bytes]:
+    group: Any = dist.group.WORLD
+    # A script's own group may have no backend for the host's memory.
+    device = "cpu" if any(kind.type == "cpu" for kind in group._device_types) else "cuda"
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    return [part.cpu().numpy().tobytes() for part in parts]
 
 
 def _speaks_of_peers(error: BaseException) -> bool:

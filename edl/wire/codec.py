@@ -32,6 +32,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.WorkerFailed: "worker_failed",
     messages.WorkersDone: "workers_done",
     messages.Leaving: "leaving",
+    messages.ServiceSaid: "service_said",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",
@@ -44,6 +45,7 @@ _MASTER_BODIES: dict[type, str] = {
     messages.Dismissed: "dismissed",
     messages.Finish: "finish",
     messages.Expelled: "expelled",
+    messages.ServiceTold: "service_told",
 }
 _AGENT_KINDS = {name: kind for kind, name in _AGENT_BODIES.items()}
 _MASTER_KINDS = {name: kind for kind, name in _MASTER_BODIES.items()}

@@ -72,8 +72,36 @@ class Member(_message.Message):
     ports: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., first_rank: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Settings(_message.Message):
+    __slots__ = ("number", "global_batch", "local_batch", "logical_ranks", "lr", "reference", "size", "scale", "factor", "ramp_from", "ramp_begin", "ramp_steps")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LOGICAL_RANKS_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    RAMP_FROM_FIELD_NUMBER: _ClassVar[int]
+    RAMP_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    RAMP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    global_batch: int
+    local_batch: int
+    logical_ranks: int
+    lr: str
+    reference: int
+    size: int
+    scale: float
+    factor: float
+    ramp_from: float
+    ramp_begin: int
+    ramp_steps: int
+    def __init__(self, number: _Optional[int] = ..., global_batch: _Optional[int] = ..., local_batch: _Optional[int] = ..., logical_ranks: _Optional[int] = ..., lr: _Optional[str] = ..., reference: _Optional[int] = ..., size: _Optional[int] = ..., scale: _Optional[float] = ..., factor: _Optional[float] = ..., ramp_from: _Optional[float] = ..., ramp_begin: _Optional[int] = ..., ramp_steps: _Optional[int] = ...) -> None: ...
+
 class World(_message.Message):
-    __slots__ = ("round", "members", "restarts", "era", "restore", "shards", "stored", "sources")
+    __slots__ = ("round", "members", "restarts", "era", "restore", "shards", "stored", "sources", "settings")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +110,7 @@ class World(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     round: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     restarts: int
@@ -90,7 +119,8 @@ class World(_message.Message):
     shards: int
     stored: bool
     sources: _containers.RepeatedCompositeFieldContainer[Source]
-    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restarts: _Optional[int] = ..., era: _Optional[int] = ..., restore: _Optional[_Union[Version, _Mapping]] = ..., shards: _Optional[int] = ..., stored: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
+    settings: Settings
+    def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restarts: _Optional[int] = ..., era: _Optional[int] = ..., restore: _Optional[_Union[Version, _Mapping]] = ..., shards: _Optional[int] = ..., stored: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("node", "round", "rank", "local_rank", "exit_code", "what", "exception", "traceback", "tail", "peer_loss")
@@ -187,12 +217,14 @@ class Kept(_message.Message):
     def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("purpose", "by")
+    __slots__ = ("purpose", "by", "wish")
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
     purpose: str
     by: str
-    def __init__(self, purpose: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
+    wish: str
+    def __init__(self, purpose: _Optional[str] = ..., by: _Optional[str] = ..., wish: _Optional[str] = ...) -> None: ...
 
 class Hanging(_message.Message):
     __slots__ = ("round", "what")
@@ -222,8 +254,20 @@ class Leaving(_message.Message):
     grace_s: float
     def __init__(self, reason: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
+class ServiceSaid(_message.Message):
+    __slots__ = ("service", "slot", "round", "body")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    slot: int
+    round: int
+    body: str
+    def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., round: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
+
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_said")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +279,7 @@ class FromAgent(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     HANGING_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_SAID_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -246,7 +291,8 @@ class FromAgent(_message.Message):
     kept: Kept
     asked: Asked
     hanging: Hanging
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ...) -> None: ...
+    service_said: ServiceSaid
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_said: _Optional[_Union[ServiceSaid, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -259,26 +305,30 @@ class StopRound(_message.Message):
     def __init__(self, round: _Optional[int] = ..., reason: _Optional[str] = ..., dump: bool = ...) -> None: ...
 
 class Hold(_message.Message):
-    __slots__ = ("round", "hold")
+    __slots__ = ("round", "hold", "binding")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
     round: int
     hold: int
-    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ...) -> None: ...
+    binding: bool
+    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., binding: bool = ...) -> None: ...
 
 class Switch(_message.Message):
-    __slots__ = ("round", "hold", "commit", "purpose", "reason")
+    __slots__ = ("round", "hold", "commit", "purpose", "reason", "settings")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     round: int
     hold: int
     commit: int
     purpose: str
     reason: str
-    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., commit: _Optional[int] = ..., purpose: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    settings: Settings
+    def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., commit: _Optional[int] = ..., purpose: _Optional[str] = ..., reason: _Optional[str] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ...) -> None: ...
 
 class Prestart(_message.Message):
     __slots__ = ("reason",)
@@ -334,8 +384,18 @@ class Expelled(_message.Message):
     exit_code: int
     def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
+class ServiceTold(_message.Message):
+    __slots__ = ("service", "slot", "body")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    slot: int
+    body: str
+    def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
+
 class FromMaster(_message.Message):
-    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed")
+    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_told")
     STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
     START_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +406,7 @@ class FromMaster(_message.Message):
     LOAD_STATE_FIELD_NUMBER: _ClassVar[int]
     KEEP_WITH_FIELD_NUMBER: _ClassVar[int]
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_TOLD_FIELD_NUMBER: _ClassVar[int]
     stop_round: StopRound
     start_round: StartRound
     finish: Finish
@@ -356,7 +417,8 @@ class FromMaster(_message.Message):
     load_state: LoadState
     keep_with: KeepWith
     dismissed: Dismissed
-    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ...) -> None: ...
+    service_told: ServiceTold
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_told: _Optional[_Union[ServiceTold, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ()
@@ -402,8 +464,28 @@ class NodeView(_message.Message):
     draining: bool
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ...) -> None: ...
 
+class Count(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class ServiceView(_message.Message):
+    __slots__ = ("service", "name", "text", "counts")
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    service: str
+    name: str
+    text: str
+    counts: _containers.RepeatedCompositeFieldContainer[Count]
+    def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
+
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +505,9 @@ class JobStatus(_message.Message):
     SAVED_IN_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     KILL_FIELD_NUMBER: _ClassVar[int]
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    FLAWS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -442,7 +527,10 @@ class JobStatus(_message.Message):
     saved_in: str
     boundary: str
     kill: str
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ...) -> None: ...
+    services: _containers.RepeatedCompositeFieldContainer[ServiceView]
+    flaws: _containers.RepeatedScalarFieldContainer[str]
+    settings: Settings
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

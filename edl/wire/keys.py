@@ -57,6 +57,24 @@ class JobKeys:
         return f"{self.journal}{number:012d}"
 
     @property
+    def services(self) -> str:
+        """Prefix of what the Master's services keep."""
+        return f"{self.prefix}services/"
+
+    def service(self, service: str, name: str) -> str:
+        """One thing that a service keeps."""
+        return f"{self.services}{service}/{name}"
+
+    @property
+    def helpers(self) -> str:
+        """Prefix of the leased keys of processes that help a service, such as remote readers of data."""
+        return f"{self.prefix}helpers/"
+
+    def helper(self, service: str, name: str) -> str:
+        """One helper's leased key."""
+        return f"{self.helpers}{service}/{name}"
+
+    @property
     def farewell(self) -> str:
         """The outcome of a job that has just ended, on a short lease, for launchers that come too late."""
         return f"/edl-ended/{self.job}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.wire.datagrams import Datagrams
+from edl.wire.messages import NO_SETTINGS, Settings
 
 AGENT_VARIABLE = "EDL_AGENT"
 """Environment variable that holds the address without the leading NUL."""
@@ -96,6 +97,16 @@ class Stored:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """It says something to a service of the Master, such as the one for data. A body too long for a datagram comes as a
+    memory file instead, and ``body`` is empty. What is said while no Master is in reach is lost; see ``Reattached``."""
+
+    service: str
+    round: int
+    body: str
+
+
 # --- agent to worker -------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +141,12 @@ class Target:
     commit: int
     purpose: str
     reason: str
+    settings: Settings = NO_SETTINGS
+    """With ``set``: those that hold from there on. They hold even if another ``Hold`` comes before."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.settings, dict):  # out of a datagram
+            object.__setattr__(self, "settings", Settings(**self.settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +196,26 @@ class Stop:
     reason: str
 
 
-ToAgent = Enter | Parked | Underway | Here | Want | Committed | Fetch | Stored
-ToWorker = Place | Break | Hold | Target | Release | Buffer | NoBuffer | Piece | NoPiece | Stop
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A service's word. A long body comes as a memory file, and ``body`` is empty."""
 
-_TO_AGENT = Datagrams(Enter, Parked, Underway, Here, Want, Committed, Fetch, Stored)
-_TO_WORKER = Datagrams(Place, Break, Hold, Target, Release, Buffer, NoBuffer, Piece, NoPiece, Stop)
+    service: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reattached:
+    """The agent has a stream to a Master, with this token: what was said to a service before may be lost."""
+
+    token: int
+
+
+ToAgent = Enter | Parked | Underway | Here | Want | Committed | Fetch | Stored | Call
+ToWorker = Place | Break | Hold | Target | Release | Buffer | NoBuffer | Piece | NoPiece | Stop | Told | Reattached
+
+_TO_AGENT = Datagrams(Enter, Parked, Underway, Here, Want, Committed, Fetch, Stored, Call)
+_TO_WORKER = Datagrams(Place, Break, Hold, Target, Release, Buffer, NoBuffer, Piece, NoPiece, Stop, Told, Reattached)
 
 STATE, OWN = "state", "own"
 """Streams: what the whole world shares (or the worker's shard of it), and what only this slot has, such as the state
@@ -216,6 +248,7 @@ class Seat:
     checkpoint_dir: str
     token: str
     """Secret of this round's workers, to know one another by."""
+    settings: Settings = NO_SETTINGS
     environment: dict[str, str] = field(default_factory=dict)
     """Complete environment of a worker started into this place."""
 

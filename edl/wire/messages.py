@@ -82,6 +82,43 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """Batch and learning rate that the Master prescribes, the same for all workers of a world from one commit on.
+
+    What each worker makes of them is arithmetic (``edl.arithmetic.hyper``): its own batch, its micro-batches, the
+    weights of its gradients, the LR factor of each step.
+    """
+
+    number: int = 0
+    """Counts changes over the whole life of the job; 0: nothing is prescribed."""
+    global_batch: int = 0
+    """Samples of one step over all workers; 0: whatever the workers' own batches add up to."""
+    local_batch: int = 0
+    """Most samples that a worker takes at once (a micro-batch); 0: the script's own batch size."""
+    logical_ranks: int = 0
+    """Fixed number of logical ranks that live on the workers; 0: there are none."""
+    lr: str = "none"
+    """Rule by which the LR follows the size: ``none``, ``linear``, ``sqrt``, ``adascale``, ``user``."""
+    reference: int = 0
+    """Size that the script's own LR is meant for: samples of a step if the global batch is prescribed, else workers."""
+    size: int = 0
+    """The same measure of the world that these settings are for."""
+    scale: float = 1.0
+    """Set by hand: multiplies the LR beside the rule."""
+    factor: float = 1.0
+    """What the LR is multiplied by once the ramp is over (``scale`` included), as far as the Master can know it."""
+    ramp_from: float = 1.0
+    """What it was multiplied by when these settings came to hold."""
+    ramp_begin: int = 0
+    """Commit from which they hold."""
+    ramp_steps: int = 0
+    """Commits over which the factor goes from the one to the other; 0: at once."""
+
+
+NO_SETTINGS = Settings()
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """The ordered members of one round; what every worker's environment is made from."""
 
@@ -99,6 +136,7 @@ class World:
     """The commit is read by the workers themselves from the checkpoint directory: a sharded one, at another size."""
     sources: tuple[Source, ...] = ()
     """Who has parts of that commit; possibly nodes outside this world."""
+    settings: Settings = NO_SETTINGS
 
     @property
     def size(self) -> int:
@@ -232,15 +270,19 @@ class Purpose(enum.Enum):
     """Commit, have it written to the checkpoint directory, go on."""
     KILL = "kill"
     """Commit and park; it is written, and the job ends."""
+    SET = "set"
+    """Commit, and go on under other settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Somebody asks for a checkpoint, or for the end of the job with one (see ``Purpose``)."""
+    """Somebody asks for a checkpoint, for the end of the job with one, or for other settings (see ``Purpose``)."""
 
     purpose: Purpose
     by: str
     """Who, in words: a file, a command line."""
+    wish: str = ""
+    """With ``SET``: which settings, as ``name=value``, separated by blanks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +316,32 @@ class Leaving:
     """More than 0: the workers go on for at most so long, until the others have switched to a world without them."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceSaid:
+    """A worker here says something to one of the services that the Master hosts, such as the one for data."""
+
+    service: str
+    slot: int
+    """Local rank of the worker."""
+    round: Round
+    """World that the worker believes to be in; 0 for none."""
+    body: str
+    """The service's own business."""
+
+
 AgentMessage = (
-    Attach | Ready | Preparing | Underway | Boundary | Kept | Asked | Hanging | WorkerFailed | WorkersDone | Leaving
+    Attach
+    | Ready
+    | Preparing
+    | Underway
+    | Boundary
+    | Kept
+    | Asked
+    | Hanging
+    | WorkerFailed
+    | WorkersDone
+    | Leaving
+    | ServiceSaid
 )
 
 
@@ -300,6 +366,9 @@ class Hold:
     round: Round
     hold: int
     """Number of this agreement; ``Switch`` and ``Boundary`` repeat it."""
+    binding: bool = False
+    """All workers are to do it or none: who has answered goes on only when told what was agreed on, also if the Master
+    is lost meanwhile. The next one tells it with a ``Switch`` of hold 0 to ``SET`` what holds already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +381,8 @@ class Switch:
     commit: int
     purpose: Purpose
     reason: str
+    settings: Settings = NO_SETTINGS
+    """With ``SET``: those that hold from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,4 +444,25 @@ class Expelled:
     exit_code: int = 0
 
 
-MasterMessage = StopRound | StartRound | Hold | Switch | Prestart | LoadState | KeepWith | Dismissed | Finish | Expelled
+@dataclass(frozen=True, slots=True)
+class ServiceTold:
+    """A service's word to a worker of this node; nothing comes of it when the worker is gone."""
+
+    service: str
+    slot: int
+    body: str
+
+
+MasterMessage = (
+    StopRound
+    | StartRound
+    | Hold
+    | Switch
+    | Prestart
+    | LoadState
+    | KeepWith
+    | Dismissed
+    | Finish
+    | Expelled
+    | ServiceTold
+)

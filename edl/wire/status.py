@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.wire.messages import NO_STATE, Failure, Version
+from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,25 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """One number, for tools; the name ends in the unit where there is one."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceView:
+    """One thing that a service of the Master keeps count of, such as a data set's epoch."""
+
+    service: str
+    name: str
+    text: str
+    """For people."""
+    counts: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """The whole job at one moment."""
 
@@ -76,6 +95,11 @@ class JobStatus:
     """What is to be done at a step boundary that is being agreed on; empty if none is."""
     kill: str = ""
     """Who has set the kill switch; empty if nobody has."""
+    services: tuple[ServiceView, ...] = ()
+    flaws: tuple[str, ...] = ()
+    """What the job's end will have to tell, such as data that could not be read."""
+    settings: Settings = NO_SETTINGS
+    """Batch and LR of the current world, as last agreed on."""
 
 
 @dataclass(frozen=True, slots=True)

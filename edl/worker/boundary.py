@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 
-from edl.wire.messages import Purpose
+from edl.errors import StateError
+from edl.wire.messages import NO_SETTINGS, Purpose, Settings
 
 
 class RoundOver(BaseException):
@@ -26,6 +27,8 @@ class Turn(enum.Enum):
     """Commit and park."""
     KILL = "kill"
     """Commit, have it written, and park."""
+    SET = "set"
+    """Pass; from here on other settings hold."""
     OVER = "over"
     """The round is over: park without a commit."""
 
@@ -49,6 +52,11 @@ class Boundary:
         """Commit number where something is to be done; 0 for none."""
         self.left = False
         """It has been told at a boundary to park."""
+        self.settings = NO_SETTINGS
+        """What holds for the step after ``passed``."""
+        self._due: list[tuple[int, Settings]] = []
+        """Settings that hold from commits on that are still to come, in order."""
+        self._late = ""
         self._begun = 0
         self._missed = 0
         self._hold = 0
@@ -56,9 +64,10 @@ class Boundary:
         self._over = True
         self._stopping = False
 
-    def begin(self, commit: int) -> None:
-        """A new round that starts from this commit."""
+    def begin(self, commit: int, settings: Settings = NO_SETTINGS) -> None:
+        """A new round that starts from this commit under these settings."""
         self.passed = self._begun = commit
+        self.settings, self._due, self._late = settings, [], ""
         self._missed = 0
         self._over = self.left = False
         self._forget()
@@ -81,6 +90,18 @@ class Boundary:
             self.leaving = reason or purpose.value
         return True
 
+    def set_settings(self, hold: int, commit: int, settings: Settings) -> None:
+        """From this commit on these hold. All workers are told, and none of them may miss it: so whatever is asked
+        after that, it stays, and to be told again does no harm."""
+        known = self._due[-1][1] if self._due else self.settings
+        if self._over or settings.number <= known.number:
+            pass
+        elif commit <= self.passed:
+            self._late = f"settings {settings.number} hold from commit {commit} on, and {self.passed} is passed"
+        else:
+            self._due.append((commit, settings))
+        self.release(hold)
+
     def release(self, hold: int) -> bool:
         """Go on as if nothing had been asked. False when it is about another hold."""
         if hold != self._hold:
@@ -100,7 +121,21 @@ class Boundary:
         self.leaving = reason or "told to stop"
 
     def arrive(self, commit: int) -> Turn:
-        """The training thread stands before this boundary. Any answer but ``WAIT`` lets it pass (or leave)."""
+        """The training thread stands before this boundary. Any answer but ``WAIT`` lets it pass (or leave).
+
+        Raises ``StateError`` when this worker cannot be in step with the others any more.
+        """
+        if self._late and not self._over:
+            raise StateError(f"this worker was not told in time: {self._late}")
+        turn = self._look(commit)
+        if turn not in (Turn.PASS, Turn.SAVE):
+            return turn
+        before = self.settings
+        while self._due and commit >= self._due[0][0]:
+            self.settings = self._due.pop(0)[1]
+        return Turn.SET if turn is Turn.PASS and self.settings is not before else turn
+
+    def _look(self, commit: int) -> Turn:
         if self._over:
             self.left = True
             return Turn.OVER

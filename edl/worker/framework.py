@@ -85,3 +85,8 @@ class Framework(Protocol):
     def lost_peers(self, error: BaseException) -> bool:
         """Whether this exception is what a collective raises when a peer is gone or the group was aborted."""
         ...
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What each rank of the current group hands over, in the order of the ranks; for short messages. Alone: only
+        the own. All ranks call it; raises like any collective."""
+        ...

@@ -20,8 +20,8 @@ from edl.errors import CheckpointError, ProtocolError, StateError
 from edl.wire import local
 from edl.wire.datagrams import LARGEST_BYTES
 from edl.wire.local import Seat
-from edl.wire.memory_file import read_memory
-from edl.wire.messages import Purpose
+from edl.wire.memory_file import read_memory, write_memory
+from edl.wire.messages import Purpose, Settings
 from edl.worker.boundary import Boundary, RoundOver, Turn
 from edl.worker.framework import Group
 
@@ -125,6 +125,7 @@ class Link:
         self._group: tuple[int, Group] | None = None
         self._streams = {name: _Stream({}) for name in (local.STATE, local.OWN)}
         self._pieces: dict[str, Memory | str] = {}
+        self._listeners: dict[str, Callable[[str | None], None]] = {}
         self._thread = threading.Thread(target=self._read, name="edl-link", daemon=True)
         _links.add(self)
 
@@ -171,12 +172,15 @@ class Link:
 
     def send(self, message: local.ToAgent) -> None:
         """Say something to the agent."""
+        self._send(local.encode_to_agent(message))
+
+    def _send(self, datagram: bytes, *descriptors: int) -> None:
         if os.getpid() != self._pid:
             raise StateError(
                 "state is committed and worlds are joined in the worker's own process, not in a forked one"
             )
         try:
-            self._channel.send(local.encode_to_agent(message))
+            socket.send_fds(self._channel, [datagram], descriptors)
         except OSError:
             # The side thread sees the end as well; whoever is first ends the process.
             self._gone()
@@ -254,6 +258,12 @@ class Link:
             raise RoundOver(self._why)
         return answer
 
+    @property
+    def settings(self) -> Settings:
+        """See ``Boundary.settings``."""
+        with self._changed:
+            return self._boundary.settings
+
     # --- state -------------------------------------------------------------------------------------------------------
 
     def buffer(self, stream: str, size: int) -> tuple[int, memoryview]:
@@ -316,6 +326,29 @@ class Link:
             raise RoundOver(self._why)
         return self._pieces.pop(stream, None)
 
+    # --- services of the Master --------------------------------------------------------------------------------------
+
+    def call(self, service: str, body: str, number: int) -> None:
+        """Say something to a service of the Master, from any thread, as a worker of this round.
+
+        It is lost when there is no Master in reach: whoever listens hears of the next one, and says it again.
+        """
+        message = local.Call(service, number, body)
+        datagram = local.encode_to_agent(message)
+        if len(datagram) <= LARGEST_BYTES // 2:
+            self._send(datagram)
+            return
+        descriptor = write_memory("edl-call", body.encode())
+        try:
+            self._send(local.encode_to_agent(local.Call(service, number, "")), descriptor)
+        finally:
+            os.close(descriptor)
+
+    def listen(self, service: str, heard: Callable[[str | None], None]) -> None:
+        """``heard`` is called, on the side thread, with each word of a service; with None when what was said to it
+        before may be lost. A later call replaces it."""
+        self._listeners[service] = heard
+
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait(self, ask: Callable[[], _Answer | None], longest_s: float | None = None) -> _Answer | Any:
@@ -348,7 +381,11 @@ class Link:
             if not data:
                 break
             try:
-                self._take(local.decode_to_worker(data), descriptors)
+                message = local.decode_to_worker(data)
+                if isinstance(message, (local.Told, local.Reattached)):
+                    self._pass_on(message, descriptors)
+                else:
+                    self._take(message, descriptors)
             except (ProtocolError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
                 sys.stderr.write(f"edl: a message of the agent could not be used: {type(error).__name__}: {error}\n")
             finally:
@@ -371,6 +408,8 @@ class Link:
                     if number == self._round:
                         # Under the lock: no boundary is passed between looking and answering.
                         self.send(local.Here(hold, self._boundary.hold(hold)))
+                case local.Target(hold, commit, Purpose.SET.value, settings=settings):
+                    self._boundary.set_settings(hold, commit, settings)
                 case local.Target(hold, commit, purpose, reason):
                     self._boundary.set_target(hold, commit, Purpose(purpose), reason)
                 case local.Release(hold):
@@ -388,6 +427,15 @@ class Link:
         if group is not None:
             _abort(group)
 
+    def _pass_on(self, message: local.Told | local.Reattached, descriptors: list[int]) -> None:
+        if isinstance(message, local.Reattached):
+            for heard in list(self._listeners.values()):
+                heard(None)
+            return
+        listener = self._listeners.get(message.service)
+        if listener is not None:
+            listener(read_memory(descriptors[0]).decode() if descriptors else message.body)
+
     @contextlib.contextmanager
     def _awakening(self) -> Iterator[None]:
         with self._changed:
@@ -401,7 +449,7 @@ class Link:
             return  # said twice
         self._place, self._round = seat, seat.round
         if self._broken < seat.round:
-            self._boundary.begin(seat.restore_commit)
+            self._boundary.begin(seat.restore_commit, seat.settings)
         for stream in self._streams.values():
             stream.refused = ""  # there may be memory now
         self._drop_pieces()
@@ -468,4 +516,5 @@ def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:
 def _read_seat(descriptor: int) -> Seat:
     fields = json.loads(read_memory(descriptor))
     fields["endpoints"] = tuple(fields["endpoints"])
+    fields["settings"] = Settings(**fields["settings"])
     return Seat(**fields)

@@ -10,9 +10,11 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
+from edl.arithmetic import hyper
 from edl.errors import ProtocolError, StateError, UsageError
 from edl.wire import local
 from edl.wire.local import AGENT_VARIABLE, Seat
+from edl.wire.messages import NO_SETTINGS, Settings
 from edl.worker.boundary import RoundOver, Turn
 from edl.worker.framework import Framework, Group
 from edl.worker.link import Link
@@ -40,6 +42,8 @@ class Session:
         self.framework: Framework | None = None
         self.seat: Seat | None = None
         """The place in the running world, or in the last one."""
+        self.settings: Settings = NO_SETTINGS
+        """Batch and LR of the next step."""
         self.state: object = None
         """The one ``State`` of this process, once ``run`` has seen it."""
         self.training = False
@@ -86,6 +90,7 @@ class Session:
         self._set_aside()
         self.environment.update(seat.environment)
         self.seat, self._left, self.underway = seat, False, False
+        self.settings = seat.settings
         return seat
 
     def connect(self) -> Seat:
@@ -118,7 +123,17 @@ class Session:
 
     def arrive(self, commit: int) -> Turn:
         """Stand before a boundary until it may be passed. Raises ``RoundOver``."""
-        return Turn.PASS if self.link is None else self.link.arrive(commit)
+        if self.link is None:
+            return Turn.PASS
+        turn = self.link.arrive(commit)
+        self._take(self.link.settings)
+        return turn
+
+    def _take(self, settings: Settings) -> None:
+        """These hold for the next step."""
+        if settings is not self.settings and self.seat is not None:
+            self.settings = settings
+            self.environment.update(hyper.environment(settings, self.seat.world_size, self.seat.rank))
 
     def passed(self) -> None:
         """A boundary is behind: a calm moment to free what the last round left."""
@@ -164,6 +179,11 @@ def current() -> Session:
     global _current
     if _current is None:
         _current = _open(os.environ)
+    return _current
+
+
+def opened() -> Session | None:
+    """The session of this process if it has one already."""
     return _current
 
 

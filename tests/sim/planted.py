@@ -24,6 +24,7 @@ from edl.testing.sim import ruling
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
 from edl.wire.messages import StartRound
+from edl.worker.boundary import Boundary
 
 Plant = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -151,6 +152,22 @@ def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(forming, "_awaited", lambda turn: [])
 
 
+def agreed_settings_are_let_go() -> contextlib.AbstractContextManager[Any]:
+    """Workers that wait for the word on what was agreed go on when the Master is lost, and miss it."""
+    return mock.patch.object(rounds, "lose_master", rounds.release)
+
+
+def settings_end_with_the_next_hold() -> contextlib.AbstractContextManager[Any]:
+    """Whoever has not come to the agreed commit when something else is asked forgets the settings."""
+    hold = Boundary.hold
+
+    def forgetful(self: Boundary, number: int) -> int:
+        self._due.clear()
+        return hold(self, number)
+
+    return mock.patch.object(Boundary, "hold", forgetful)
+
+
 @dataclass(frozen=True)
 class Planted:
     """A planted bug and how many schedules may pass before it is found."""
@@ -174,6 +191,8 @@ BUGS: dict[str, Planted] = {
         (era_begins_anew, 300),
         (spares_are_not_asked, 1000),
         (waits_for_no_member, 300),
+        (agreed_settings_are_let_go, 1000),
+        (settings_end_with_the_next_hold, 300),
     )
 }
 

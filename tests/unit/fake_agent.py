@@ -145,6 +145,9 @@ class FakeFramework:
     def lost_peers(self, error: BaseException) -> bool:
         return isinstance(error, PeerGone)
 
+    def exchange(self, data: bytes) -> list[bytes]:
+        raise NotImplementedError
+
 
 class Model:
     """Something with parameters. It takes them by copying, and keeps what else it gets."""

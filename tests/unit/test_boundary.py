@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from edl.wire.messages import Purpose
+from edl.errors import StateError
+from edl.wire.messages import NO_SETTINGS, Purpose, Settings
 from edl.worker.boundary import Boundary, Turn
 
 
@@ -49,6 +50,62 @@ def test_kill() -> None:
     boundary.set_target(1, 1, Purpose.KILL, "")
     assert boundary.leaving == "kill"
     assert boundary.arrive(1) is Turn.KILL
+
+
+class TestSettings:
+    def test_hold_from_the_agreed_commit_on(self) -> None:
+        boundary = begun(5)
+        boundary.hold(1)
+        assert boundary.arrive(6) is Turn.WAIT
+        boundary.set_settings(1, 7, Settings(1))
+        assert boundary.leaving == ""
+        assert [boundary.arrive(commit) for commit in (6, 7, 8)] == [Turn.PASS, Turn.SET, Turn.PASS]
+        assert boundary.settings == Settings(1)
+
+    def test_come_with_the_round(self) -> None:
+        boundary = begun()
+        boundary.set_settings(0, 3, Settings(1))
+        boundary.begin(2, Settings(4))
+        assert [boundary.arrive(3), boundary.settings] == [Turn.PASS, Settings(4)]
+
+    def test_are_not_forgotten_when_something_else_is_asked(self) -> None:
+        boundary = begun(5)
+        boundary.hold(1)
+        boundary.set_settings(1, 7, Settings(1))
+        boundary.hold(2)
+        boundary.set_settings(2, 8, Settings(2))
+        boundary.hold(3)
+        assert boundary.set_target(3, 7, Purpose.SAVE, "asked for")
+        assert [(boundary.arrive(commit), boundary.settings.number) for commit in (6, 7, 8)] == [
+            (Turn.PASS, 0),
+            (Turn.SAVE, 1),
+            (Turn.SET, 2),
+        ]
+
+    def test_to_be_told_again_only_lets_go(self) -> None:
+        boundary = begun(5)
+        boundary.hold(1)
+        boundary.set_settings(1, 6, Settings(1))
+        assert boundary.arrive(6) is Turn.SET
+        boundary.hold(2)
+        assert boundary.arrive(7) is Turn.WAIT
+        boundary.set_settings(2, 6, Settings(1))
+        assert boundary.arrive(7) is Turn.PASS
+
+    def test_who_has_missed_them_does_not_go_on(self) -> None:
+        boundary = begun(5)
+        boundary.set_settings(0, 5, Settings(1))
+        with pytest.raises(StateError, match="not told in time: settings 1 hold from commit 5 on, and 5 is passed"):
+            boundary.arrive(6)
+        boundary.begin(5, Settings(1))
+        assert boundary.arrive(6) is Turn.PASS
+
+    def test_do_not_matter_any_more_once_the_round_is_over(self) -> None:
+        boundary = begun(5)
+        boundary.end()
+        boundary.set_settings(0, 3, Settings(1))
+        assert boundary.arrive(6) is Turn.OVER
+        assert boundary.settings == NO_SETTINGS
 
 
 def test_release() -> None:
@@ -150,6 +207,7 @@ class Simulation:
         self.hold = 0
         self.answers: dict[int, int] = {}
         self.settled: dict[int, tuple[int, Purpose]] = {}
+        self.held: list[list[int]] = [[] for _ in self.workers]
 
     def send(self, *message: Any) -> None:
         for box in self.inbox:
@@ -177,7 +235,9 @@ class Simulation:
 
     def pending(self) -> bool:
         """A settled boundary that somebody has not come to: the Master waits for that."""
-        target = self.settled.get(self.hold, (0, Purpose.SAVE))[0]
+        target, purpose = self.settled.get(self.hold, (0, Purpose.SAVE))
+        if purpose is Purpose.SET:
+            return False  # settings need nobody to wait: whatever comes next, they hold from there on
         return bool(target) and any(worker.passed < target for worker in self.workers)
 
     def give_up(self) -> None:
@@ -192,6 +252,8 @@ class Simulation:
             passed = worker.hold(message[1])
             if message[1] == self.hold:
                 self.answers[index] = passed
+        elif message[0] == "target" and message[3] is Purpose.SET:
+            worker.set_settings(message[1], message[2], Settings(message[1]))
         elif message[0] == "target":
             assert worker.passed < message[2], "somebody had passed the target when it was set"
             assert worker.set_target(message[1], message[2], message[3], "why")
@@ -205,6 +267,7 @@ class Simulation:
         turn = worker.arrive(commit)
         if turn is not Turn.WAIT:
             self.turns[index].append(turn)
+            self.held[index].append(worker.settings.number)
             self.at[index] += 1
 
     def run(self) -> None:
@@ -239,6 +302,8 @@ class Simulation:
     def check(self) -> None:
         for number, turns in enumerate(zip(*self.turns, strict=False), 1):
             assert len(set(turns)) == 1, f"workers do different things at boundary {number}: {turns}"
+        for number, held in enumerate(zip(*self.held, strict=False), 1):
+            assert len(set(held)) == 1, f"workers go on from boundary {number} under settings {held}"
 
 
 @pytest.mark.parametrize("block", range(4))

@@ -17,7 +17,7 @@ from rich.console import Console
 from edl.adapters.transport import MasterClient, MasterServer
 from edl.cli import __main__ as cli
 from edl.cli import find
-from edl.cli.ask import Outcome, SaveReader, StopReader, ask, checked
+from edl.cli.ask import Outcome, SaveReader, SetReader, StopReader, ask, checked
 from edl.cli.show import show_status
 from edl.config import JobSpec, Timeouts
 from edl.errors import CheckpointError, UsageError
@@ -72,8 +72,8 @@ class Scene:
         self.agent.say(Underway(Round(1), "in process"))
         await until(lambda: self.shell.status().nodes[0].underway)
 
-    def ask(self, purpose: Purpose, *, wait: bool = True) -> asyncio.Future[Outcome]:
-        self.asking.append(asyncio.ensure_future(ask(self.client, purpose, "edl test", wait=wait)))
+    def ask(self, purpose: Purpose, *, wait: bool = True, wish: str = "") -> asyncio.Future[Outcome]:
+        self.asking.append(asyncio.ensure_future(ask(self.client, purpose, "edl test", wait=wait, wish=wish)))
         return self.asking[-1]
 
     async def agree(self, commit: int) -> Switch:
@@ -158,7 +158,7 @@ class TestCheckpoint:
             outcome = await asked
             assert not outcome.ok
             with pytest.raises(CheckpointError, match=r"commit 6 could not be written: .*--checkpoint-dir"):
-                checked(outcome)
+                checked(outcome, Purpose.SAVE)
 
         act(scene, checkpoint_dir=checkpoint_dir)
 
@@ -375,7 +375,68 @@ SAVED = JournalEntry(9, 0.0, "state", "commit 6 is complete in /ckpt/6")
 LOST = JournalEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
 
 
+class TestSet:
+    def test_says_from_when_on_it_holds(self) -> None:
+        async def scene(job: Scene) -> None:
+            await job.underway()
+            asking = job.ask(Purpose.SET, wish="global-batch=64 lr-scale=0.5")
+            switch = await job.agree(6)
+            outcome = await asking
+            assert (switch.commit, switch.settings.global_batch, outcome.commit) == (7, 64, 7)
+            assert outcome.text.startswith(
+                "settings 1 from commit 7: global batch 64, LR factor 0.5 (none) (edl test ("
+            )
+            assert job.shell.status().settings == switch.settings
+
+        act(scene)
+
+    def test_what_changes_nothing_is_known_at_once(self) -> None:
+        async def scene(job: Scene) -> None:
+            await job.underway()
+            outcome = await job.ask(Purpose.SET, wish="lr-scale=1")
+            assert outcome.ok and outcome.text.endswith(": lr-scale=1: nothing changes in the running world")
+
+        act(scene)
+
+    def test_plain_scripts_have_it_later(self) -> None:
+        async def scene(job: Scene) -> None:
+            outcome = await job.ask(Purpose.SET, wish="global-batch=64")
+            assert outcome.ok and outcome.text.endswith(": global-batch=64: holds from the next world on")
+
+        act(scene)
+
+    @pytest.mark.parametrize("wish", ["local-batch=0", "speed=9", "lr-rule=cubic"])
+    def test_nonsense_is_refused_before_anybody_is_asked(self, wish: str) -> None:
+        async def scene(job: Scene) -> None:
+            await job.underway()
+            with pytest.raises(UsageError, match=wish):
+                await job.ask(Purpose.SET, wish=wish)
+
+        act(scene)
+
+    def test_the_end_of_the_job_ends_the_wait(self) -> None:
+        outcome = SetReader("edl set (me)").take(JournalEntry(8, 0.0, "job-ended", "all done"))
+        assert outcome is not None and "the job has ended before it was changed: all done" in outcome.text
+        with pytest.raises(UsageError, match="all done"):
+            checked(outcome, Purpose.SET)
+        lost = SetReader("edl set (me)").cut_off("the Master has gone")
+        assert (lost.ok, lost.text) == (False, "the Master has gone before anything was changed. Look with edl status")
+
+    def test_history_of_others_is_passed_over(self) -> None:
+        reader = SetReader("edl set (me)")
+        assert reader.take(JournalEntry(8, 0.0, "settings", "edl set (you): lr-scale=1: nothing changes")) is None
+        assert reader.take(JournalEntry(9, 0.0, "boundary", "settings 2 from commit 9: none")) is None
+
+
 class TestCommandLine:
+    def test_set(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        changed = JournalEntry(8, 0.0, "settings", "settings 2 from commit 9: global batch 64, LR factor 1 (none)")
+        client = FakeClient(Answer("", ok=True), changed)
+        assert call(monkeypatch, client, "set", "global-batch=64", "lr-scale=1") == 0
+        assert capsys.readouterr().out == changed.text + "\n"
+        assert (client.asked[0].purpose, client.asked[0].wish) == (Purpose.SET, "global-batch=64 lr-scale=1")
+        assert call(monkeypatch, client, "set") == ExitCode.USAGE
+
     def test_checkpoint(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         client = FakeClient(Answer("", ok=True), SAVING, SAVED)
         assert call(monkeypatch, client, "checkpoint") == 0

@@ -10,8 +10,10 @@ import pytest
 from edl.config import (
     MAX_NODES,
     FaultTolerance,
+    HyperPolicy,
     JobSpec,
     LogPlan,
+    LrRule,
     NodeRange,
     StreamTarget,
     Timeouts,
@@ -132,6 +134,17 @@ class TestJobSpec:
             "--join-grace=1 (the running job has 2.5)",
             "--lease-ttl=3 (the running job has 10)",
             "--shutdown-timeout=30 (the running job has 7)",
+        ]
+
+    def test_batch_and_learning_rate_are_the_same_everywhere(self) -> None:
+        mine = JobSpec(JOB, NodeRange(1, 4), hyper=HyperPolicy(64, 0, LrRule.SQRT, 10))
+        theirs = JobSpec(JOB, NodeRange(1, 4), hyper=HyperPolicy(0, 16, LrRule.NONE, 10, 2, 4))
+        assert mine.differences(theirs) == [
+            "--global-batch=64 (the running job has 0)",
+            "--local-batch=0 (the running job has 16)",
+            "--lr-rule=sqrt (the running job has none)",
+            "--lr-reference=0 (the running job has 2)",
+            "--logical-ranks=0 (the running job has 4)",
         ]
 
 

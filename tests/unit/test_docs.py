@@ -14,15 +14,17 @@ import edl.torch
 from edl.agent.environment import LocalPaths, worker_environment
 from edl.agent.marker import MARKER_FILE, OWNER_FILE
 from edl.agent.switches import NAMES
-from edl.config import JobSpec, NodeRange
+from edl.config import JobSpec, LrRule, NodeRange
 from edl.launch.cli import CONF_KEYS, launcher_options
 from edl.master.events import Kind
+from edl.master.hyper import NAMES as SETTINGS
 from edl.master.state import NodeStatus, Phase
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Failure, Member, World
+from edl.wire.messages import Failure, Member, Settings, World
 from edl.wire.snapshot import FILE_NAME
 from edl.wire.status import JobStatus, JournalEntry, NodeView
 from edl.worker.context import Context
+from edl.worker.hyper import SettingsView
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -139,6 +141,16 @@ def test_every_field_of_the_context_is_documented() -> None:
     assert {name for row in rows for name in row} == names_of(Context)
 
 
+def test_every_setting_is_documented() -> None:
+    text = page("hyperparameters.md")
+    by_hand = first_columns(section(text, "## Changing it while the job runs"))
+    assert {name for row in by_hand for name in row} == set(SETTINGS)
+    shown = first_columns(section(text, "## In the script"))
+    assert {name for row in shown for name in row} == names_of(SettingsView)
+    rules = first_columns(section(text, "## Keep the local batch"))
+    assert [name for row in rules for name in row] == [rule.value for rule in LrRule]
+
+
 def test_every_file_of_the_checkpoint_directory_is_documented() -> None:
     assert [name for name in (MARKER_FILE, OWNER_FILE, FILE_NAME) if name not in page("checkpoints.md")] == []
     rows = first_columns(section(page("checkpoints.md"), "## Asking for one"))
@@ -150,7 +162,7 @@ def test_every_file_of_the_checkpoint_directory_is_documented() -> None:
 
 def test_every_field_of_the_status_is_documented() -> None:
     text = section(page("status-and-events.md"), "### As JSON")
-    assert names_of(JobStatus) | names_of(NodeView) <= in_backticks(text)
+    assert names_of(JobStatus) | names_of(NodeView) | names_of(Settings) <= in_backticks(text)
 
 
 def test_every_field_of_a_failure_is_documented() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from edl.agent.environment import LocalPaths, nursery_environment, worker_environment
+from edl.arithmetic import hyper
 from edl.config import JobSpec, NodeRange
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.messages import Member, Settings, World
 
 SPEC = JobSpec(JobId("my-job"), NodeRange(2, 4), max_restarts=7)
 WORLD = World(
@@ -138,7 +141,23 @@ class TestEdl:
     def test_its_variables(self) -> None:
         environment = told("b", 0)
         ours = {name: value for name, value in environment.items() if name.startswith("EDL_")}
+        assert {name: ours.pop(name) for name in hyper.environment(WORLD.settings, 6, 2)} == {
+            "EDL_SETTINGS": "0",
+            "EDL_GLOBAL_BATCH": "",
+            "EDL_LOCAL_BATCH": "",
+            "EDL_MICRO_BATCH": "",
+            "EDL_ACCUMULATION": "1",
+            "EDL_LOGICAL_RANKS": "",
+            "EDL_LR_FACTOR": "1.0",
+        }
         assert ours == {"EDL_JOB_ID": "my-job", "EDL_ROUND": "3", "EDL_NODE_ID": "b", "EDL_NODES": "3"}
+
+    def test_batches_and_lr_are_those_of_the_rank(self) -> None:
+        world = dataclasses.replace(WORLD, settings=Settings(7, global_batch=64, local_batch=4, factor=0.5))
+        names = ("EDL_SETTINGS", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_ACCUMULATION", "EDL_LR_FACTOR")
+        base = {"EDL_LOCAL_BATCH": "4"}  # the launcher's own option
+        assert part(told("b", 0, base, world), *names) == ("7", "64", "11", "3", "0.5")
+        assert part(told("c", 2, base, world), *names) == ("7", "64", "10", "3", "0.5")
 
 
 class TestBase:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.etcd_plan import DEFAULT_PORT
-from edl.config import FaultTolerance, LogPlan, NodeRange, Standby, StreamTarget, Timeouts
+from edl.config import FaultTolerance, HyperPolicy, LogPlan, LrRule, NodeRange, Standby, StreamTarget, Timeouts
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import __main__ as program
@@ -125,6 +125,14 @@ class TestOptions:
         assert (settings.standby, settings.preload, settings.local_addr) == (Standby.SPAWN, ("a", "b.c"), "10.0.0.1")
         assert (settings.logs.tee_all, settings.logs.redirect_all) == (3, 1)
 
+    def test_batch_and_learning_rate(self) -> None:
+        hyper = ("--global-batch=64", "--local-batch", "8", "--lr_rule=sqrt", "--lr-warmup=100", "--lr-reference=32")
+        spec = read(*hyper, "--logical-ranks=4", "--nnodes=1:2", "--nproc-per-node=2", "train.py").spec
+        assert spec.hyper == HyperPolicy(64, 8, LrRule.SQRT, 100, 32, 4)
+        assert read("train.py").spec.hyper == HyperPolicy()
+        odd = read("--logical-ranks=4", "--nnodes=1:5", "--node-unit=4", "train.py").spec
+        assert odd.hyper.logical_ranks == 4, "five nodes never form a world"
+
     def test_both_spellings(self) -> None:
         settings = read(
             "--nproc_per_node=2", "--max_restarts", "5", "--node-id", "my_node", "train.py", "--batch_size=3"
@@ -217,6 +225,18 @@ class TestRefusals:
             (["--rdzv-conf=connect_timeout=nan"], ["--rdzv-conf=connect_timeout=nan", "more than 0"]),
             (["--rdzv-conf=ca=missing.pem"], ["--rdzv-conf ca=missing.pem", "no such file"]),
             (["--rdzv-endpoint=etcds://h:1"], ["--rdzv-conf ca", "Add ca=FILE"]),
+            (["--global-batch=0"], ["--global-batch=0", "at least 1", "Leave it out"]),
+            (["--global-batch=many"], ["--global-batch=many", "whole number"]),
+            (["--local-batch=0"], ["--local-batch=0", "at least 1"]),
+            (["--local-batch=-8"], ["--local-batch=-8", "at least 1"]),
+            (["--lr-warmup=-1"], ["--lr-warmup=-1", "at least 0"]),
+            (["--lr-reference=0"], ["--lr-reference=0", "at least 1"]),
+            (["--global-batch=9999999999"], ["--global-batch=9999999999", "from 0 to 1000000000"]),
+            (["--logical-ranks=4", "--global-batch=30"], ["--global-batch=30", "--logical-ranks=4", "multiple of 4"]),
+            (
+                ["--logical-ranks=4", "--nnodes=1:3", "--nproc-per-node=2"],
+                ["--logical-ranks=4", "3 nodes with 2 workers each are 6", "maximum of --nnodes"],
+            ),
             (["-m", "--no-python"], ["--module and --no-python", "exclude", "Drop one"]),
         ],
         ids=lambda value: " ".join(value),
@@ -229,7 +249,9 @@ class TestRefusals:
         assert [word for word in words if word not in message] == []
         assert list((folder / "temporary").iterdir()) == []  # nothing is left of a command that did nothing
 
-    @pytest.mark.parametrize("choice", ["--standby=warm", "--fault-tolerance=none", "--max-restarts=two", "--wrong=1"])
+    @pytest.mark.parametrize(
+        "choice", ["--standby=warm", "--lr-rule=cubic", "--fault-tolerance=none", "--max-restarts=two", "--wrong=1"]
+    )
     def test_end_the_program_with_the_status_for_usage(
         self, choice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
+from edl.config import FaultTolerance, HyperPolicy, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
 from edl.master.invariants import state_violations, step_violations
@@ -36,9 +36,10 @@ class Rule:
         restarts: int = 1,
         record: Record | None = None,
         present: str = "",
+        hyper: HyperPolicy | None = None,
     ) -> None:
         timeouts = Timeouts(recover_s=10.0, shutdown_s=1.0, lease_ttl_s=3.0)
-        self.spec = JobSpec(JobId("job"), bounds, restarts, level, timeouts)
+        self.spec = JobSpec(JobId("job"), bounds, restarts, level, timeouts, hyper=hyper or HyperPolicy())
         self.now_s = 100.0
         decision = take_over(self.spec, record, [info(name) for name in present], self.now_s)
         assert not list(state_violations(decision.state))

@@ -18,7 +18,7 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
 from edl.types import Round, Token
 from edl.wire.local import Target
-from edl.wire.messages import NO_STATE, Dismissed, Expelled, Finish, Purpose, Version, World
+from edl.wire.messages import NO_SETTINGS, NO_STATE, Dismissed, Expelled, Finish, Purpose, Settings, Version, World
 
 NEWS_S = 2.0
 """How long it may take until the Master knows that a node has a copy."""
@@ -85,6 +85,10 @@ class Checks:
         self.owed: tuple[Version, int] | None = None
         """What the kill switch must leave in the checkpoint directory, as long as no more memories are lost."""
         self.steps = 0
+        self.settings: dict[int, Settings] = {0: NO_SETTINGS}
+        """All that were ever recorded, by number."""
+        self._held: dict[tuple[Round, int], Settings] = {}
+        """Under which ones the step after a commit is taken."""
         self._placed: dict[tuple[int, int], Round] = defaultdict(lambda: Round(0))
         self._next_port = 20_000
 
@@ -139,6 +143,8 @@ class Checks:
             if before is None or before.round < record.round:
                 self._world_formed(before.world if before is not None else None, state, record.world, decided_s)
         self._check_budget(record)
+        if self.settings.setdefault(record.settings.number, record.settings) != record.settings:
+            self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
         if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
             self.owed = self._newest(list(self.keepers.values()), 0, decided_s), self.lost_memories
 
@@ -235,6 +241,8 @@ class Checks:
 
     def _agreed(self, number: Round, order: Target) -> None:
         course = self.courses.get(number)
+        if order.purpose == Purpose.SET.value:
+            return  # what counts is what the workers take their steps under
         if course is None:
             self.fail(f"workers of round {number} are to go to commit {order.commit}; nobody trains there")
         elif order.commit == course.target or order.commit in course.saves:
@@ -267,6 +275,14 @@ class Checks:
         course.reached = max(course.reached, commit)
         if course.target and commit > course.target:
             self.fail(f"{worker} passes commit {commit} although round {world.round} ends at {course.target}")
+
+    def holds(self, worker: Worker, world: World, commit: int, settings: Settings) -> None:
+        """Under these settings a worker takes the step after a commit."""
+        if self.settings.get(settings.number) != settings:
+            self.fail(f"{worker} takes a step under settings that nobody recorded: {settings}")
+        others = self._held.setdefault((world.round, commit), settings)
+        if others != settings:
+            self.fail(f"{worker} goes on from commit {commit} under {settings}, others under {others}")
 
     def worker_failed(self) -> None:
         """A worker fails for a reason that may be charged."""

@@ -48,6 +48,8 @@ class FaultKind(enum.Enum):
     """The collectives of the round hang, and agents notice."""
     SAVE = "save"
     """Somebody asks for a checkpoint."""
+    SET = "set"
+    """Somebody changes settings."""
     KILL = "kill"
     """Somebody uses the kill switch."""
     CRASH_ON_HOLD = "crash-on-hold"
@@ -132,6 +134,15 @@ class FaultPlan:
                 break
         longest_s = max(fault.at_s + fault.for_s for fault in faults)
         return cls(tuple(faults), longest_s + 0.1)
+
+    def with_wishes(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
+        """The plan, and now and then somebody who changes settings; more often when much else happens."""
+        moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
+        chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.3]
+        chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 4))]
+        chosen += [at_s + rng.uniform(0.1, 0.5) for at_s in chosen if rng.random() < 0.5]
+        wishes = [Fault(at_s, FaultKind.SET, 0.0, rng.random(), rng.random()) for at_s in chosen]
+        return FaultPlan((*self.faults, *wishes), max(self.quiet_s, *chosen) + 0.1)
 
     def without(self, index: int) -> FaultPlan:
         """The plan less one fault, for shrinking."""

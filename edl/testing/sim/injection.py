@@ -195,6 +195,13 @@ def _kill(world: SimWorld, fault: Fault) -> None:
     world.ask(Purpose.KILL, by_file=fault.pick < 0.5)
 
 
+def _set(world: SimWorld, fault: Fault) -> None:
+    name = _choose(("global-batch", "lr-scale", "lr-rule"), fault.pick)
+    values = {"global-batch": 1 + int(fault.pick2 * 500), "lr-scale": 0.1 + fault.pick2}
+    rule = _choose(("none", "linear", "sqrt"), fault.pick2)
+    world.wish(f"{name}={values.get(str(name), rule)} lr-warmup={int(fault.pick2 * 30)}")
+
+
 def _crash_on_hold(world: SimWorld, fault: Fault) -> None:
     world.around.kill_on_hold = True
 
@@ -235,6 +242,7 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.STUCK_WORKER: _stuck_worker,
     FaultKind.HANG: _hang,
     FaultKind.SAVE: _save,
+    FaultKind.SET: _set,
     FaultKind.KILL: _kill,
     FaultKind.CRASH_ON_HOLD: _crash_on_hold,
     FaultKind.CRASH_ON_SWITCH: _crash_on_switch,

@@ -82,6 +82,7 @@ class Ruling:
         self.over = False
         self._queue: deque[ev.Event] = deque()
         self._busy = True
+        self._pumping = False
         self._timer: Timer | None = None
         self._watch: Watch | None = None
         self._known: dict[str, Incarnation] = {}
@@ -138,6 +139,15 @@ class Ruling:
         self._pump()
 
     def _pump(self) -> None:
+        if self._pumping:
+            return  # the loop below goes on: a Master that was paused may have hundreds of events to take
+        self._pumping = True
+        try:
+            self._take_all()
+        finally:
+            self._pumping = False
+
+    def _take_all(self) -> None:
         while self._queue and not self._busy and not self.over and not self.concluded:
             event = self._queue.popleft()
             assert self.state is not None  # noqa: S101 - not busy means taken over

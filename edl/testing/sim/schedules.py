@@ -7,7 +7,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
+from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, Timeouts
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultPlan
 from edl.testing.sim.injection import play_out
@@ -86,7 +86,20 @@ class Schedule:
         if script is not None and rng.random() < 0.2:
             saved = tuple(Version(rng.randint(1, 5), rng.randint(1, 40)) for _ in range(rng.randint(1, 3)))
         racks = rng.choice((1, 1, 2))
+        others = random.Random(f"settings {seed}")  # noqa: S311 - drawn apart, so that the rest stays as it was
+        if script is not None and others.random() < 0.4:
+            spec = dataclasses.replace(spec, hyper=_draw_policy(others))
+            plan = plan.with_wishes(others)
         return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, plan, script, saved, racks)
+
+
+def _draw_policy(rng: random.Random) -> HyperPolicy:
+    return HyperPolicy(
+        global_batch=rng.choice((0, 0, 64, 97)),
+        local_batch=rng.choice((0, 16)),
+        rule=rng.choice((LrRule.NONE, LrRule.LINEAR, LrRule.SQRT)),
+        warmup=rng.choice((0, 10)),
+    )
 
 
 def _draw_script(rng: random.Random) -> Script | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edl.agent import events as ag
+from edl.errors import StateError
 from edl.testing.sim.keepers import Directory
 from edl.testing.sim.timeline import Timeline, Timer
 from edl.testing.sim.workers import SIGKILL, SIGTERM, Group, Job, Parent, Watcher, Worker
@@ -267,6 +268,9 @@ class SteppingJob(Job):
                 if worker.round == number:
                     passed = worker.boundary.hold(hold)
                     self._say(worker, ag.WorkerHere(worker.born, worker.local_rank, hold, passed))
+            case local.Target(hold=hold, commit=commit, purpose=Purpose.SET.value, settings=settings):
+                worker.boundary.set_settings(hold, commit, settings)
+                self._again(worker)
             case local.Target(hold=hold, commit=commit, purpose=purpose, reason=reason):
                 worker.boundary.set_target(hold, commit, Purpose(purpose), reason)
                 self._again(worker)
@@ -337,10 +341,11 @@ class SteppingJob(Job):
                 self.notice(worker, crew)
                 return
             worker.stage, worker.up = Stage.TRAINING, True
-            worker.boundary.begin(world.restore.commit)
+            worker.boundary.begin(world.restore.commit, world.settings)
             worker.computed = world.restore.commit
             self.position = world.restore.commit
             self.watcher.restored(worker, world, world.restore)
+            self.watcher.holds(worker, world, world.restore.commit, worker.boundary.settings)
             self._say(worker, ag.WorkerUnderway(worker.born, worker.local_rank, world.round))
             crew.look()
 
@@ -376,7 +381,11 @@ class SteppingJob(Job):
         if worker.frozen or worker.busy:
             worker.standing = True
             return
-        turn = worker.boundary.arrive(worker.computed)
+        try:
+            turn = worker.boundary.arrive(worker.computed)
+        except StateError as error:
+            self.watcher.fail(f"{worker}: {error}")
+            return
         worker.standing = turn is Turn.WAIT
         if turn is Turn.WAIT:
             return
@@ -385,6 +394,8 @@ class SteppingJob(Job):
             return
         self.watcher.passed(worker, crew.world, worker.computed)
         self._commit(worker, crew.world, turn)
+        if turn not in (Turn.SWITCH, Turn.KILL):
+            self.watcher.holds(worker, crew.world, worker.computed, worker.boundary.settings)
         if turn in (Turn.SWITCH, Turn.KILL):
             worker.stage = Stage.LEAVING
             self._park(worker, crew, agreed=True)
@@ -398,7 +409,7 @@ class SteppingJob(Job):
     def _commit(self, worker: Stepper, world: World, turn: Turn) -> None:
         script, commit = self.script, worker.computed
         save = turn in (Turn.SAVE, Turn.KILL) or bool(script.save_every and commit % script.save_every == 0)
-        if (turn is Turn.PASS and commit % script.copy_every and not save) or not (
+        if (turn in (Turn.PASS, Turn.SET) and commit % script.copy_every and not save) or not (
             script.sharded or worker.local_rank == 0
         ):
             return

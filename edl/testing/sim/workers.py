@@ -13,7 +13,7 @@ from edl.testing.sim.keepers import Directory, SimKeeper
 from edl.testing.sim.timeline import Timeline, Timer
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import Member, Version, World
+from edl.wire.messages import Member, Settings, Version, World
 
 SIGTERM, SIGKILL = 15, 9
 
@@ -54,6 +54,10 @@ class Watcher(Protocol):
 
     def passed(self, worker: Worker, world: World, commit: int) -> None:
         """A worker has passed a step boundary."""
+        ...
+
+    def holds(self, worker: Worker, world: World, commit: int, settings: Settings) -> None:
+        """Under these settings a worker takes the step after a commit."""
         ...
 
     def copied(self, parent: Parent, version: Version) -> None:

@@ -151,6 +151,12 @@ class SimWorld:
         elif master is not None and master.ruling is not None:
             master.run(master.ruling.feed, ev.Told(Asked(purpose, "somebody")))
 
+    def wish(self, wish: str) -> None:
+        """Somebody changes settings."""
+        master = self.master
+        if master is not None and master.ruling is not None:
+            master.run(master.ruling.feed, ev.Told(Asked(Purpose.SET, "somebody", wish)))
+
     def _poll(self, launcher: Launcher) -> None:
         """An agent looks for the switches' files, again and again while they are there."""
         for asked, purpose in ((self.directory.kill_asked, Purpose.KILL), (self.directory.save_asked, Purpose.SAVE)):

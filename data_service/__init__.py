@@ -1,0 +1,1 @@
+"""Data sets served to the workers of elastic jobs: leases, readers, accounting."""

@@ -1,0 +1,177 @@
+"""``python -m data_service``: commands around data sets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from edl.errors import EdlError, SettingError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(name="data_service")
+def commands() -> None:
+    """Prepare and serve data sets."""
+
+
+def _input_options(function: F) -> F:
+    """What says which files, and how they are read."""
+    for option in (
+        click.option(
+            "-o",
+            "--option",
+            "given",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="How to read them: types=price:float32,… delimiter=; quote= quoted_newlines=true header=false "
+            "names=a,b read=module:function shards=module:function. See docs/data-formats.md.",
+        ),
+        click.option("--storage", multiple=True, metavar="NAME=VALUE", help="For fsspec, when files are URLs."),
+        click.option("--shard-records", default=65536, show_default=True, help="At most so many records a shard."),
+        click.option("--shard-mb", default=16, show_default=True, help="About so large are shards of lines."),
+        click.option("--format", "kind", help="ipc, parquet, csv, jsonl, text or user. Default: by the files' names."),
+    ):
+        function = option(function)
+    return function
+
+
+def _pairs(name: str, texts: tuple[str, ...]) -> dict[str, str]:
+    for text in texts:
+        if not text.partition("=")[0] or "=" not in text:
+            raise SettingError(name, text, "must be NAME=VALUE")
+    return {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+@commands.command("scan")
+@click.argument("patterns", nargs=-1, required=True, metavar="PATTERN…")
+@_input_options
+@click.option("--list", "listed", is_flag=True, help="Each file with its shards.")
+def scan_command(
+    patterns: tuple[str, ...],
+    given: tuple[str, ...],
+    storage: tuple[str, ...],
+    shard_records: int,
+    shard_mb: int,
+    kind: str | None,
+    listed: bool,
+) -> None:
+    """Files, shards and records that the patterns stand for: files, folders, globs; local or URLs."""
+    from data_service.readers.options import Options
+    from data_service.scan import scan
+
+    manifest = scan(
+        patterns,
+        kind,
+        shard_records=shard_records,
+        shard_bytes=shard_mb << 20,
+        storage_options=_pairs("--storage", storage),
+        options=Options.of(_pairs("--option", given)),
+        say=_say,
+    )
+    if listed:
+        for file in manifest.files:
+            click.echo(f"{file.path}  {file.size_bytes:,} bytes  {file.shards:,} shards")
+    click.echo(f"{manifest.format}: {manifest.describe()}, {manifest.size_bytes:,} bytes")
+
+
+@commands.command("convert")
+@click.argument("patterns", nargs=-1, required=True, metavar="PATTERN…")
+@click.argument("output")
+@_input_options
+@click.option("--columns", default="", metavar="A,B,…", help="To keep besides those that are packed. Default: all.")
+@click.option(
+    "--pack",
+    "packs",
+    multiple=True,
+    metavar="NAME[:TYPE]=A,B,…",
+    help="Put columns side by side into one, an array of two dimensions. Globs are fine: cat=C*.",
+)
+@click.option("--fill", multiple=True, metavar="COLUMN=VALUE", help="What stands for null. Globs are fine: I*=0.")
+@click.option("--compression", default="none", show_default=True, help="none (fastest: mapped), lz4 or zstd.")
+@click.option("--file-mb", default=256, show_default=True, help="About so much input makes one file.")
+@click.option("--seed", type=int, help="Shuffle the records within each file.")
+@click.option("--workers", default=1, show_default=True, help="Processes.")
+def convert_command(
+    patterns: tuple[str, ...],
+    output: str,
+    given: tuple[str, ...],
+    storage: tuple[str, ...],
+    shard_records: int,
+    shard_mb: int,
+    kind: str | None,
+    columns: str,
+    packs: tuple[str, ...],
+    fill: tuple[str, ...],
+    compression: str,
+    file_mb: int,
+    seed: int | None,
+    workers: int,
+) -> None:
+    """Convert to Arrow IPC files in the folder OUTPUT. If it is interrupted, the same command goes on."""
+    from data_service.bar import conversion_bar
+    from data_service.convert import convert
+    from data_service.manifest import counted
+    from data_service.readers.options import Options
+    from data_service.recipe import Pack, Recipe, parsed_fill
+
+    recipe = Recipe(
+        columns=tuple(columns.split(",")) if columns else None,
+        packs=tuple(Pack.of(text) for text in packs),
+        fill=parsed_fill(fill),
+        compression=compression,
+        shard_records=shard_records,
+        file_bytes=file_mb << 20,
+        seed=seed,
+    )
+    with conversion_bar() as progress:
+        done = convert(
+            patterns,
+            output,
+            recipe,
+            format=kind,
+            shard_bytes=shard_mb << 20,
+            workers=workers,
+            storage_options=_pairs("--storage", storage),
+            options=Options.of(_pairs("--option", given)),
+            say=_say,
+            progress=progress,
+        )
+    before = f", {done.found:,} of them by an earlier run" if done.found else ""
+    files, records = counted(done.files, "file"), counted(done.records, "record")
+    click.echo(f"{output}: {files}{before}, {records}, {done.size_bytes:,} bytes")
+
+
+@commands.command("reader", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def reader(arguments: tuple[str, ...]) -> None:
+    """Read and decode for trainers elsewhere; started by a launcher (--role=reader)."""
+    from data_service.serve import reader_command  # pyarrow.flight takes a moment to load
+
+    reader_command.main(args=list(arguments), prog_name="data_service reader", standalone_mode=False)
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        commands.main(standalone_mode=False)
+    except click.Abort:
+        click.echo("data_service: interrupted. A conversion goes on where it stopped, with the same command", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except EdlError as error:
+        click.echo(f"data_service: error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""What one worker says about one data set in one round: a request after the other, and all again after a failover."""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from data_service import wire
+from data_service.lines import Line
+from data_service.wire import Ack, Granted, Lease, NextEpoch, Open, Refused, Register
+from edl.errors import DataError
+
+LOOK_S = 0.05
+"""Whoever waits looks so often whether the round is over."""
+_Answer = TypeVar("_Answer")
+
+
+class Asked:
+    """A request on its way, and its answer once it has come."""
+
+    def __init__(self, word: Any, *, again: bool = False) -> None:
+        self.word = word
+        self.again = again
+        """It repeats what has been said before, and nobody waits for its answer."""
+        self.answer: Any = None
+        self.done = threading.Event()
+
+
+class Client:
+    """Says one thing after the other: what is asked while an answer is due waits in a queue. Any thread."""
+
+    def __init__(self, line: Line, dataset: str, number: int, rank: int, position: Callable[[], str]) -> None:
+        """``number``: of the round. ``position``: what is announced to all ranks, which rank 0 has to say."""
+        self.dataset = dataset
+        self._line = line
+        self._number = number
+        self._rank = rank
+        self._position = position
+        self._lock = threading.Lock()
+        self._queue: collections.deque[Asked] = collections.deque()
+        self._sent: Asked | None = None
+        self._closed = False
+        self._register: Register | None = None
+        self._open: Open | None = None
+        self._granted: set[int] = set()
+        self._finished: set[int] = set()
+        self._returned: dict[int, int] = {}
+        self._unkept: list[tuple[int, Ack]] = []
+        """Mode "free": acknowledgements that may not be in the store yet, with their numbers."""
+        self.on_readers: Callable[[Any], None] | None = None
+        """Takes the list of other processes that read for this one."""
+        line.listen(dataset, self._heard)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def register(self, manifest: bytes, options: wire.Options) -> Asked:
+        """Rank 0: these are the shards."""
+        self._register = Register(0, self.dataset, manifest, options)
+        return self._ask(self._register)
+
+    def open(self, epoch: int, digest: str) -> Asked:
+        """Take part in this round."""
+        position = self._position() if self._rank == 0 else ""
+        with self._lock:
+            self._open = Open(0, self.dataset, self._rank, epoch, digest=digest)
+        return self._ask(replace(self._open, ledger=position))
+
+    def lease(
+        self,
+        epoch: int,
+        want: int,
+        finished: Iterable[tuple[int, int]] = (),
+        failed: Iterable[tuple[int, int, str]] = (),
+    ) -> Asked:
+        """Ask for more shards, and say what became of earlier ones."""
+        word = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed))
+        with self._lock:
+            for shard, upto, _ in word.failed:
+                self._granted.discard(shard)
+                self._returned[shard] = upto
+            self._finished.update(shard for shard, _ in word.finished)
+        return self._ask(word)
+
+    def next_epoch(self, epoch: int, dropped: int, tell: bool) -> Asked | None:
+        """From here on it is about this epoch. ``tell``: rank 0 says so to the machine."""
+        with self._lock:
+            self._granted.clear()
+            self._finished.clear()
+            self._returned.clear()
+            if self._open is not None:
+                self._open = replace(self._open, epoch=epoch)
+        return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
+
+    def say(self, word: Any) -> Asked:
+        """Any other request."""
+        return self._ask(word)
+
+    def tell(self, word: Any) -> None:
+        """What has no answer."""
+        if not self._closed:
+            self._line.say(wire.encode(word), self._number)
+
+    def wait(self, asked: Asked, check: Callable[[], None], kind: type[_Answer]) -> _Answer:
+        """The answer. ``check`` is called again and again, and raises when the round is over. Raises ``DataError`` for
+        a refusal."""
+        while not asked.done.wait(LOOK_S):
+            check()
+        if isinstance(asked.answer, kind):
+            return asked.answer
+        if isinstance(asked.answer, Refused):
+            raise DataError(f"data set {self.dataset}: {asked.answer.text}")
+        raise DataError(f"data set {self.dataset}: {asked.answer!r:.200} is no answer to {type(asked.word).__name__}")
+
+    def close(self) -> None:
+        """Say no more. Nothing is answered any more."""
+        with self._lock:
+            self._closed = True
+            self._queue.clear()
+        self._line.forget(self.dataset, self._heard)
+
+    # --- how ---------------------------------------------------------------------------------------------------------
+
+    def _ask(self, word: Any) -> Asked:
+        asked = Asked(word)
+        with self._lock:
+            self._queue.append(asked)
+        self._go_on()
+        return asked
+
+    def _go_on(self) -> None:
+        """Say the next thing, unless an answer is due."""
+        with self._lock:
+            if self._sent is not None or not self._queue or self._closed:
+                return
+            asked = self._sent = self._queue.popleft()
+            asked.word = replace(asked.word, id=_numbers.next())
+            text = wire.encode(asked.word)
+        self._line.say(text, self._number)
+
+    def _heard(self, word: Any) -> None:
+        if word is None:
+            self._say_again()
+        elif getattr(word, "id", None) is None:
+            if self.on_readers is not None:
+                self.on_readers(word)
+        else:
+            self._answered(word)
+        self._go_on()
+
+    def _answered(self, word: Any) -> None:
+        with self._lock:
+            asked = self._sent
+            if asked is None or asked.word.id != word.id:
+                return  # to a question that has been asked again since
+            self._sent = None
+            if isinstance(word, Refused) and word.kind == "old":
+                _numbers.rise_above(word.last)
+                self._queue.appendleft(asked)
+                return
+            if isinstance(word, Refused) and word.kind == "stale":
+                self._closed = True  # the news of the end of this round is on its way
+                return
+            unknown = isinstance(word, Refused) and word.kind == "unopened" and self._open is not None
+            if unknown:
+                self._queue.appendleft(asked)
+        if unknown:
+            self._say_again()  # another Master, and the news of it is on its way
+            return
+        with self._lock:
+            if isinstance(word, Granted) and isinstance(asked.word, Lease) and self._current(asked.word.epoch):
+                for given in word.leases:
+                    self._granted.add(given.shard.index)
+                    self._returned.pop(given.shard.index, None)
+            self._remember(asked.word, word)
+        asked.answer = word
+        asked.done.set()
+        if asked.again and isinstance(word, Refused):
+            # Whoever asks next is told why.
+            with self._lock:
+                waiting, self._queue = list(self._queue), collections.deque()
+            for one in waiting:
+                one.answer = word
+                one.done.set()
+
+    def _remember(self, said: Any, word: Any) -> None:
+        if isinstance(said, Ack) and not isinstance(word, Refused):
+            self._unkept.append((word.number, said))
+        kept = getattr(word, "kept", 0)
+        self._unkept = [(number, ack) for number, ack in self._unkept if number > kept]
+
+    def _current(self, epoch: int) -> bool:
+        return self._open is None or self._open.epoch == epoch
+
+    def _say_again(self) -> None:
+        """Another Master, or another stream to the same one: what was said may be lost."""
+        position = self._position() if self._open is not None and self._rank == 0 else ""
+        with self._lock:
+            if self._closed:
+                return
+            pending = [asked for asked in (self._sent, *self._queue) if asked is not None and not asked.again]
+            kinds = {type(asked.word) for asked in pending}
+            again: list[Asked] = []
+            if self._register is not None and Register not in kinds:
+                again.append(Asked(self._register, again=True))
+            if self._open is not None and Open not in kinds:
+                granted = self._granted
+                word = replace(
+                    self._open,
+                    ledger=position,
+                    granted=wire.ranges(granted),
+                    finished=wire.ranges(self._finished & granted),
+                    returned=tuple(sorted(self._returned.items())),
+                    acks=tuple(one for _, ack in self._unkept for one in ack.shards if self._current(ack.epoch)),
+                )
+                again.append(Asked(word, again=True))
+            self._sent = None
+            self._queue = collections.deque(again + pending)
+
+
+class _Numbers:
+    """Rise over the whole life of the process, over all rounds and data sets."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def next(self) -> int:
+        """A number that has not been used, by a process before this one neither: what it asked may still be waiting
+        for its answer. Drawn when it is needed, since processes may be forked from one that has loaded this."""
+        with self._lock:
+            self._last = (self._last or secrets.randbits(40)) + 1
+            return self._last
+
+    def rise_above(self, number: int) -> None:
+        """A process in this place before has used those up to here."""
+        with self._lock:
+            self._last = max(self._last, number)
+
+
+_numbers = _Numbers()

@@ -1,0 +1,202 @@
+"""One data set in the Master: its shards, who takes part, where the epoch is, what nobody could read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from data_service.keeping import Shelf
+from data_service.ledger import Ledger
+from data_service.manifest import Manifest
+from data_service.progress import Rate
+from data_service.table import Table
+from data_service.wire import FREE, Answer, Open, Options, Ranges, Request, encode, ranges
+from edl.master.service import Caller, Effect, Note, Tell, WakeAt
+from edl.types import Rank
+from edl.wire.messages import World
+
+
+@dataclass(slots=True)
+class Client:
+    """One worker of the running world, or one that was in the world before it."""
+
+    last: int = -1
+    """Highest id heard in this round."""
+    said: int = 0
+    """Hash of that request: a process that takes the place of another one may use the number again."""
+    answer: str = ""
+    """To that request; empty while it is parked."""
+    parked: Request | None = None
+    """Waits for something that others have to do."""
+    opened: bool = False
+    conflict: str = ""
+    """It holds what it cannot hold: nothing more is given to it."""
+    claim: Open | None = None
+    """What it opened with, until the table is there."""
+    returned: dict[int, int] = field(default_factory=dict)
+    """What it said at opening to have given back: how that shard failed may still be on its way."""
+    records: int = 0
+    """Finished by it in this epoch."""
+    per_s: float = 0.0
+    waited: float = 0.0
+    heard_s: float = 0.0
+    """Last word about its leases (mode "free")."""
+    completed_s: float = 0.0
+    """When it last finished a shard (mode "free")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Somebody could not read a shard."""
+
+    by: Caller
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A shard that is left out, from record ``upto`` on in the epoch in which that was found."""
+
+    shard: int
+    file: str
+    begin: int
+    end: int
+    upto: int
+    epoch: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Free:
+    """What mode "free" needs beyond the table."""
+
+    fence: int = 0
+    """Rollbacks so far."""
+    number: int = 0
+    """Acknowledgements counted so far."""
+    kept: int = 0
+    """Those of them that are in the store."""
+    kept_s: float = -1e9
+    commits: dict[str, str] = field(default_factory=dict)
+    """Names with the text of the ledger then, oldest first."""
+    callers: set[Caller] = field(default_factory=set)
+    """Who takes part, by what is kept."""
+    doers: dict[int, Caller] = field(default_factory=dict)
+    """Who finished the last shards of this epoch, oldest first."""
+    dirty: bool = False
+    awaited: set[Caller] = field(default_factory=set)
+    """After a change of the Master: whose ``Open`` is waited for before anything is given out."""
+    until_s: float = 0.0
+    """No longer than this."""
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=256))
+    """What the last shards took."""
+    check_s: float = 0.0
+    """When silent workers are looked for next; 0: not."""
+
+
+class DataSet:
+    """All of it. Changed in place."""
+
+    def __init__(self, name: str, shelf: Shelf) -> None:
+        self.name = name
+        self.shelf = shelf
+        self.manifest: Manifest | None = None
+        self.blob = b""
+        """Hash of the encoded manifest."""
+        self.previous: Manifest | None = None
+        """Of the one that was registered before it, to tell the difference."""
+        self.options = Options()
+        self.broken = ""
+        """Why nothing can be told about it: its accounting in the store is damaged."""
+        self.clients: dict[Caller, Client] = {}
+        self.opened = 0
+        """Clients that take part now."""
+        self.parked: dict[Caller, None] = {}
+        """Clients whose request waits, in order."""
+        self.table: Table | None = None
+        self.failures: dict[int, list[Attempt]] = {}
+        self.poison: dict[int, Poison] = {}
+        self.free = Free()
+        self.rate = Rate()
+
+    @property
+    def is_free(self) -> bool:
+        """Mode "free"."""
+        return self.options.mode == FREE
+
+    @property
+    def known(self) -> Manifest:
+        """Its shards, where it is clear that it has been registered."""
+        if self.manifest is None:
+            raise LookupError(f"{self.name} has not been registered")
+        return self.manifest
+
+    @property
+    def position(self) -> Table:
+        """Its table, where it is clear that there is one."""
+        if self.table is None:
+            raise LookupError(f"{self.name} has no position")
+        return self.table
+
+    def set_open(self, client: Client, is_open: bool) -> None:
+        """It takes part from now on, or no more."""
+        self.opened += is_open - client.opened
+        client.opened = is_open
+
+    def others(self, than: Caller) -> Collection[Caller]:
+        """Clients that take part now, but one."""
+        return [caller for caller, client in self.clients.items() if client.opened and caller != than]
+
+    def quarantined(self) -> Ranges:
+        """As ranges."""
+        return ranges(self.poison)
+
+    def begin(self, ledger: Ledger) -> Table:
+        """Its table is this position from now on."""
+        self.table = Table(self.known, ledger, self.poison)
+        self.free.doers.clear()
+        for client in self.clients.values():
+            client.records = 0
+        return self.table
+
+    def counts(self, caller: Caller, records: int, shards: int, now_s: float) -> None:
+        """So much more is done by this client."""
+        self.clients[caller].records += records
+        self.rate.add(now_s, records, shards)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One step: what is given, and what comes of it."""
+
+    now_s: float
+    world: World | None
+    ranks: Mapping[Caller, Rank]
+    """Of the world; empty when there is none."""
+    taken_over: bool = False
+    """The world was running when this Master came."""
+    effects: list[Effect] = field(default_factory=list)
+
+    def reply(self, data: DataSet, caller: Caller, client: Client, answer: Answer) -> None:
+        """To the last request of a client."""
+        client.answer = encode(answer)
+        client.parked = None
+        data.parked.pop(caller, None)
+        self.effects.append(Tell(caller, client.answer))
+
+    def note(self, text: str) -> None:
+        """A line of the job's history."""
+        self.effects.append(Note(printable(text)))
+
+    def wake(self, at_s: float) -> None:
+        """Ask for a ``Tick``."""
+        self.effects.append(WakeAt(at_s))
+
+
+def printable(text: str) -> str:
+    """Without half characters, such as those of file names that are not UTF-8: nobody could send them on."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+RANK_0 = Rank(0)

@@ -1,0 +1,204 @@
+"""Where data sets lie: local folders, and whatever fsspec or pyarrow can reach (``s3://…``, ``gs://…``, ``hdfs://…``).
+
+fsspec, and the package that it needs for a protocol, are loaded when there is a URL, and only then. Where fsspec lacks
+a package for S3 or Google's store, the client that pyarrow brings is used; for HDFS fsspec does so itself.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from edl.errors import DataError, SettingError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PYARROW_CLIENTS = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that a pattern stands for."""
+
+    path: str
+    """Absolute, or a URL."""
+    size_bytes: int
+    named: bool
+    """By its name or a glob; else it merely lies in a folder that was named."""
+
+
+def is_url(path: str) -> bool:
+    """Whether it is for fsspec. ``file://`` is a local path like others."""
+    return "://" in path and not path.startswith("file://")
+
+
+class Storage:
+    """Finds and opens files. From any thread; nothing is kept open."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._options = dict(options or {})
+        self._clients: dict[str, Any] = {}
+
+    def find(self, pattern: str) -> Iterator[Found]:
+        """The files of one pattern: a file, a folder with all below it, or a glob (``*``, ``?``, ``[…]``, ``**``).
+
+        One after the other and in no order, so that ten million need no memory. In folders, names that begin with a dot
+        or an underscore are left out. Raises ``DataError`` when a name without wildcards does not exist.
+        """
+        return self._find_remote(pattern) if is_url(pattern) else _find_local(pattern.removeprefix("file://"))
+
+    def open(self, path: str, *, mapped: bool = False) -> pa.NativeFile:
+        """For reading anywhere in it. ``mapped``: a local file is mapped into memory. Raises ``OSError``."""
+        import pyarrow as pa
+
+        if is_url(path):
+            system, inside = self._connect(path)
+            return pa.PythonFile(system.open(inside, "rb"), mode="r")
+        return pa.memory_map(path) if mapped else pa.OSFile(path)
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        """The bytes ``[begin, end)``; fewer where the file ends. Raises ``OSError``."""
+        if end <= begin:
+            return b""
+        if is_url(path):
+            system, inside = self._connect(path)
+            return bytes(system.cat_file(inside, start=begin, end=min(end, self.size(path))))
+        with open(path, "rb", buffering=0) as file:
+            file.seek(begin)
+            parts: list[bytes] = []
+            while begin < end and (part := file.read(end - begin)):
+                parts.append(part)
+                begin += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self, path: str) -> int:
+        """In bytes. Raises ``OSError``."""
+        if is_url(path):
+            system, inside = self._connect(path)
+            return int(system.size(inside))
+        return os.stat(path).st_size
+
+    def stamp(self, path: str) -> tuple[int, ...]:
+        """Another one when a local file is written anew. Of a remote file always the same: asking takes time."""
+        if is_url(path):
+            return ()
+        status = os.stat(path)
+        return (status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def _find_remote(self, pattern: str) -> Iterator[Found]:
+        system, inside = self._connect(pattern)
+        system.invalidate_cache()
+        if re.search(r"[*\[]", pattern) or ("?" in pattern and not pattern.startswith("http")):
+            for name, entry in system.glob(inside, detail=True).items():
+                if entry["type"] == "file":
+                    yield Found(system.unstrip_protocol(name), int(entry["size"] or 0), named=True)
+            return
+        try:
+            entry = system.info(inside)
+        except FileNotFoundError:
+            raise _not_there(pattern) from None
+        if entry["type"] == "file":
+            yield Found(pattern, int(entry["size"] or 0), named=True)
+            return
+        for folder, folders, names in system.walk(inside, detail=True):
+            for name in [name for name in folders if _hidden(name)]:
+                del folders[name]
+            for name, entry in names.items():
+                if name and not _hidden(name):
+                    path = system.unstrip_protocol(f"{folder.rstrip('/')}/{name}")
+                    yield Found(path, int(entry["size"] or 0), named=False)
+
+    def _connect(self, url: str) -> tuple[Any, str]:
+        protocol = url.partition("://")[0]
+        try:
+            core = importlib.import_module("fsspec.core")
+        except ImportError:
+            advice = "Run: pip install 'edl[remote]'"
+            raise SettingError("files", url, "a URL needs the package fsspec, which is not installed", advice) from None
+        try:
+            system, inside = core.url_to_fs(url, **self._options)
+        except ImportError as error:
+            if protocol in PYARROW_CLIENTS:
+                if protocol not in self._clients:
+                    self._clients[protocol] = self._pyarrow_client(protocol)
+                return self._clients[protocol], url.partition("://")[2]
+            raise SettingError("files", url, f"{protocol}:// needs a package that is not installed ({error})") from None
+        except ValueError as error:
+            raise SettingError("files", url, str(error), "Give a path, or a URL that fsspec knows") from None
+        return system, str(inside)
+
+    def _pyarrow_client(self, protocol: str) -> Any:
+        from pyarrow import fs
+
+        module = importlib.import_module("fsspec.implementations.arrow")
+        client = module.ArrowFSWrapper(getattr(fs, PYARROW_CLIENTS[protocol])(**self._options))
+        client.cat_file = partial(client.cat_file, seekable=True)  # else it cannot read the first part of a file
+        return client
+
+
+def _find_local(pattern: str) -> Iterator[Found]:
+    path = os.path.abspath(os.path.expanduser(pattern))
+    if os.path.isdir(path):
+        yield from _below(path, ())
+    elif os.path.exists(path):
+        yield Found(path, os.stat(path).st_size, named=True)
+    elif not re.search(r"[*?\[]", pattern):
+        raise _not_there(path)
+    else:
+        yield from _matching("/", path.strip("/").split("/"))
+
+
+def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+    """All files below a folder. A link to a folder that it lies in is not followed for ever."""
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _hidden(entry.name):
+                continue
+            if entry.is_dir():
+                yield from _below(entry.path, (*above, here))
+            elif entry.is_file():
+                yield Found(entry.path, entry.stat().st_size, named=False)
+
+
+def _matching(folder: str, parts: list[str]) -> Iterator[Found]:
+    """Files below the folder whose path from there matches the parts of a glob, one part a level."""
+    part, *rest = parts
+    if not re.search(r"[*?\[]", part):
+        path = os.path.join(folder, part)
+        if rest and os.path.isdir(path):
+            yield from _matching(path, rest)
+        elif not rest and os.path.isfile(path):
+            yield Found(path, os.stat(path).st_size, named=True)
+        return
+    if part == "**" and rest:
+        yield from _matching(folder, rest)  # "**" is no folder, or this and more
+    matches = re.compile(fnmatch.translate("*" if part == "**" else part)).match
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not matches(entry.name) or (entry.name.startswith(".") and not part.startswith(".")):
+                continue
+            if not rest and entry.is_file():
+                yield Found(entry.path, entry.stat().st_size, named=True)
+            elif part == "**" and entry.is_dir(follow_symlinks=False):
+                yield from _matching(entry.path, parts)
+            elif rest and part != "**" and entry.is_dir():
+                yield from _matching(entry.path, rest)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _not_there(path: str) -> DataError:
+    return DataError(f"{path}: no such file or folder. Check the path; every node must see it under the same name")

@@ -1,0 +1,234 @@
+"""Which records of an epoch are consumed: whole shards as a bitmap, begun ones with the count of their records.
+
+It is part of the model's state in mode "steps", the same on all ranks, and the Master's own in mode "free".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from data_service.manifest import Manifest
+from edl.errors import DataError
+
+VERSION = 1
+_ONES = bytes(bin(value).count("1") for value in range(256))
+
+
+class Ledger:
+    """The position in one data set. Belongs to a manifest (by its digest), a seed and a shuffling rule.
+
+    Records of a shard count in the shard's own order of the epoch, so "the first ``upto``" is a fixed set of them.
+    """
+
+    __slots__ = ("digest", "done", "done_shards", "epoch", "partial", "records", "seed", "shards", "shuffle")
+
+    def __init__(self, digest: str, shards: int, *, seed: int = 0, shuffle: bool = True, epoch: int = 0) -> None:
+        self.digest = digest
+        self.shards = shards
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = epoch
+        self.done = bytearray((shards + 7) // 8)
+        """Bit ``shard % 8`` of byte ``shard // 8``: the shard is consumed."""
+        self.done_shards = 0
+        self.partial: dict[int, int] = {}
+        """Begun shards: how many of their records are consumed, more than 0."""
+        self.records = 0
+        """Consumed in this epoch, in whole and begun shards."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, seed: int = 0, shuffle: bool = True, epoch: int = 0) -> Ledger:
+        """Nothing of this manifest is consumed."""
+        return cls(manifest.digest, len(manifest), seed=seed, shuffle=shuffle, epoch=epoch)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self._fields() == other._fields()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return (
+            f"Ledger(epoch={self.epoch}, {self.done_shards} of {self.shards} shards, {len(self.partial)} begun, "
+            f"{self.records} records, digest={self.digest[:12]})"
+        )
+
+    def is_done(self, shard: int) -> bool:
+        """All its records are consumed. Raises ``DataError`` for a shard that there is not."""
+        self._check(shard)
+        return bool(self.done[shard >> 3] >> (shard & 7) & 1)
+
+    def count(self, shard: int) -> int:
+        """Consumed records of a shard that is not done; 0 for one that is, whose number is not remembered."""
+        self._check(shard)
+        return self.partial.get(shard, 0)
+
+    def take(self, shard: int, upto: int, complete: bool, begin: int = -1) -> int:
+        """Its first ``upto`` records are consumed, and with ``complete`` there are no more. Returns how many are new.
+
+        ``begin``: what was consumed before, by the caller's account. Raises ``DataError`` when records would count
+        twice or be passed over, and changes nothing then.
+        """
+        self._check(shard)
+        before = self.partial.get(shard, 0)
+        if self.done[shard >> 3] >> (shard & 7) & 1:
+            raise DataError(
+                f"shard {shard} of epoch {self.epoch} is consumed; its records up to {upto} would count twice"
+            )
+        if begin not in (-1, before) or upto < before:
+            first = before if begin == -1 else begin
+            raise DataError(
+                f"shard {shard} of epoch {self.epoch}: {before} records are consumed, so records {first} to {upto} "
+                "would count twice or leave a gap"
+            )
+        if complete:
+            self.partial.pop(shard, None)
+            self.done[shard >> 3] |= 1 << (shard & 7)
+            self.done_shards += 1
+        elif upto:
+            self.partial[shard] = upto
+        self.records += upto - before
+        return upto - before
+
+    def next_epoch(self) -> None:
+        """The next epoch begins: nothing of it is consumed."""
+        self.start(self.epoch + 1)
+
+    def start(self, epoch: int) -> None:
+        """Nothing of this epoch is consumed."""
+        self.epoch = epoch
+        self.done = bytearray(len(self.done))
+        self.partial = {}
+        self.done_shards = self.records = 0
+
+    def open_shards(self) -> Iterator[int]:
+        """Shards that are not done, by their numbers."""
+        for place, byte in enumerate(self.done):
+            if byte == 0xFF:
+                continue
+            first = place << 3
+            for bit in range(min(8, self.shards - first)):
+                if not byte >> bit & 1:
+                    yield first + bit
+
+    def merge(self, other: Ledger) -> None:
+        """Add what another one of the same epoch has taken, from the same beginning, of other shards.
+
+        Raises ``DataError`` when they do not belong together or both have taken of one shard, and changes nothing then.
+        """
+        self.belongs(other.digest, other.shards, other.seed, other.shuffle)
+        if other.epoch != self.epoch:
+            raise DataError(f"positions of epochs {self.epoch} and {other.epoch} cannot be merged")
+        both = [place for place, (mine, its) in enumerate(zip(self.done, other.done, strict=True)) if mine & its]
+        twice = [
+            8 * place + bit for place in both for bit in range(8) if self.done[place] & other.done[place] >> bit & 1
+        ]
+        twice += [shard for shard in other.partial if shard in self.partial or self.is_done(shard)]
+        twice += [shard for shard in self.partial if other.is_done(shard)]
+        if twice:
+            raise DataError(f"shards {sorted(twice)[:10]} of epoch {self.epoch} are in both positions")
+        self.done = bytearray(mine | its for mine, its in zip(self.done, other.done, strict=True))
+        self.partial.update(other.partial)
+        self.done_shards += other.done_shards
+        self.records += other.records
+
+    def belongs(self, digest: str, shards: int, seed: int, shuffle: bool) -> None:
+        """Raise ``DataError`` unless it is a position in this set, handed out in this order."""
+        if (self.digest, self.shards) != (digest, shards):
+            raise DataError(
+                f"the position belongs to data of digest {self.digest[:12]} with {self.shards:,} shards, these have "
+                f"{digest[:12]} with {shards:,}; give back the same files, or begin without that position"
+            )
+        if self.shuffle != shuffle or (shuffle and self.seed != seed):
+            raise DataError(
+                f"the position belongs to shuffle={self.shuffle}, seed={self.seed}; now it is shuffle={shuffle}, "
+                f"seed={seed}: the same records would not be the ones consumed. Set them back"
+            )
+
+    def copy(self) -> Ledger:
+        """An equal one of its own."""
+        other = Ledger(self.digest, 0, seed=self.seed, shuffle=self.shuffle, epoch=self.epoch)
+        other.shards, other.done, other.partial = self.shards, self.done[:], dict(self.partial)
+        other.done_shards, other.records = self.done_shards, self.records
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain and small: numbers, texts, bytes and a list."""
+        return {
+            "version": VERSION,
+            "digest": self.digest,
+            "shards": self.shards,
+            "seed": self.seed,
+            "shuffle": int(self.shuffle),
+            "epoch": self.epoch,
+            "records": self.records,
+            "done": zlib.compress(bytes(self.done), 1),
+            "partial": [number for shard in sorted(self.partial) for number in (shard, self.partial[shard])],
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> Ledger:
+        """Of what ``state_dict`` gave. Raises ``DataError`` when it is damaged or from another version."""
+        try:
+            if state["version"] != VERSION:
+                raise ValueError(f"version {state['version']}, this edl knows {VERSION}")
+            return cls._loaded(state)
+        except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
+            raise DataError(f"a position in a data set cannot be read: {type(error).__name__}: {error}") from None
+
+    @classmethod
+    def _loaded(cls, state: Mapping[str, Any]) -> Ledger:
+        shards = _natural(state, "shards")
+        digest = state["digest"]
+        if not isinstance(digest, str):
+            raise ValueError("its digest is no text")
+        ledger = cls(digest, 0, seed=int(state["seed"]), shuffle=bool(state["shuffle"]), epoch=_natural(state, "epoch"))
+        ledger.shards, ledger.records = shards, _natural(state, "records")
+        size = (shards + 7) // 8
+        unpack = zlib.decompressobj()
+        done = unpack.decompress(bytes(state["done"]), size + 1)
+        if len(done) != size or (shards % 8 and done[-1] >> shards % 8):
+            raise ValueError(f"its bitmap is not one of {shards} shards")
+        ledger.done = bytearray(done)
+        ledger.done_shards = sum(done.translate(_ONES))
+        flat = [int(number) for number in state["partial"]]
+        ledger.partial = dict(zip(flat[::2], flat[1::2], strict=True))
+        if any(
+            not 0 <= shard < shards or count < 1 or ledger.is_done(shard) for shard, count in ledger.partial.items()
+        ):
+            raise ValueError("a begun shard is done, or there is no such shard")
+        return ledger
+
+    def encode(self) -> str:
+        """As one line of text."""
+        state = self.state_dict()
+        state["done"] = base64.b64encode(state["done"]).decode("ascii")
+        return json.dumps(state, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str) -> Ledger:
+        """Of what ``encode`` gave. Raises ``DataError``."""
+        try:
+            state = json.loads(text)
+            state["done"] = base64.b64decode(state["done"], validate=True)
+        except (ValueError, KeyError, TypeError, binascii.Error, RecursionError) as error:
+            raise DataError(f"a position in a data set cannot be read: {error}") from None
+        return cls.load(state)
+
+    def _check(self, shard: int) -> None:
+        if not 0 <= shard < self.shards:
+            raise DataError(f"there is no shard {shard}; there are {self.shards}")
+
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+
+def _natural(state: Mapping[str, Any], name: str) -> int:
+    value = state[name]
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name}={value!r} is no count")
+    return value

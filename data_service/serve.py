@@ -1,0 +1,81 @@
+"""A reader process: ``python -m data_service reader``, a child of a launcher, which it talks to in lines.
+
+The launcher writes ``{"secret": …}`` and then ``?`` now and then; the process writes ``{"port": …}`` once it listens
+and answers each ``?`` with ``!``. It ends when the launcher has gone. SIGTERM lets it finish what it streams.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn, TextIO
+
+import click
+
+from data_service.flight import DEFAULT_CAPACITY, ReaderServer
+from edl.errors import ProtocolError
+from edl.wire.address import address
+
+
+class _Leave(Exception):
+    """SIGTERM has come."""
+
+
+def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
+    """Be a reader process; returns its exit status. Raises ``PortInUse``."""
+    answers = _private_stdout()
+    order = sys.stdin.readline()
+    try:
+        secret = str(json.loads(order)["secret"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(
+            'the first line of standard input must be {"secret": "…"}. Readers are started by a launcher: '
+            "python -m edl.launch --role=reader"
+        ) from error
+    server = ReaderServer(host, port, secret, capacity)
+    try:
+        signal.signal(signal.SIGTERM, _leave)
+        answers.write(json.dumps({"port": server.port}) + "\n")
+        answers.flush()
+        for _ in sys.stdin:
+            answers.write("!\n")
+            answers.flush()
+    except _Leave:
+        if not server.drain(grace_s):
+            click.echo(f"reader at {address(host, server.port)}: streams still run after {grace_s:g} s", err=True)
+            _end(1)
+        _end(0)
+    except BrokenPipeError:
+        pass
+    _end(0)  # the launcher is gone, and with it the key by which trainers find this process
+
+
+@click.command("reader")
+@click.option("--host", default="127.0.0.1", help="Address to listen at. Default: this host only.")
+@click.option("--port", type=int, default=0, help="Default: one that is free.")
+@click.option("--capacity", type=int, default=DEFAULT_CAPACITY, help="Streams served at once.")
+@click.option("--grace", type=float, default=30.0, metavar="SECONDS", help="For streams under way at SIGTERM.")
+def reader_command(host: str, port: int, capacity: int, grace: float) -> None:
+    """Read and decode for trainers elsewhere. Started by a launcher, which keeps it running."""
+    sys.exit(serve(host, port, capacity, grace))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    raise _Leave
+
+
+def _private_stdout() -> TextIO:
+    """The launcher's pipe for ourselves; what users' functions print goes to standard error."""
+    mine = os.dup(1)
+    os.dup2(2, 1)
+    return os.fdopen(mine, "w")
+
+
+def _end(status: int) -> NoReturn:
+    """Without waiting for Flight's threads, which may be in the middle of a stream."""
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,166 @@
+"""Orders that are computed and not stored: a permutation of any number of items in the memory of a few integers.
+
+Checkpoints hold positions in these orders. What this file computes must never change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+_ROUNDS = 8
+_ROUNDS_OF_FEW = 16
+_FEW = 1024
+"""Up to so many items more rounds are needed until all permutations are about equally likely (chi-square tests of all
+permutations of 3 … 6 items, and of pairs of 12 and 30)."""
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+"""The constants of splitmix64 (Steele, Lea, Flood 2014)."""
+_MOST = 1 << 62
+_BLOCK = 1 << 14
+"""Items that are computed at once: their columns stay in the processor's caches."""
+
+
+def key(*parts: int | str) -> int:
+    """A number of 64 bits from these parts: the same on all machines and in all versions."""
+    told = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        told.update(f"i{int(part)};".encode() if isinstance(part, int) else f"s{len(part)}:{part};".encode())
+    return int.from_bytes(told.digest(), "little")
+
+
+class Permutation:
+    """A permutation of ``range(n)`` that depends on ``n`` and ``key`` only.
+
+    An item is a pair of digits (left, right) with bases of about the root of ``n``. In turn, each digit is moved on by
+    a hash of the other, which can be undone and thus is a permutation of all pairs (a Feistel network). What falls
+    beyond ``n`` is sent through again until it does not, which keeps it one (cycle walking).
+    """
+
+    __slots__ = ("_high", "_keys", "_low", "_n")
+
+    def __init__(self, n: int, key: int) -> None:
+        if not 0 <= n <= _MOST:
+            raise ValueError(f"a permutation of {n} items: the number must be between 0 and 2**62")
+        self._n = n
+        self._low = max(1, math.isqrt(max(0, n - 1)) + 1)
+        self._high = max(1, -(-n // self._low))
+        state = key & _MASK
+        keys = []
+        for _ in range(_ROUNDS_OF_FEW if n <= _FEW else _ROUNDS):
+            state = (state + _STEP) & _MASK
+            mixed = _mix(state)
+            keys.append(mixed ^ (mixed >> 31))
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def at(self, i: int) -> int:
+        """The item at place ``i``."""
+        if not 0 <= i < self._n:
+            raise IndexError(f"place {i} of a permutation of {self._n} items")
+        return self._walk(i)
+
+    def block(self, begin: int, end: int) -> list[int]:
+        """The items at the places ``begin`` … ``end - 1``."""
+        self._check(begin, end)
+        return [self._walk(i) for i in range(begin, end)]
+
+    def array(self, begin: int, end: int) -> NDArray[numpy.int64]:
+        """``block`` as an array of numpy, many times as fast."""
+        import numpy
+
+        self._check(begin, end)
+        out = numpy.empty(end - begin, numpy.int64)
+        for start in range(0, end - begin, _BLOCK):
+            stop = min(end - begin, start + _BLOCK)
+            out[start:stop] = self._many(numpy.arange(begin + start, begin + stop, dtype=numpy.uint64))
+        return out
+
+    def pick(self, places: Sequence[int] | NDArray[Any]) -> NDArray[numpy.int64]:
+        """The items at any places, as an array of numpy."""
+        import numpy
+
+        asked = numpy.asarray(places, numpy.int64)
+        if asked.size and (int(asked.min()) < 0 or int(asked.max()) >= self._n):
+            raise IndexError(f"places {asked.min()} … {asked.max()} of a permutation of {self._n} items")
+        out = numpy.empty(asked.size, numpy.int64)
+        for start in range(0, asked.size, _BLOCK):
+            out[start : start + _BLOCK] = self._many(asked[start : start + _BLOCK].astype(numpy.uint64))
+        return out
+
+    def _check(self, begin: int, end: int) -> None:
+        if not 0 <= begin <= end <= self._n:
+            raise IndexError(f"places {begin} … {end} of a permutation of {self._n} items")
+
+    def _walk(self, value: int) -> int:
+        low, high, n = self._low, self._high, self._n
+        value = self._once(value, low, high)
+        while value >= n:
+            value = self._once(value, low, high)
+        return value
+
+    def _once(self, value: int, low: int, high: int) -> int:
+        left, right = divmod(value, low)
+        keys = iter(self._keys)
+        for one, other in zip(keys, keys, strict=True):
+            left = (left + ((_mix(right ^ one) >> 32) * high >> 32)) % high
+            right = (right + ((_mix(left ^ other) >> 32) * low >> 32)) % low
+        return left * low + right
+
+    def _many(self, values: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+        """``_walk`` of each."""
+        out = self._once_many(values)
+        beyond = (out >= self._n).nonzero()[0]
+        while beyond.size:
+            again = self._once_many(out[beyond])
+            out[beyond] = again
+            beyond = beyond[again >= self._n]
+        return out
+
+    def _once_many(self, values: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+        import numpy
+
+        u64 = numpy.uint64
+        low, high = u64(self._low), u64(self._high)
+        left: NDArray[numpy.uint64] = values // low
+        right = values - left * low
+        hashed, scratch = numpy.empty_like(values), numpy.empty_like(values)
+
+        def turn(digit: NDArray[numpy.uint64], base: numpy.uint64, by: NDArray[numpy.uint64], secret: int) -> None:
+            """Move ``digit`` on by a hash of ``by``."""
+            numpy.bitwise_xor(by, u64(secret), out=hashed)
+            for shift, factor in ((30, _FIRST), (27, _SECOND)):
+                numpy.right_shift(hashed, u64(shift), out=scratch)
+                numpy.bitwise_xor(hashed, scratch, out=hashed)
+                numpy.multiply(hashed, u64(factor), out=hashed)
+            numpy.right_shift(hashed, u64(32), out=hashed)
+            numpy.multiply(hashed, base, out=hashed)
+            numpy.right_shift(hashed, u64(32), out=hashed)
+            numpy.add(digit, hashed, out=digit)
+            # Modulo without a division: below the base, the difference wraps around and is the larger of the two.
+            numpy.subtract(digit, base, out=scratch)
+            numpy.minimum(digit, scratch, out=digit)
+
+        keys = iter(self._keys)
+        for one, other in zip(keys, keys, strict=True):
+            turn(left, high, right, one)
+            turn(right, low, left, other)
+        numpy.multiply(left, low, out=left)
+        numpy.add(left, right, out=left)
+        return left
+
+
+def _mix(value: int) -> int:
+    """A hash whose upper half is good; the last step of splitmix64, which mends the lower half, is left out."""
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    return ((value ^ (value >> 27)) * _SECOND) & _MASK

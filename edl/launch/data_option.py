@@ -1,0 +1,38 @@
+"""``--data``: data sets that a job's workers find by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from edl.errors import SettingError
+
+_HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.parquet;shuffle=no"
+
+
+def data_sets(texts: Sequence[str]) -> str:
+    """What the workers are told of all ``--data`` options, as JSON; empty for none. Raises ``SettingError``."""
+    sets: dict[str, dict[str, object]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        first, *others = rest.split(";")
+        files = [_absolute(pattern.strip()) for pattern in first.split(",") if pattern.strip()]
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or not equals or not files:
+            raise SettingError("--data", repr(text), "names no data set with files", _HOW)
+        if name in sets:
+            raise SettingError("--data", repr(text), f"{name} is there already", "Join the patterns with commas")
+        found: dict[str, object] = {"files": files}
+        for item in filter(None, (other.strip() for other in others)):
+            key, equals, value = item.partition("=")
+            if not equals or not key.isidentifier() or key == "files":
+                raise SettingError("--data", repr(text), f"{item!r} is no KEY=VALUE", _HOW)
+            found[key] = value
+        sets[name] = found
+    return json.dumps(sets, sort_keys=True) if sets else ""
+
+
+def _absolute(pattern: str) -> str:
+    """Workers may run in another folder."""
+    return pattern if "://" in pattern else str(Path(pattern).absolute())

@@ -1,0 +1,121 @@
+"""Where the ruling Master's shell keeps its services: steps them, and gathers what they want done until it is written.
+
+No IO of its own. The shell writes ``kept`` and the notes first, and only then sends the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edl.master import service as sv
+from edl.master.service import Service
+from edl.master.state import Phase, Record
+from edl.wire.messages import World
+from edl.wire.status import Count, ServiceView
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An event for the services; ``service`` None: for all of them."""
+
+    service: str | None
+    event: sv.Event
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What services want done, in order."""
+
+    words: list[tuple[str, sv.Tell]] = field(default_factory=list)
+    kept: list[tuple[str, sv.Keep]] = field(default_factory=list)
+    notes: list[sv.Note] = field(default_factory=list)
+    flaws: list[sv.Flaw] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.words) + len(self.kept) + len(self.notes) + len(self.flaws) + len(self.wakes)
+
+
+class Hosting:
+    """The services of one rule."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._services = {service.name: service for service in services}
+        self._gathered = Gathered()
+        self._world: World | None = None
+        self._due: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._services)
+
+    @property
+    def pending(self) -> int:
+        """Effects that wait to be carried out."""
+        return len(self._gathered)
+
+    def gathered(self) -> Gathered:
+        """Hand over what has gathered."""
+        gathered, self._gathered = self._gathered, Gathered()
+        gathered.wakes = list(self._due.values())
+        return gathered
+
+    def load(self, kept: Mapping[str, bytes], helpers: Mapping[str, bytes], now_s: float) -> None:
+        """The first call: what the last Master's services kept, and the keys of living helpers, by name below their
+        prefixes (``<service>/<name>``)."""
+        for name, service in self._services.items():
+            self._gather(name, service.load(_below(name, kept), now_s))
+            for key, value in _below(name, helpers).items():
+                self._gather(name, service.step(sv.KeyPut(key, value), now_s))
+
+    def take(self, hosted: Hosted, now_s: float) -> None:
+        """Step one service, or all of them. A word to a service that is not there is dropped: whoever said it runs
+        another version."""
+        names = list(self._services) if hosted.service is None else [hosted.service]
+        if isinstance(hosted.event, sv.Tick):
+            names = [name for name in names if self._due.get(name, float("inf")) <= now_s]
+            for name in names:
+                del self._due[name]
+        for name in names:
+            if name in self._services:
+                self._gather(name, self._services[name].step(hosted.event, now_s))
+
+    def follow(self, record: Record, now_s: float, *, taken_over: bool = False) -> None:
+        """Tell the services when a world has begun or is over."""
+        if record.phase is Phase.FORMING and self._world is not None:
+            return  # its workers may be on their way to the step boundary agreed on; the next world ends it
+        running = record.world if record.phase is Phase.RUNNING else None
+        before, self._world = self._world, running
+        if before is not None and (running is None or running.round != before.round):
+            self.take(Hosted(None, sv.WorldEnded(before.round, record.reason)), now_s)
+        if running is not None and (before is None or running.round != before.round):
+            self.take(Hosted(None, sv.WorldBegan(running, taken_over)), now_s)
+
+    def views(self) -> tuple[ServiceView, ...]:
+        """What ``edl status`` shows."""
+        return tuple(
+            ServiceView(name, one.name, one.text, tuple(Count(*item) for item in sorted(one.counts.items())))
+            for name, service in self._services.items()
+            for one in service.report()
+        )
+
+    def _gather(self, name: str, effects: tuple[sv.Effect, ...]) -> None:
+        gathered = self._gathered
+        for effect in effects:
+            match effect:
+                case sv.Tell():
+                    gathered.words.append((name, effect))
+                case sv.Keep():
+                    gathered.kept.append((name, effect))
+                case sv.Note():
+                    gathered.notes.append(effect)
+                case sv.Flaw():
+                    gathered.flaws.append(effect)
+                case sv.WakeAt(at_s):
+                    self._due[name] = min(at_s, self._due.get(name, at_s))
+                    gathered.wakes.append(at_s)
+
+
+def _below(service: str, entries: Mapping[str, bytes]) -> dict[str, bytes]:
+    prefix = f"{service}/"
+    return {name[len(prefix) :]: value for name, value in entries.items() if name.startswith(prefix)}

@@ -1,0 +1,206 @@
+"""Batch and learning rate: what the policy makes of each world, and what somebody changes by hand.
+
+What is wished by hand goes into the record at once, as a policy. The rule ``follow`` compares it with what holds, and
+as long as they differ it has the workers agree on a step boundary from which it holds; a world that forms meanwhile
+takes it along. Either all workers of a world change over at a commit or none: the record is written before any of them
+is told, who has answered waits for the word, and who has lost its Master meanwhile hears it when it is back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from edl.arithmetic.hyper import describe, settle
+from edl.config import HyperPolicy, LrRule
+from edl.errors import SettingError
+from edl.master.events import Kind
+from edl.master.state import MasterState, NodeEntry, Phase, Record
+from edl.master.turn import Turn
+from edl.wire.messages import Asked, Purpose, Settings, Switch
+from edl.wire.status import Answer
+
+UNCHANGED = "nothing changes in the running world"
+LATER = "holds from the next world on"
+
+
+def _samples(name: str, text: str) -> int:
+    if text == "none":
+        return 0
+    if not text.isdecimal() or not int(text):
+        raise SettingError(name, text, "must be a number of at least 1", "Write none to take it back")
+    return int(text)
+
+
+def _steps(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise SettingError(name, text, "must be a number of commits, 0 or more")
+    return int(text)
+
+
+def _scale(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(name, text, "must be a number", "Write 1 for the script's own LR") from None
+
+
+def _rule(name: str, text: str) -> LrRule:
+    try:
+        return LrRule(text)
+    except ValueError:
+        known = ", ".join(rule.value for rule in LrRule)
+        raise SettingError(name, text, f"no such rule. Known: {known}") from None
+
+
+NAMES: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "global-batch": ("global_batch", _samples),
+    "local-batch": ("local_batch", _samples),
+    "lr-rule": ("rule", _rule),
+    "lr-scale": ("scale", _scale),
+    "lr-warmup": ("warmup", _steps),
+    "lr-reference": ("reference", _samples),
+}
+"""What can be set by hand: the field of the policy, and how it is read."""
+
+
+def wished(policy: HyperPolicy, wish: str) -> HyperPolicy:
+    """The policy with these changes, such as ``global-batch=512 lr-scale=0.5``. Raises ``SettingError``."""
+    changes: dict[str, object] = {}
+    for item in wish.split():
+        name, _, text = item.partition("=")
+        if name == "logical-ranks":
+            raise SettingError(name, text, "cannot be changed in a running job", "Start the job anew with another one")
+        if name not in NAMES:
+            raise SettingError(name, text, f"no such setting. Known: {', '.join(NAMES)}")
+        field, read = NAMES[name]
+        changes[field] = read(name, text)
+    if not changes:
+        raise SettingError("settings", "''", "nothing to set", f"Write name=value. Known: {', '.join(NAMES)}")
+    other_measure = bool(changes.get("global_batch", policy.global_batch)) != bool(policy.global_batch)
+    if other_measure and "reference" not in changes:
+        changes["reference"] = 0  # it counts samples in the one case and workers in the other
+    try:
+        return dataclasses.replace(policy, **changes)  # type: ignore[arg-type]
+    except SettingError as error:
+        raise error.renamed(error.setting.removeprefix("--")) from None
+
+
+def policy_of(state: MasterState | Turn) -> HyperPolicy:
+    """The one that holds: as all launchers have it, with what has been changed by hand."""
+    return state.record.policy or state.spec.hyper
+
+
+def _reference(asked: HyperPolicy, policy: HyperPolicy, record: Record, workers: int) -> int:
+    """Size that the script's LR is meant for. ``asked``: the policy without what was changed by hand."""
+    first = record.first_workers or workers
+    if policy.reference:
+        return policy.reference
+    if not policy.global_batch:
+        return policy.logical_ranks or first
+    if asked.global_batch:
+        return asked.global_batch
+    before = record.settings.reference if record.settings.global_batch else policy.global_batch
+    return first * asked.local_batch or before
+
+
+def _settings(state: MasterState | Turn, workers: int, commit: int) -> Settings:
+    record = state.record
+    policy = policy_of(state)
+    reference = _reference(state.spec.hyper, policy, record, workers)
+    was = record.world.size if record.world is not None else 0
+    return settle(dataclasses.replace(policy, reference=reference), record.settings, workers, commit, was)
+
+
+def adopt(turn: Turn, workers: int, commit: int) -> Settings:
+    """What holds in a world of so many workers from this commit on; called while the last world is still recorded."""
+    settings = _settings(turn, workers, commit)
+    turn.settings_failed = False
+    _write(turn, settings, commit)
+    if not turn.record.first_workers:
+        turn.write(first_workers=workers)
+    return settings
+
+
+def _write(turn: Turn, settings: Settings, commit: int) -> None:
+    if settings.number == turn.record.settings.number:
+        return
+    turn.write(settings=settings)
+    by = f" ({turn.record.wish})" if turn.record.wish else ""
+    turn.note(Kind.SETTINGS, f"settings {settings.number} from commit {commit}: {describe(settings)}{by}")
+    turn.write(wish="")
+
+
+def _pending(state: MasterState | Turn) -> bool:
+    """Whether something else is wished than what holds in the running world."""
+    record = state.record
+    if record.world is None:
+        return True
+    commit = max(record.world.restore.commit, record.settings.ramp_begin)
+    return _settings(state, record.world.size, commit).number != record.settings.number
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def asked(turn: Turn, message: Asked) -> None:
+    """Somebody changes settings."""
+    who = f"{message.by}: {' '.join(message.wish.split())}"
+    try:
+        policy = wished(policy_of(turn), message.wish)
+    except SettingError as error:
+        turn.note(Kind.SETTINGS, f"{who}: refused, {error}")
+        return
+    turn.write(policy=policy, wish=who)
+    turn.settings_failed = False
+    if not _pending(turn):
+        turn.write(wish="")
+        turn.note(Kind.SETTINGS, f"{who}: {UNCHANGED}")
+    elif not turn.underway or turn.record.done:
+        turn.note(Kind.SETTINGS, f"{who}: {_later(turn.record)}")
+
+
+def _later(record: Record) -> str:
+    soon = record.phase is Phase.RUNNING and record.rejoins and not record.done
+    return f"{LATER}, or once this one is in training" if soon else LATER
+
+
+def reply(state: MasterState, underway: bool, wish: str) -> Answer:
+    """What is said to somebody who wants to change settings."""
+    if state.record.kill:
+        return Answer(f"the job is being stopped ({state.record.kill})", ok=False)
+    try:
+        wished(policy_of(state), wish)
+    except SettingError as error:
+        return Answer(str(error), ok=False)
+    if underway:
+        return Answer("holds from the next step boundary on", ok=True)
+    return Answer(f"no world with edl.State is in training: {_later(state.record)}", ok=True)
+
+
+def wants_boundary(turn: Turn) -> bool:
+    """Whether the workers are to agree on a boundary from which other settings hold."""
+    free = turn.agreement is None and turn.underway and not turn.record.done and not turn.settings_failed
+    return free and turn.record.policy is not None and _pending(turn)
+
+
+def agreed(turn: Turn, number: int, commit: int, reason: str) -> Switch:
+    """All wait for the word: from this commit on the new settings hold."""
+    world = turn.record.world
+    assert world is not None, "its workers have agreed"  # noqa: S101
+    _write(turn, _settings(turn, world.size, commit), commit)
+    return Switch(turn.record.round, number, commit, Purpose.SET, reason, turn.record.settings)
+
+
+def failed(turn: Turn, reason: str, why: str) -> None:
+    """No boundary could be agreed on in this world."""
+    turn.settings_failed = True
+    turn.note(Kind.SETTINGS, f"{reason}: {LATER}, {why}")
+
+
+def remind(turn: Turn, entry: NodeEntry) -> None:
+    """A member is back on the line, and its workers may wait for a word that was lost: what holds, holds."""
+    record = turn.record
+    if record.policy is not None and entry.underway:
+        order = Switch(record.round, 0, record.settings.ramp_begin, Purpose.SET, "", record.settings)
+        turn.tell(entry, order)

@@ -1,0 +1,27 @@
+"""``Data``: a data set that the workers of a job read together, as Paddle's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from data_service.loader import Loader
+from data_service.post import Post, WorkerPost
+from edl.paddle.framework import FRAMEWORK
+
+_WIDER = {"uint16": np.int32, "uint32": np.int64}
+"""Kinds that Paddle does not have, or takes for something else."""
+
+
+class Data(Loader):
+    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors in the host's memory, by
+    column."""
+
+    def _make_post(self) -> Post:
+        return WorkerPost(FRAMEWORK)
+
+    def _tensor(self, array: Any) -> Any:
+        wider = _WIDER.get(str(array.dtype))
+        return paddle.to_tensor(array if wider is None else array.astype(wider), place=paddle.CPUPlace())

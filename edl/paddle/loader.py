@@ -1,0 +1,145 @@
+"""``DataLoader`` and ``shard_iterable`` for Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import paddle.io as io
+from paddle.io.dataloader.collate import default_collate_fn
+
+from edl.arithmetic.plan import PAD
+from edl.errors import StateError
+from edl.paddle.sampler import EDLBatchSampler
+from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, endless, taken_apart
+from edl.worker.sampler import Position, Walk
+from edl.worker.steps import Share
+
+
+class DataLoader(io.DataLoader):
+    """``paddle.io.DataLoader`` that knows what the script has been given: its state is the position in the epoch, and
+    what was only fetched ahead is not consumed.
+
+    The arguments are Paddle's. ``batch_sampler`` is an ``EDLBatchSampler``; without one it is made from ``dataset``,
+    ``batch_size``, ``shuffle``, ``drop_last`` and ``seed``. ``dataset`` may be what ``shard_iterable`` returns.
+
+    ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
+    are as large as these say. Raises ``StateError`` for arguments that are not possible.
+    """
+
+    def __init__(self, dataset: Any, feed_list: Any = None, places: Any = None, return_list: bool = True,
+                 batch_sampler: Any = None, batch_size: int = 1, shuffle: bool = False, drop_last: bool = False,
+                 collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, *, seed: int = 0,
+                 **more: Any) -> None:  # fmt: skip
+        _refuse(dataset, shuffle, batch_sampler, more)
+        self._stream = dataset if isinstance(dataset, ShardedIterable) else None
+        self.share: Share | None = None
+        """What the batch that was handed out last is in its step."""
+        self._feed: Feed | None = None
+        self._unfinished = False
+        arguments: dict[str, Any] = {
+            "feed_list": feed_list, "places": places, "return_list": return_list, "num_workers": num_workers,
+            **more,
+        }  # fmt: skip
+        if self._stream is not None:
+            arguments.update(batch_size=None, collate_fn=Passing(collate_fn or default_collate_fn))
+            super().__init__(dataset, **arguments)
+            self._position: Position = self._stream
+        else:
+            if batch_sampler is None:
+                batch_sampler = EDLBatchSampler(dataset, batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed)
+            self._feed = Feed(batch_sampler)
+            super().__init__(dataset, **arguments, batch_sampler=self._feed, collate_fn=collate_fn)  # type: ignore[arg-type]
+            self._position = batch_sampler.sampler
+            batch_size = batch_sampler.batch_size
+        self._size = batch_size
+        self._whole = drop_last
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose rest the next iteration hands out; it rises when an iteration has come to the end."""
+        return self._position.epoch
+
+    def __iter__(self) -> Any:
+        """The rest of the epoch, from the position on, in the current world."""
+        return Plain(self._handing(whole_steps=False), self._seen)
+
+    def shares(self) -> Iterator[tuple[Any, Share]]:
+        """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed once its
+        last micro-batch has been handed out."""
+        return self._handing(whole_steps=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See ``EDLDistributedSampler.set_epoch``."""
+        self._position.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's."""
+        return self._position.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The sampler's."""
+        self._position.load_state_dict(state)
+
+    def _handing(self, *, whole_steps: bool) -> Handing:
+        if self._feed is not None:
+            return Handing(self._position, self._feed.prepare, self._open, self._close, self._feed.known,
+                           whole_steps=whole_steps)  # fmt: skip
+        return Handing(self._position, self._arm, self._open, self._close, taken_apart, whole_steps=whole_steps)
+
+    def _arm(self, walk: Walk) -> None:
+        assert self._stream is not None, "a stream's loader"  # noqa: S101
+        course = endless(walk.place, self._size, tail=self._stream.tail, whole=self._whole, blocks=True)
+        self._stream.arm(course, walk.place.rank)
+
+    def _open(self) -> Iterator[Any]:
+        if self._unfinished and self._iterator is not None:
+            # Paddle's loader cannot begin again with workers whose last iteration was broken off.
+            self._close(self._iterator, False)
+        self._unfinished = True
+        found: Iterator[Any] = super().__iter__()
+        return found
+
+    def _close(self, source: Any, finished: bool) -> None:
+        if finished and self._iterator is source:
+            self._unfinished = False
+        elif hasattr(source, "_try_shutdown_all"):
+            source._try_shutdown_all()
+            self._iterator = None
+
+    def _seen(self, share: Share) -> None:
+        self.share = share
+
+
+def _refuse(dataset: Any, shuffle: bool, batch_sampler: Any, more: Mapping[str, Any]) -> None:
+    if isinstance(dataset, io.IterableDataset) and not isinstance(dataset, ShardedIterable):
+        raise StateError("edl.DataLoader with an IterableDataset: wrap it, edl.shard_iterable(dataset)")
+    if isinstance(dataset, ShardedIterable) and more.get("persistent_workers"):
+        raise StateError("persistent_workers=True with shard_iterable: its processes would not learn the position")
+    if batch_sampler is not None and not isinstance(batch_sampler, EDLBatchSampler):
+        raise StateError(
+            f"batch_sampler: a {type(batch_sampler).__name__} does not know how many workers there are; take "
+            "EDLBatchSampler(dataset, batch_size), or wrap it: EDLBatchSampler(sampler=EDLDistributedSampler(dataset, "
+            "base=batch_sampler)) hands out one of its batches each"
+        )
+    if batch_sampler is not None and shuffle:
+        raise StateError("give one of shuffle and batch_sampler")
+
+
+class ShardedIterable(CoreStream, io.IterableDataset[Any]):
+    """See ``shard_iterable``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = io.get_worker_info()
+        return self.items(0, 1) if info is None else self.items(info.id, info.num_workers)
+
+
+def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,
+                   num_replicas: int | None = None, rank: int | None = None) -> ShardedIterable:  # fmt: skip
+    """A stream of which each worker takes its part, finite or not, for ``edl.DataLoader``.
+
+    ``dataset`` yields the same in the same order wherever it is iterated; every loading process reads all of it, and
+    ``transform`` is done only with what it takes. If it has ``iter_from(position)``, that is called instead of reading
+    over what has been consumed; if it has ``set_epoch``, that is called before each epoch.
+    """
+    return ShardedIterable(dataset, num_replicas, rank, tail=tail, transform=transform)

@@ -1,0 +1,130 @@
+"""A Paddle layer as logical ranks need it."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251  the script's generators are what is put in a known place
+from typing import Any
+
+import numpy as np
+import paddle
+
+from edl.errors import StateError
+from edl.paddle import group
+from edl.paddle.arrays import fill, kind
+from edl.paddle.framework import FRAMEWORK
+from edl.paddle.random_state import RandomState
+
+_SMALL = ("float16", "bfloat16")
+"""Added up in 32 bits."""
+
+
+def buffers(layer: Any) -> list[Any]:
+    """What forward passes change: also statistics that Paddle keeps as parameters without gradient, which are vectors.
+    Frozen matrices, which may be large, are left alone."""
+    kept = [one for one in layer.parameters() if one.stop_gradient and len(one.shape) <= 1]
+    return [*layer.buffers(), *kept]
+
+
+class LogicalModel:
+    """``edl.worker.accumulate.LogicalTrainee``. Gradients are gathered by kind of number, flat, in memory."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._random = RandomState()
+        self.workers = group.size()
+        self._parameters = [one for one in layer.parameters() if not one.stop_gradient]
+        self._kinds: dict[str, list[int]] = {}
+        for number, parameter in enumerate(self._parameters):
+            name = "float32" if kind(parameter) in _SMALL else kind(parameter)
+            self._kinds.setdefault(name, []).append(number)
+
+    # --- random numbers ----------------------------------------------------------------------------------------------
+
+    def random(self) -> dict[str, Any]:
+        """Paddle's, numpy's, Python's."""
+        return self._random.state_dict()
+
+    def set_random(self, saved: dict[str, Any]) -> None:
+        """The inverse."""
+        self._random.load_state_dict(saved)
+
+    def reseed(self, key: bytes) -> None:
+        """Each generator gets its own part of the key."""
+        paddle.seed(int.from_bytes(key[:8], "little") >> 1)
+        random.seed(key[8:40])
+        np.random.seed(int.from_bytes(key[40:44], "little"))
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def take(self) -> tuple[bytes, list[Any]]:
+        """Parameters that were not used count as 0."""
+        used = bytes(one.grad is not None for one in self._parameters)
+        arrays = [
+            np.concatenate([self._piece(self._parameters[number], name) for number in numbers])
+            for name, numbers in self._kinds.items()
+        ]
+        for parameter in self._parameters:
+            parameter.clear_gradient(False)
+        return used, arrays
+
+    def _piece(self, parameter: Any, name: str) -> Any:
+        gradient = parameter.grad
+        if gradient is None:
+            return np.zeros(parameter.size, name)
+        if gradient.is_selected_rows():
+            raise StateError("--logical-ranks needs dense gradients: sparse=False for embeddings")
+        wide = gradient.astype(name) if kind(gradient) != name else gradient
+        return wide.numpy().reshape(-1)
+
+    def give(self, used: bytes, arrays: list[Any]) -> None:
+        """Each gradient becomes a tensor of its own."""
+        for numbers, array in zip(self._kinds.values(), arrays, strict=True):
+            at = 0
+            for number in numbers:
+                parameter = self._parameters[number]
+                size = int(parameter.size)
+                piece = array[at : at + size]
+                at += size
+                if used[number]:
+                    values = paddle.to_tensor(piece.reshape(parameter.shape), place=parameter.place)
+                    parameter.grad = values.astype(parameter.dtype)
+                else:
+                    parameter.clear_gradient(False)
+
+    def squared(self, arrays: list[Any]) -> float:
+        """In 64 bits."""
+        return sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays)
+
+    # --- among the workers -------------------------------------------------------------------------------------------
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Over the ring of the round."""
+        found: list[bytes] = FRAMEWORK.exchange(data)
+        return found
+
+    def sizes(self) -> list[int]:
+        """Elements of each kind."""
+        return [sum(int(self._parameters[number].size) for number in numbers) for numbers in self._kinds.values()]
+
+    def blank(self, array: int, rows: int, columns: int) -> Any:
+        """Whatever was in that memory."""
+        return np.empty((rows, columns), list(self._kinds)[array])
+
+    def gather(self, sent: Any) -> Any:
+        """Over the ring of the round."""
+        ring = group.current()
+        return [sent] if ring is None else ring.all_gather(sent)
+
+    def send_buffers(self, saved: list[Any], root: int) -> None:
+        """As bytes, all at once."""
+        ring = group.current()
+        if ring is not None and ring.world_size > 1:
+            flat = np.frombuffer(bytearray(b"".join(one.tobytes() for one in saved)), np.uint8)
+            ring.broadcast(flat, root)
+            at, received = 0, []
+            for one in saved:
+                received.append(np.frombuffer(flat[at : at + one.nbytes], one.dtype).reshape(one.shape))
+                at += one.nbytes
+            saved = received
+        for buffer, values in zip(buffers(self._layer), saved, strict=True):
+            fill(buffer, values)

@@ -1,0 +1,154 @@
+"""``accumulate`` for PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from edl.arithmetic.adascale import AdaScale
+from edl.errors import StateError
+from edl.torch.ddp import plain
+from edl.torch.framework import current
+from edl.torch.logical import LogicalModel
+from edl.worker import hyper
+from edl.worker.accumulate import Averaged, Logical, Step, run_steps
+from edl.worker.logical import Streams
+from edl.worker.lr import chosen_noise
+from edl.worker.steps import StepLoader
+
+
+def accumulate(
+    loader: StepLoader, model: torch.nn.Module, *, noise: AdaScale | None = None, seed: int = 0, first_step: int = 0
+) -> Iterator[Step]:
+    """The rest of the loader's epoch, step by step::
+
+        for step in edl.accumulate(loader, ddp):
+            for batch in step:
+                step.backward(loss_function(ddp(batch.x), batch.y))  # the mean over the micro-batch
+            optimizer.step()
+            optimizer.zero_grad()
+            state.commit()
+
+    After a step's last ``backward`` the gradients are those of the mean loss over all samples of the step, on all
+    workers. ``model``: made by ``edl.parallel``, or the plain one on a single worker. With ``--logical-ranks`` either.
+
+    ``noise``: where AdaScale's measurements go, if not in the ``State``. ``seed``: of the logical ranks' random
+    numbers; ``first_step``: steps made before this loop, for scripts without a ``State``.
+    """
+    trainee = TorchTrainee(model)
+    measured, ranks = chosen_noise(noise), hyper.current().logical_ranks
+    if ranks:
+        logical = LogicalModel(plain(model))
+        if logical.workers > ranks:
+            raise StateError(f"--logical-ranks={ranks} cannot live on {logical.workers} workers: each needs one")
+        streams = Streams(seed, first_step)
+        return run_steps(loader, trainee, Logical(trainee, logical, measured, streams))
+    trainee.check_workers()
+    return run_steps(loader, trainee, Averaged(trainee, measured))
+
+
+class TorchTrainee:
+    """``edl.worker.accumulate.Trainee`` for a module, in a ``DistributedDataParallel`` or plain."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        if hasattr(model, "set_requires_gradient_sync"):
+            raise StateError("accumulate() is not possible with fully_shard, whose gradients are not whole")
+        self._wrapper = model if isinstance(model, DistributedDataParallel) else None
+        self._plain: torch.nn.Module = plain(model)
+        self._parameters = [one for one in self._plain.parameters() if one.requires_grad]
+        self.workers = dist.get_world_size(self._wrapper.process_group) if self._wrapper is not None else 1
+        self._squares: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
+
+    def check_workers(self) -> None:
+        """A plain model averages nothing."""
+        if self._wrapper is None and dist.is_initialized() and dist.get_world_size() > 1:
+            raise StateError(
+                f"accumulate() was given a plain model on {dist.get_world_size()} workers: wrap it, "
+                "edl.parallel(model), inside the function that run calls"
+            )
+
+    def apart(self) -> contextlib.AbstractContextManager[Any]:
+        """As ``no_sync``."""
+        return self._wrapper.no_sync() if self._wrapper is not None else contextlib.nullcontext()
+
+    def together(self) -> contextlib.AbstractContextManager[Any]:
+        """The usual passes of the wrapper."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor, factor: float) -> None:
+        """Multiplying the loss by 1 would only cost time."""
+        self._squares = []
+        torch.autograd.backward(loss if factor == 1.0 else loss * factor)
+
+    def backward_of_nothing(self, loss: torch.Tensor) -> None:
+        """The pass is made, because the wrapper waits for its hooks; what it finds is replaced as it arrives."""
+        with contextlib.ExitStack() as hooks:
+            for parameter in self._parameters:
+                hooks.callback(parameter.register_hook(torch.zeros_like).remove)
+            torch.autograd.backward(loss)
+
+    def conclude(self) -> None:
+        """The wrapper has averaged in the last pass."""
+
+    def value(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
+        """Stays on the device: nobody waits for it."""
+        return loss.detach() * factor
+
+    def listen(self) -> None:
+        """By hooks, since ``.grad`` holds the sum of several passes."""
+        if not self._hooks:
+            hook = self._hear
+            self._hooks = [parameter.register_hook(hook) for parameter in self._parameters]
+
+    def _hear(self, gradient: torch.Tensor) -> None:
+        self._squares.append(_square(gradient))
+
+    def heard(self) -> float:
+        """Waits for the device."""
+        return _total(self._squares)
+
+    def square(self) -> float:
+        """Of ``.grad``."""
+        return _total([_square(one.grad) for one in self._parameters if one.grad is not None])
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Over the default group; a plain model is alone."""
+        return current().exchange(data) if self._wrapper is not None else [data]
+
+    def copy_buffers(self) -> list[torch.Tensor]:
+        """A copy of each."""
+        return [buffer.detach().clone() for buffer in self._plain.buffers()]
+
+    def set_buffers(self, saved: list[torch.Tensor]) -> None:
+        """In place."""
+        with torch.no_grad():
+            for buffer, values in zip(self._plain.buffers(), saved, strict=True):
+                buffer.copy_(values)
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _square(gradient: torch.Tensor) -> torch.Tensor:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    wide = values.detach().float() if values.element_size() < _FLOAT32_BYTES else values.detach()
+    return wide.reshape(-1).dot(wide.reshape(-1))
+
+
+def _total(squares: list[torch.Tensor]) -> float:
+    if not squares:
+        return 0.0
+    device = squares[0].device
+    return float(torch.stack([square.to(device, torch.float64) for square in squares]).sum())
+
+
+_FLOAT32_BYTES = 4

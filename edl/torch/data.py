@@ -1,0 +1,21 @@
+"""``Data``: a data set that the workers of a job read together, as torch's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from data_service.loader import Loader
+from data_service.post import Post, WorkerPost
+from edl.torch.framework import current
+
+
+class Data(Loader):
+    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors, by column."""
+
+    def _make_post(self) -> Post:
+        return WorkerPost(current())
+
+    def _tensor(self, array: Any) -> Any:
+        return torch.from_numpy(array)

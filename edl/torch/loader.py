@@ -1,0 +1,152 @@
+"""``DataLoader`` and ``shard_iterable`` for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.utils.data as data
+from torch.utils.data import IterableDataset
+
+from edl.arithmetic.plan import PAD
+from edl.errors import StateError
+from edl.torch.sampler import EDLBatchSampler, EDLDistributedSampler
+from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, endless, taken_apart
+from edl.worker.sampler import Position, Walk
+from edl.worker.steps import Share
+
+
+class DataLoader(data.DataLoader[Any]):
+    """``torch.utils.data.DataLoader`` that knows what the script has been given: its state is the position in the
+    epoch, and what was only fetched ahead is not consumed.
+
+    The arguments are torch's. ``sampler`` is an ``EDLDistributedSampler``; without one it is made from ``dataset``,
+    ``shuffle`` and ``seed``. ``dataset`` may be what ``shard_iterable`` returns. ``drop_last`` leaves out a last step
+    that is smaller than the others.
+
+    ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
+    are as large as these say. Raises ``StateError`` for arguments that are not possible.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool | None = None, sampler: Any = None,
+                 batch_sampler: Any = None, num_workers: int = 0, collate_fn: Callable[[list[Any]], Any] | None = None,
+                 pin_memory: bool = False, drop_last: bool = False, timeout: float = 0, worker_init_fn: Any = None,
+                 multiprocessing_context: Any = None, generator: Any = None, *, seed: int = 0, **more: Any,
+                 ) -> None:  # fmt: skip
+        _refuse(dataset, shuffle, sampler, batch_sampler, more)
+        self._stream = dataset if isinstance(dataset, ShardedIterable) else None
+        self.share: Share | None = None
+        """What the batch that was handed out last is in its step."""
+        arguments: dict[str, Any] = {
+            "num_workers": num_workers, "pin_memory": pin_memory, "timeout": timeout, "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context, "generator": generator, **more,
+        }  # fmt: skip
+        self._feed: Feed | None = None
+        self._batches: EDLBatchSampler | None = None
+        if self._stream is not None:
+            collate: Any = Passing(collate_fn or data.default_collate)
+            super().__init__(dataset, batch_size=None, collate_fn=collate, **arguments)
+        else:
+            if batch_sampler is None:
+                if sampler is None:
+                    sampler = EDLDistributedSampler(dataset, shuffle=bool(shuffle), seed=seed)
+                batch_sampler = EDLBatchSampler(sampler, batch_size, drop_last)
+            self._batches = batch_sampler
+            self._feed = Feed(batch_sampler)
+            super().__init__(dataset, batch_sampler=self._feed, collate_fn=collate_fn, **arguments)
+            batch_size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
+            # Scripts look there, to call set_epoch; torch itself goes by batch_sampler.
+            self.__dict__["sampler"] = batch_sampler.sampler
+        self.__dict__.update(batch_size=batch_size, drop_last=drop_last)
+        self._position: Position = batch_sampler.sampler if self._stream is None else self._stream
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose rest the next iteration hands out; it rises when an iteration has come to the end."""
+        return self._position.epoch
+
+    def __len__(self) -> int:
+        """Batches that each worker is given of a whole epoch. Waits for a world, as ``context()`` does."""
+        return super().__len__() if self._feed is None else len(self._feed)
+
+    def __iter__(self) -> Any:
+        """The rest of the epoch, from the position on, in the current world."""
+        return Plain(self._handing(whole_steps=False), self._seen)
+
+    def shares(self) -> Iterator[tuple[Any, Share]]:
+        """The rest of the epoch: each micro-batch with its share, step after step. A step counts as consumed once its
+        last micro-batch has been handed out."""
+        return self._handing(whole_steps=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See ``EDLDistributedSampler.set_epoch``."""
+        self._position.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's."""
+        return self._position.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The sampler's."""
+        self._position.load_state_dict(state)
+
+    def _handing(self, *, whole_steps: bool) -> Handing:
+        if self._feed is not None:
+            return Handing(self._position, self._feed.prepare, self._open, self._close, self._feed.known,
+                           whole_steps=whole_steps)  # fmt: skip
+        return Handing(self._position, self._arm, self._open, self._close, taken_apart, whole_steps=whole_steps)
+
+    def _arm(self, walk: Walk) -> None:
+        assert self._stream is not None and self.batch_size is not None, "a stream's loader"  # noqa: S101
+        course = endless(walk.place, self.batch_size, tail=self._stream.tail, whole=self.drop_last, blocks=False)
+        self._stream.arm(course, walk.place.rank)
+
+    def _open(self) -> Iterator[Any]:
+        return super().__iter__()
+
+    def _close(self, source: Any, _finished: bool) -> None:
+        if self.num_workers and not self.persistent_workers and hasattr(source, "_shutdown_workers"):
+            source._shutdown_workers()
+
+    def _seen(self, share: Share) -> None:
+        self.share = share
+
+
+def _refuse(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any, more: dict[str, Any]) -> None:
+    if isinstance(dataset, IterableDataset) and not isinstance(dataset, ShardedIterable):
+        raise StateError("edl.DataLoader with an IterableDataset: wrap it, edl.shard_iterable(dataset)")
+    if isinstance(dataset, ShardedIterable) and more.get("persistent_workers"):
+        raise StateError("persistent_workers=True with shard_iterable: its processes would not learn the position")
+    if not more.get("in_order", True):
+        raise StateError("in_order=False: what has been consumed could not be said by a position")
+    if sampler is not None and not isinstance(sampler, EDLDistributedSampler):
+        raise StateError(
+            f"sampler: a {type(sampler).__name__} does not know how many workers there are; wrap it, "
+            "EDLDistributedSampler(dataset, base=sampler)"
+        )
+    if batch_sampler is not None and not isinstance(batch_sampler, EDLBatchSampler):
+        raise StateError(
+            f"batch_sampler: a {type(batch_sampler).__name__} does not know how many workers there are; wrap it, "
+            "sampler=EDLDistributedSampler(dataset, base=batch_sampler), with batch_size=1 for one of its batches each"
+        )
+    if (sampler is not None and shuffle is not None) or (batch_sampler is not None and (sampler or shuffle)):
+        raise StateError("give one of shuffle, sampler and batch_sampler")
+
+
+class ShardedIterable(CoreStream, IterableDataset[Any]):
+    """See ``shard_iterable``."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = data.get_worker_info()
+        return self.items(0, 1) if info is None else self.items(info.id, info.num_workers)
+
+
+def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,
+                   num_replicas: int | None = None, rank: int | None = None) -> ShardedIterable:  # fmt: skip
+    """A stream of which each worker takes its part, finite or not, for ``edl.DataLoader``.
+
+    ``dataset`` yields the same in the same order wherever it is iterated; every loading process reads all of it, and
+    ``transform`` is done only with what it takes. If it has ``iter_from(position)``, that is called instead of reading
+    over what has been consumed; if it has ``set_epoch``, that is called before each epoch.
+    """
+    return ShardedIterable(dataset, num_replicas, rank, tail=tail, transform=transform)

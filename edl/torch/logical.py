@@ -1,0 +1,124 @@
+"""A torch model as logical ranks need it."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251  the script's generators are what is put in a known place
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from edl.errors import StateError
+from edl.torch.framework import current
+from edl.torch.random_state import RandomState
+
+_SMALL = (torch.float16, torch.bfloat16)
+"""Added up in 32 bits."""
+
+
+class LogicalModel:
+    """``edl.worker.accumulate.LogicalTrainee``. Gradients are gathered by device and kind of number, flat."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._random = RandomState()
+        self.workers = dist.get_world_size() if dist.is_initialized() else 1
+        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        self._kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for number, parameter in enumerate(self._parameters):
+            dtype = torch.float32 if parameter.dtype in _SMALL else parameter.dtype
+            self._kinds.setdefault((parameter.device, dtype), []).append(number)
+
+    # --- random numbers ----------------------------------------------------------------------------------------------
+
+    def random(self) -> dict[str, Any]:
+        """torch's, numpy's if it has been imported, Python's."""
+        return self._random.state_dict()
+
+    def set_random(self, saved: dict[str, Any]) -> None:
+        """The inverse."""
+        self._random.load_state_dict(saved)
+
+    def reseed(self, key: bytes) -> None:
+        """Each generator gets its own part of the key."""
+        torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        random.seed(key[8:40])
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(int.from_bytes(key[40:44], "little"))
+
+    # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def take(self) -> tuple[bytes, list[torch.Tensor]]:
+        """Parameters that were not used count as 0."""
+        used = bytes(one.grad is not None for one in self._parameters)
+        arrays = []
+        for (device, dtype), numbers in self._kinds.items():
+            pieces = [self._piece(self._parameters[number]) for number in numbers]
+            arrays.append(torch.cat([piece.to(device, dtype) for piece in pieces]))
+        for parameter in self._parameters:
+            parameter.grad = None
+        return used, arrays
+
+    def _piece(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        if parameter.grad is None:
+            return torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+        if parameter.grad.layout != torch.strided:
+            raise StateError("--logical-ranks needs dense gradients: sparse=False for embeddings")
+        return parameter.grad.reshape(-1)
+
+    def give(self, used: bytes, arrays: list[torch.Tensor]) -> None:
+        """The pieces are views of the arrays where the kind is the same."""
+        for numbers, array in zip(self._kinds.values(), arrays, strict=True):
+            at = 0
+            for number in numbers:
+                parameter = self._parameters[number]
+                piece = array[at : at + parameter.numel()]
+                at += parameter.numel()
+                parameter.grad = piece.view(parameter.shape).to(parameter.dtype) if used[number] else None
+
+    def squared(self, arrays: list[torch.Tensor]) -> float:
+        """Waits for the device."""
+        return sum(float(array.dot(array)) for array in arrays)
+
+    # --- among the workers -------------------------------------------------------------------------------------------
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Over the default group."""
+        return current().exchange(data)
+
+    def sizes(self) -> list[int]:
+        """Elements of each kind."""
+        return [sum(self._parameters[number].numel() for number in numbers) for numbers in self._kinds.values()]
+
+    def blank(self, array: int, rows: int, columns: int) -> torch.Tensor:
+        """Whatever was in that memory."""
+        device, dtype = list(self._kinds)[array]
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+
+    def gather(self, sent: torch.Tensor) -> list[torch.Tensor]:
+        """Over the default group."""
+        came = [torch.empty_like(sent) for _ in range(self.workers)]
+        dist.all_gather(came, sent)
+        return came
+
+    def send_buffers(self, saved: list[torch.Tensor], root: int) -> None:
+        """As bytes, all of a device at once."""
+        buffers = list(self._model.buffers())
+        if self.workers > 1:
+            saved = [one.clone(memory_format=torch.contiguous_format) for one in saved]
+            for device in dict.fromkeys(one.device for one in saved):
+                here = [one for one in saved if one.device == device and one.numel()]
+                flat = torch.cat([_bytes(one) for one in here])
+                dist.broadcast(flat, root)
+                for one, part in zip(here, torch.split(flat, [_bytes(one).numel() for one in here]), strict=True):
+                    _bytes(one).copy_(part)
+        with torch.no_grad():
+            for buffer, values in zip(buffers, saved, strict=True):
+                buffer.copy_(values)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's memory; of another one's, a copy."""
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,0 +1,96 @@
+"""``scale_lr`` for PyTorch's optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from edl.arithmetic.adascale import AdaScale
+from edl.worker.accumulate import check_finished
+from edl.worker.lr import LrFactor, Rule
+
+_MARK = "_edl_scaled"
+
+
+def scale_lr(optimizer: Optimizer, *, rule: Rule | None = None, noise: AdaScale | None = None) -> None:
+    """From now on each ``optimizer.step()`` uses the learning rate times the factor that holds for this step.
+
+    Before and after it ``param_groups`` hold the script's own learning rate, which schedulers and checkpoints see.
+    ``rule(reference, size)`` is for ``--lr-rule=user``; ``noise`` for ``--lr-rule=adascale``, if it is in no ``State``.
+    Doing it again only sets these anew.
+    """
+    factor = LrFactor(rule, noise)
+    known = getattr(optimizer, _MARK, None)
+    if known is not None:
+        known.factor = factor
+        return
+    hooks = _Hooks(factor)
+    setattr(optimizer, _MARK, hooks)
+    optimizer.register_step_pre_hook(hooks.before)
+    optimizer.register_step_post_hook(hooks.after)
+    optimizer.register_state_dict_pre_hook(lambda optimizer: hooks.restore())
+
+
+class _Hooks:
+    """Takes the learning rates of an optimizer away, and puts them back."""
+
+    def __init__(self, factor: Callable[[], float]) -> None:
+        self.factor = factor
+        self._set: list[tuple[dict[str, Any], Any, Any]] = []
+        """Group, the value that it has now, the script's own."""
+
+    def before(self, optimizer: Optimizer, arguments: Any, named: dict[str, Any]) -> Any:
+        """Before the step. A closure sees what it would see without us."""
+        check_finished()
+        self.restore()  # a step that has failed did not come to its end
+        factor = self.factor()
+        if factor == 1.0:
+            return None
+        self._scale(optimizer, factor)
+        return self._wrapped(optimizer, factor, arguments, named)
+
+    def after(self, optimizer: Optimizer, arguments: Any, named: dict[str, Any]) -> None:
+        """After it."""
+        self.restore()
+
+    def restore(self) -> None:
+        """Put back what is still as it was set here; whoever has set another one meanwhile meant that."""
+        for group, ours, own in self._set:
+            if group["lr"] is ours:
+                if isinstance(ours, torch.Tensor):
+                    ours.copy_(own)
+                else:
+                    group["lr"] = own
+        self._set = []
+
+    def _scale(self, optimizer: Optimizer, factor: float) -> None:
+        for group in optimizer.param_groups:
+            own = group["lr"]
+            if isinstance(own, torch.Tensor):  # in place: it may be part of a graph that was captured
+                kept = own.detach().clone()
+                own.mul_(factor)
+                self._set.append((group, own, kept))
+            else:
+                group["lr"] = own * factor
+                self._set.append((group, group["lr"], own))
+
+    def _wrapped(self, optimizer: Optimizer, factor: float, arguments: Any, named: dict[str, Any]) -> Any:
+        # Under a method's hook the optimizer itself comes first.
+        at = next((index for index, one in enumerate(arguments) if callable(one) and one is not optimizer), -1)
+        closure = named.get("closure") if at < 0 else arguments[at]
+        if closure is None:
+            return None
+
+        def unscaled() -> Any:
+            self.restore()
+            try:
+                return closure()
+            finally:
+                self._scale(optimizer, factor)
+
+        if at < 0:
+            return arguments, {**named, "closure": unscaled}
+        return (*arguments[:at], unscaled, *arguments[at + 1 :]), named

@@ -1,0 +1,128 @@
+"""``EDLDistributedSampler`` and ``EDLBatchSampler`` for PyTorch."""
+
+from __future__ import annotations
+
+import os
+import random  # noqa: TID251  a base sampler may draw from it; it is made to depend on seed and epoch
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from edl.arithmetic.plan import DROP, PAD
+from edl.errors import StateError
+from edl.wire.local import AGENT_VARIABLE
+from edl.worker import sampler as core
+from edl.worker.feeding import Batches
+
+_SMALL = 2**31
+"""Indices below it are kept in four bytes."""
+
+
+class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
+    """``torch.utils.data.DistributedSampler`` for worlds that change: the same order, option for option, as long as the
+    world stays, and a position that any other world goes on from.
+
+    ``num_replicas`` and ``rank`` follow the job unless they are given. ``drop_last=True`` is ``tail="drop"``.
+
+    - ``tail``: what happens at the end of an epoch that does not come out even. ``"pad"`` repeats samples from the
+      beginning of the order, ``"drop"`` leaves some out, ``"exact"`` hands out each sample once, unevenly.
+    - ``order``: ``"framework"`` is torch's own, kept in 4 bytes a sample; ``"computed"`` is kept in none.
+    - ``base``: another sampler, whose indices (or lists of indices, which stay together) are dealt out.
+    - ``counts=False``: only ``advance()`` moves the position.
+
+    State: ``State(sampler=sampler)``. Raises ``StateError`` for options that are not possible.
+    """
+
+    framework = "torch"
+
+    def __init__(self, dataset: Any, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True,
+                 seed: int = 0, drop_last: bool = False, *, tail: str | None = None, order: str = "framework",
+                 base: Any = None, counts: bool = True) -> None:  # fmt: skip
+        if drop_last and tail not in (None, DROP):
+            raise StateError(f"drop_last=True with tail={tail!r}: leave one of them out")
+        super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed,
+                         tail=tail or (DROP if drop_last else PAD), order=order, base=base, counts=counts)  # fmt: skip
+
+    def place(self) -> core.Place:
+        """The job's world; without a launcher, that of torch's own group."""
+        alone = self._fixed is None and AGENT_VARIABLE not in os.environ  # noqa: TID251
+        if alone and torch.distributed.is_available() and torch.distributed.is_initialized():
+            return core.Place(torch.distributed.get_rank(), torch.distributed.get_world_size(), 0)
+        return super().place()
+
+    def _shuffled(self, length: int, epoch: int) -> Any:
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + epoch)
+        kind = torch.int32 if length < _SMALL else torch.int64
+        return torch.randperm(length, generator=generator, dtype=kind, device="cpu")
+
+    @contextmanager
+    def _seeded(self, epoch: int) -> Iterator[None]:
+        seed = self.seed + epoch
+        kept, python = torch.get_rng_state(), random.getstate()
+        numpy = sys.modules.get("numpy")
+        kept_numpy = numpy.random.get_state() if numpy is not None else None
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        for generator in _generators(self.base):
+            generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(kept)
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(kept_numpy)
+
+
+def _generators(sampler: Any) -> Iterator[torch.Generator]:
+    """Those of a sampler, and of the samplers that it is made of."""
+    seen: list[Any] = []
+    waiting = [sampler]
+    while waiting:
+        one = waiting.pop()
+        if any(one is other for other in seen):
+            continue
+        seen.append(one)
+        if isinstance(one, torch.Generator):
+            yield one
+        elif isinstance(one, Sampler):
+            waiting += vars(one).values()
+
+
+class EDLBatchSampler(Batches, Sampler[list[int]]):
+    """Batches of indices: each worker's part of each step, as the job prescribes it (``--global-batch``), or
+    ``batch_size`` for each worker. ``drop_last`` leaves out a last step that is smaller than the others.
+
+    Give it to ``edl.DataLoader(dataset, batch_sampler=…)``, or go over it yourself.
+    """
+
+    def __init__(self, sampler: EDLDistributedSampler, batch_size: int, drop_last: bool = False) -> None:
+        if not isinstance(sampler, EDLDistributedSampler):
+            raise StateError(
+                f"EDLBatchSampler takes an EDLDistributedSampler, not a {type(sampler).__name__}: wrap it, "
+                "EDLDistributedSampler(dataset, base=sampler)"
+            )
+        super().__init__(sampler, batch_size, drop_last, False)
+        self.drop_last = drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.counted()
+
+    def set_epoch(self, epoch: int) -> None:
+        """See the sampler's."""
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The sampler's."""
+        self.sampler.load_state_dict(state)

@@ -1,0 +1,306 @@
+"""Batches for the loaders of both frameworks, and what of them the script has been given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from edl.arithmetic.hyper import step_plan
+from edl.arithmetic.plan import Course, Micro
+from edl.errors import StateError
+from edl.wire.messages import Settings
+from edl.worker import hyper
+from edl.worker.sampler import CoreSampler, Order, Place, Position, Walk, fetches_ahead
+from edl.worker.steps import Share
+
+Open = Callable[[], Iterator[Any]]
+Close = Callable[[Iterator[Any], bool], None]
+"""Takes what ``Open`` has returned, and whether it had come to its end."""
+_ENDLESS = 1 << 62
+"""Length of a stream whose end is not known."""
+
+
+def settings() -> Settings:
+    """What the job prescribes for the next step."""
+    return hyper.current()
+
+
+def course_of(
+    place: Place, length: int, batch_size: int, *, tail: str, whole: bool, blocks: bool, grouped: bool = False
+) -> Course:
+    """How this world consumes an epoch, as its job prescribes. Groups of samples are as large as they are: of them each
+    worker takes ``batch_size``. Raises ``StateError`` when that is impossible."""
+    now = settings()
+    if grouped:
+        now = replace(now, global_batch=0, local_batch=0)
+    plan = step_plan(now, batch_size, place.world)
+    most = now.local_batch or batch_size
+    return Course(length, plan.global_batch, most, place.world, tail, whole, plan.logical_ranks, blocks)
+
+
+def endless(place: Place, batch_size: int, *, tail: str, whole: bool, blocks: bool) -> Course:
+    """The same for a stream, which shows its end when it comes to it."""
+    return course_of(place, _ENDLESS, batch_size, tail=tail, whole=whole, blocks=blocks)
+
+
+class Batches:
+    """Batches of indices from a sampler, for loaders that do not fetch ahead."""
+
+    def __init__(self, sampler: CoreSampler, batch_size: int, whole: bool, blocks: bool) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise StateError(f"batch_size={batch_size!r}: it must be a number of at least 1")
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self._whole = whole
+        self._blocks = blocks
+
+    def course(self, place: Place) -> Course:
+        """How the current world consumes the epoch."""
+        sampler = self.sampler
+        grouped = sampler.base is not None and sampler.grouped
+        return course_of(
+            place, sampler.places(), self.batch_size,
+            tail=sampler.tail, whole=self._whole, blocks=self._blocks, grouped=grouped,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Batches that each worker is given of a whole epoch."""
+        return self.course(self.sampler.place()).count()
+
+    def counted(self) -> Iterator[list[int]]:
+        """The rest of the epoch; a batch counts when it is taken."""
+        walk = self.sampler.begin()
+        feed = Feed(self)
+        feed.prepare(walk)
+        if ahead := fetches_ahead():
+            self.sampler.uncounted(ahead)
+        return self._count(walk, feed)
+
+    def _count(self, walk: Walk, feed: Feed) -> Iterator[list[int]]:
+        for indices in feed:
+            self.sampler.check(walk)
+            self.sampler.handed(feed.queue.popleft()[0].position)
+            yield indices
+        self.sampler.check(walk)
+        self.sampler.ended(walk)
+
+
+class Feed:
+    """What a loader of edl takes its indices from, and what each batch of them is in its step."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self.batch_size = batches.batch_size
+        self.queue: deque[tuple[Micro, int, int]] = deque()
+        """What was taken and has not been handed out: micro-batch, its samples, samples of its step."""
+        self._next: Callable[[], Iterator[Micro]] | None = None
+        self._order: Order | None = None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def prepare(self, walk: Walk) -> None:
+        """``iter()`` goes on from the position now. What can fail is done here, and not in a thread of the loader."""
+        sampler = self._batches.sampler
+        self._order = sampler.order()
+        course, position = self._batches.course(walk.place), sampler.standing
+        self._next = lambda: course.micros(position, walk.place.rank)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Loaders may call this several times before they take anything."""
+        assert self._next is not None and self._order is not None, "prepared before the loader begins"  # noqa: S101
+        self.queue = deque()
+        return _lists(self._order, self._next(), self.queue)
+
+    def known(self, data: Any) -> tuple[Any, Micro, int, int]:
+        """The loader has yielded its next batch."""
+        return (data, *self.queue.popleft())
+
+
+def _lists(order: Order, micros: Iterator[Micro], queue: deque[tuple[Micro, int, int]]) -> Iterator[list[int]]:
+    for micro in micros:
+        found = order.take(micro.places)
+        if found and isinstance(found[0], list):
+            found = [index for group in found for index in group]
+        queue.append((micro, len(found) if micro.real else 0, order.samples(range(micro.begin, micro.end))))
+        yield found
+
+
+class Handing:
+    """One iteration of a loader: pairs what comes out of it with what it is in its step, and counts it as consumed
+    when the script gets it. When the job's settings change, what was fetched ahead is dropped and fetched anew."""
+
+    def __init__(self, position: Position, prepare: Callable[[Walk], None], open_loader: Open, close: Close,
+                 known: Callable[[Any], tuple[Any, Micro, int, int]], *, whole_steps: bool) -> None:  # fmt: skip
+        """``known`` takes what the loader yields apart: data, micro-batch, its samples, samples of its step.
+        ``whole_steps``: a step counts with its last micro-batch, as ``shares`` promises, else each micro-batch does."""
+        self._position = position
+        self._prepare, self._open, self._close, self._known = prepare, open_loader, close, known
+        self._whole_steps = whole_steps
+        self._walk = position.begin()
+        self._source: Iterator[Any] | None = None
+        self._between = True
+        """Between two steps."""
+        self._start()
+
+    def _start(self) -> None:
+        self._number = settings().number
+        self._prepare(self._walk)
+        self._source = self._open()
+
+    def __iter__(self) -> Iterator[tuple[Any, Share]]:
+        return self
+
+    def __next__(self) -> tuple[Any, Share]:
+        """The next micro-batch and its share. Raises ``StateError`` when this iteration may not go on."""
+        if self._source is None:
+            raise StopIteration
+        try:
+            self._position.check(self._walk)
+        except StateError:
+            self.close()
+            raise
+        if self._between and settings().number != self._number:
+            self.close()
+            self._start()
+        try:
+            data, micro, samples, total = self._known(next(self._source))
+        except StopIteration:
+            self.close(finished=True)
+            self._position.ended(self._walk)
+            raise
+        self._between = micro.last
+        if micro.last or not self._whole_steps:
+            self._position.handed(micro.position)
+        return data, Share(samples, max(1, total), micro.index, micro.count, micro.logical)
+
+    def close(self, finished: bool = False) -> None:
+        """Drop what was fetched ahead."""
+        source, self._source = self._source, None
+        if source is not None:
+            self._close(source, finished)
+
+
+class Plain:
+    """The batches of a ``Handing`` alone."""
+
+    def __init__(self, handing: Handing, seen: Callable[[Share], None]) -> None:
+        self._handing = handing
+        self._seen = seen
+
+    def __iter__(self) -> Plain:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch."""
+        data, share = next(self._handing)
+        self._seen(share)
+        return data
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+class CoreStream(Position):
+    """An iterable data set of which each worker, and each process that loads for it, takes its part.
+
+    All of them read the stream from its beginning, in the same order. ``transform`` is done only with what is taken.
+    """
+
+    def __init__(self, dataset: Any, num_replicas: int | None, rank: int | None, *,
+                 tail: str, transform: Callable[[Any], Any] | None) -> None:  # fmt: skip
+        super().__init__(num_replicas, rank)
+        self.dataset = dataset
+        self.tail = tail
+        self.transform = transform
+        self._armed: tuple[Course, int] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch and samples of it that have been consumed; the same on all ranks."""
+        epoch, position = self._standing()
+        return {"epoch": epoch, "position": position, "tail": self.tail}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Raises ``StateError`` if the stream was consumed with another ``tail``."""
+        if state["tail"] != self.tail:
+            raise StateError(
+                f"the stream's state (epoch {state['epoch']}, position {state['position']}) was reached with "
+                f"tail={state['tail']!r}, and this one has {self.tail!r}: construct it with the value of the state"
+            )
+        self._restore(int(state["epoch"]), int(state["position"]))
+
+    def _length(self) -> int | None:
+        return None
+
+    def arm(self, course: Course | None, rank: int = 0) -> None:
+        """The next iteration is by a loader of edl, which gets whole micro-batches."""
+        self._armed = None if course is None else (course, rank)
+
+    def items(self, worker: int, workers: int) -> Iterator[Any]:
+        """What one process that loads takes."""
+        if self._armed is not None:
+            course, rank = self._armed
+            return self._micros(course, rank, worker, workers)
+        place = self.place()
+        part, parts = place.rank + worker * place.world, place.world * workers
+        return (self._made(item) for item in islice(self._rest(), part, None, parts))
+
+    def _rest(self) -> Iterator[Any]:
+        """The stream from the position on."""
+        if self._position >= _ENDLESS:
+            return iter(())
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self._epoch)
+        if hasattr(self.dataset, "iter_from"):
+            rest: Iterator[Any] = iter(self.dataset.iter_from(self._position))
+            return rest
+        return islice(iter(self.dataset), self._position, None)
+
+    def _made(self, item: Any) -> Any:
+        return item if self.transform is None else self.transform(item)
+
+    def _micros(self, course: Course, rank: int, worker: int, workers: int) -> Iterator[tuple[list[int], list[Any]]]:
+        """Each so many-th micro-batch of a rank: the loader takes them from its processes in turn."""
+        rest, begin, number = self._rest(), self._position, 0
+        while step := list(islice(rest, course.size)):
+            if len(step) < course.size:
+                course = replace(course, length=begin + len(step))
+            for micro in course.step(begin, rank):
+                if number % workers == worker:
+                    found = [self._made(step[(place - begin) % len(step)]) for place in micro.places]
+                    yield _numbers(micro), found
+                number += 1
+            begin += len(step)
+
+
+def _numbers(micro: Micro) -> list[int]:
+    """A micro-batch in plain numbers, which pass through every loader."""
+    samples = len(micro.places) if micro.real else 0
+    return [samples, micro.index, micro.count, micro.begin, micro.end, micro.position, micro.logical]
+
+
+def from_numbers(numbers: list[int]) -> tuple[Micro, int, int]:
+    """Micro-batch, its samples, samples of its step."""
+    samples, index, count, begin, end, position, logical = numbers
+    return Micro(range(0), samples > 0, index, count, begin, end, position, logical), samples, end - begin
+
+
+class Passing:
+    """A loader's ``collate_fn`` for streams: the numbers pass by the script's own."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, item: tuple[list[int], list[Any]]) -> tuple[str, Any]:
+        """Numbers as text, which no loader makes tensors of."""
+        numbers, found = item
+        return " ".join(map(str, numbers)), self._collate(found)
+
+
+def taken_apart(item: tuple[str, Any]) -> tuple[Any, Micro, int, int]:
+    """What ``Passing`` has made."""
+    text, data = item
+    return (data, *from_numbers([int(word) for word in text.split()]))

@@ -1,0 +1,123 @@
+"""``settings()``: batch and learning rate that the Master prescribes, as this worker has to take them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from edl.arithmetic.hyper import StepPlan, factor_at, from_environment, step_plan
+from edl.errors import StateError
+from edl.wire.local import AGENT_VARIABLE
+from edl.wire.messages import Settings
+from edl.worker import session as sessions
+from edl.worker.context import Context, context
+from edl.worker.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsView:
+    """What holds for the steps after the last commit. Frozen: ask again after each ``commit()``."""
+
+    number: int
+    """Counts changes over the life of the job; 0: nothing is prescribed."""
+    global_batch: int
+    """Samples of a step over all workers; 0 if that is up to the script, and it was not said."""
+    local_batch: int
+    """This worker's samples of a step; 0 as above. Uneven splits give lower ranks one more than higher ones."""
+    micro_batch: int
+    """Samples of the largest micro-batch; 0 as above."""
+    accumulation: int
+    """Micro-batches of a step, the same on all workers."""
+    lr_factor: float
+    """What the script's LR is to be multiplied by in the next step, as far as the Master knows it."""
+    logical_ranks: int
+    """Fixed number of logical ranks, 0 for none."""
+
+
+def current() -> Settings:
+    """What holds for this worker's next step; ``NO_SETTINGS`` when nothing is prescribed.
+
+    A worker that was started ahead of its world, and has none yet, waits for it. A plain script, a helper process and
+    a script without a launcher go by the environment.
+    """
+    session = _session()
+    return from_environment(os.environ) if session is None else session.settings
+
+
+def lr_factor(commit: int | None = None) -> float:
+    """LR factor of the step after a commit, by default after the last one."""
+    return factor_at(current(), commits() if commit is None else commit)
+
+
+def commits() -> int:
+    """Commits of this worker's state; 0 when it has none."""
+    session = sessions.opened()
+    passed = getattr(session.state, "commits", 0) if session is not None else 0
+    return passed if isinstance(passed, int) else 0
+
+
+def plan(batch_size: int = 0) -> StepPlan:
+    """How the world's workers take the samples of the next step. ``batch_size``: the script's own, 0 if unknown.
+
+    Raises ``StateError`` when that cannot be said.
+    """
+    settings = current()
+    return step_plan(settings, batch_size, _place()[1])
+
+
+def settings(batch_size: int = 0) -> SettingsView:
+    """What holds for the next step. ``batch_size``: the script's own, of one forward pass; without it the numbers that
+    depend on it are 0 where the job prescribes no batch.
+
+    Raises ``StateError`` when the settings do not fit the world.
+    """
+    return _view(current(), *_place(), commits(), batch_size)
+
+
+def view(place: Context, batch_size: int = 0) -> SettingsView:
+    """The same for a place in the world that is known already."""
+    return _view(current(), place.rank, place.world_size, commits(), batch_size)
+
+
+def _view(settings: Settings, rank: int, workers: int, commit: int, batch_size: int) -> SettingsView:
+    factor = factor_at(settings, commit)
+    if not (batch_size or settings.global_batch or settings.local_batch):
+        return SettingsView(settings.number, 0, 0, 0, 1, factor, settings.logical_ranks)
+    if not 0 <= rank < workers:
+        raise StateError(f"rank {rank} in a world of {workers} workers: RANK and WORLD_SIZE do not fit")
+    found = step_plan(settings, batch_size, workers)
+    return SettingsView(
+        settings.number,
+        found.global_batch,
+        found.local[rank],
+        found.micro_batch,
+        found.micros,
+        factor,
+        settings.logical_ranks,
+    )
+
+
+def _session() -> Session | None:
+    """The session whose settings count; None where the environment does. Does not make a plain script wait for worlds,
+    nor a script without a launcher look for one."""
+    session = sessions.opened()
+    if session is not None and session.seat is not None:
+        return session
+    started_with_world = "EDL_ROUND" in os.environ
+    if sessions.is_helper(os.environ) or started_with_world or not os.environ.get(AGENT_VARIABLE):
+        return None
+    context()  # started ahead: the settings come with its place
+    return sessions.current()
+
+
+def _place() -> tuple[int, int]:
+    """Rank and size of the world, without joining one where the environment tells them."""
+    session = _session()
+    if session is not None and session.seat is not None:
+        return session.seat.rank, session.seat.world_size
+
+    def number(name: str, default: int) -> int:
+        text = os.environ.get(name, "")
+        return int(text) if text.isdecimal() else default
+
+    return number("RANK", 0), number("WORLD_SIZE", 1)

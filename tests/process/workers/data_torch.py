@@ -1,0 +1,52 @@
+"""A script that trains on an ``edl.torch.Data``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from data_ledger import Book, epochs, read_arguments
+from torch import nn
+
+import edl.torch as edl
+
+options = read_arguments()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+data = edl.Data(
+    "train",
+    options.files or None,
+    batch_size=options.batch,
+    shard_records=options.shard_records,
+    tail=options.tail,
+)
+state = edl.State(copy_every=options.copy_every, model=model, optimizer=optimizer, data=data)
+
+
+@edl.run
+def train(state: edl.State) -> None:
+    here = edl.context()
+    parallel = edl.parallel(model)
+    with Book(options.folder, here, state) as book:
+        while data.epoch < epochs(options):
+            for batch, share in data.shares():
+                book.records(state.commits + 1, data.epoch, batch["id"].tolist() if share.samples else [])
+                optimizer.zero_grad()
+                loss = parallel(batch["x"][:, None]).square().mean() * (share.weight * here.world_size)
+                loss.backward()
+                optimizer.step()
+                book.step(state.commits + 1)
+                if options.save_every and (state.commits + 1) % options.save_every == 0:
+                    state.save()
+                else:
+                    state.commit()
+                time.sleep(options.pause)
+
+
+train(state)

@@ -1,0 +1,206 @@
+"""Random histories of data sets on the real machine: what was committed, record by record, and that it comes to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from data_service import free, leasing, machine, opening
+from data_service.dataset import Client, DataSet, Turn
+from data_service.table import Table
+from edl.master.service import Caller
+from tests.sim.lease_free import FreeSim
+from tests.sim.lease_net import Violation
+from tests.sim.lease_world import StepsSim
+
+BATCH = 60
+BATCHES = 6
+SOAK = 10_000
+SIMS = {"steps": StepsSim, "free": FreeSim}
+KNOWN = [
+    ("steps", 86),  # a restarted process used the number of the one before it, and got that one's answer
+    ("free", 54),  # a failure that was reported while leases had to wait
+    ("free", 84),  # woken at the very time of a deadline, again and again
+]
+
+
+def play(mode: str, seed: int) -> StepsSim | FreeSim:
+    sim = SIMS[mode](seed)
+    try:
+        sim.play()
+    except Exception as error:
+        module = type(sim).__module__
+        name = type(sim).__name__
+        pytest.fail(
+            f'replay with: python -c "from {module} import {name}; {name}({seed}).play()"\n'
+            f"{type(error).__name__}: {error}",
+            pytrace=False,
+        )
+    return sim
+
+
+@pytest.mark.parametrize(("mode", "seed"), KNOWN)
+def test_known_seed(mode: str, seed: int) -> None:
+    play(mode, seed)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("mode", SIMS)
+def test_histories(mode: str, batch: int) -> None:
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        play(mode, seed)
+
+
+@pytest.mark.parametrize("mode", SIMS)
+def test_many_histories(mode: str, request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--soak"):
+        pytest.skip("takes minutes: run with --soak")
+    for seed in range(SOAK):
+        play(mode, seed)
+
+
+def test_histories_meet_what_they_are_for() -> None:
+    steps = [play("steps", seed) for seed in range(100)]
+    trainers = [play("free", seed) for seed in range(100)]
+    both = [sim.shell for sim in (*steps, *trainers)]
+    assert sum(shell.lives > 1 for shell in both) > 40, "Masters are replaced"
+    assert sum(bool(shell.flaws) for shell in both) > 40, "shards are left out"
+    assert sum(sim.round > 2 for sim in steps) > 20
+    assert sum(bool(sim.dropped) for sim in steps if isinstance(sim, StepsSim)) > 3
+    assert sum(len(sim.names) > 0 for sim in trainers if isinstance(sim, FreeSim)) > 20
+    notes = [note for shell in both for note in shell.notes]
+    for story in ("back to the position", "said nothing about its leases", "dropped by its rule", "is left out from now"):
+        assert any(story in note for note in notes), story
+
+
+# --- planted defects: the histories find each of them ----------------------------------------------------------------
+
+
+def found(mode: str, most: int = 300) -> bool:
+    """A history among these goes wrong."""
+    for seed in range(most):
+        try:
+            SIMS[mode](seed).play()
+        except (Violation, AssertionError, ArithmeticError, LookupError, ValueError):
+            return True
+        except Exception as error:
+            return type(error).__name__ == "DataError"
+    return False
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def never_waits(patch: pytest.MonkeyPatch) -> None:
+    """A new Master gives out shards before everybody has said what it has."""
+    patch.setattr(leasing, "is_open", lambda data, turn: data.table is not None)
+
+
+def believes_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A new Master takes no notice of what workers say that they have."""
+    patch.setattr(Table, "hold", lambda self, by, shard, now_s: "")
+
+
+def forgets_counts(patch: pytest.MonkeyPatch) -> None:
+    """What was read of a shard that came back counts for nothing."""
+    patch.setattr(Table, "raise_count", lambda self, shard, upto: None)
+
+
+def reads_on_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    """A begun shard is given out as if it were not."""
+    grant = Table.grant
+
+    def granted(self: Table, *args: object) -> list[tuple[int, int]]:
+        return [(shard, 0) for shard, _ in grant(self, *args)]  # type: ignore[arg-type]
+
+    patch.setattr(Table, "grant", granted)
+
+
+def does_it_again(patch: pytest.MonkeyPatch) -> None:
+    """A request that is said twice is done twice."""
+    request = machine.LeaseMachine._request
+
+    def asked(self: machine.LeaseMachine, turn: Turn, data: DataSet, caller: Caller, client: Client, word: object) -> None:
+        request(self, turn, data, caller, client, word)  # type: ignore[arg-type]
+        client.last = -1
+
+    patch.setattr(machine.LeaseMachine, "_request", asked)
+
+
+def keeps_lost_leases(patch: pytest.MonkeyPatch) -> None:
+    """A lease whose answer was lost stays with who never heard of it."""
+    patch.setattr(Table, "release", lambda self, holder, now_s, but=(): 0)
+
+
+def leaves_nothing_out(patch: pytest.MonkeyPatch) -> None:
+    """A shard that nobody can read goes round and round."""
+    patch.setattr(leasing, "_quarantine", lambda data, turn, table, shard, attempts: None)
+
+
+def tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Shards are left out silently."""
+    patch.setattr(machine.leasing, "flaw", lambda data: machine.WakeAt(1e9))
+
+
+def drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
+    """An epoch is over when nothing is pending."""
+    patch.setattr(Table, "finished", property(lambda self: self.pending == 0))
+
+
+def takes_anybodys_word(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement counts whoever has the shard."""
+    take = Table.take
+
+    def taken(self: Table, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
+        return take(self, self.holders.get(shard, by), shard, upto, complete)
+
+    patch.setattr(Table, "take", taken)
+
+
+def has_no_fence(patch: pytest.MonkeyPatch) -> None:
+    """After a rollback, what was leased before it still counts."""
+
+    def opened(data: DataSet, turn: Turn, caller: Caller, client: Client, word: object) -> object:
+        refused = free._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
+        data.free.awaited.discard(caller)
+        data.free.callers.add(caller)
+        client.heard_s = turn.now_s
+        return machine.opening.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
+
+    patch.setattr(opening.free, "open_", opened)
+
+
+def never_gives_up(patch: pytest.MonkeyPatch) -> None:
+    """The shards of a silent or dead trainer stay with it."""
+    patch.setattr(free, "tick", lambda data, turn: None)
+    patch.setattr(free, "world_began", lambda data, turn: None)
+
+
+def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Acknowledged is not written."""
+    patch.setattr(free, "settle", lambda data, turn: None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "plant"),
+    [
+        ("steps", never_waits),
+        ("steps", believes_nobody),
+        ("steps", forgets_counts),
+        ("steps", reads_on_from_the_start),
+        ("steps", does_it_again),
+        ("steps", keeps_lost_leases),
+        ("steps", leaves_nothing_out),
+        ("steps", tells_nobody),
+        ("steps", drops_what_is_held),
+        ("free", takes_anybodys_word),
+        ("free", has_no_fence),
+        ("free", never_gives_up),
+        ("free", reads_on_from_the_start),
+        ("free", does_it_again),
+    ],
+)
+def test_planted_defect_is_found(mode: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert found(mode), plant.__doc__

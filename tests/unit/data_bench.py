@@ -1,0 +1,289 @@
+"""Loaders of several workers, each on a thread, over one real lease machine: worlds come and go, Masters too."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_service.cutting import Cut
+from data_service.lines import Line, Switchboard
+from data_service.loader import Loader
+from data_service.machine import LeaseMachine
+from data_service.post import Place
+from edl.arithmetic.hyper import StepPlan, step_plan
+from edl.master.service import Caller, Effect, Event, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.messages import NO_SETTINGS, Member, Settings, World
+from edl.worker.boundary import RoundOver
+
+NODE = NodeId("n")
+LIMIT_S = 30.0
+
+
+class Board(Switchboard):
+    """One worker's line."""
+
+    def __init__(self, bench: Bench, slot: int) -> None:
+        super().__init__()
+        self.bench = bench
+        self.slot = slot
+
+    def say(self, text: str, number: int) -> None:
+        self.bench.said(self.slot, text, number)
+
+
+class Bench:
+    """The Master's side, and what breaks rounds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.machine = LeaseMachine()
+        self.machine.load({}, 0.0)
+        self.kept: dict[str, bytes] = {}
+        self.boards = [Board(self, slot) for slot in range(8)]
+        self.round = 0
+        self.size = 0
+        self.broken = 0
+        self.barrier = threading.Barrier(1)
+        self.parts: dict[int, bytes] = {}
+        self.settings: Settings = NO_SETTINGS
+        self.notes: list[str] = []
+        self.flaws: dict[str, str] = {}
+        self.words = 0
+        self.lose: Callable[[], bool] = lambda: False
+        """Whether a word is lost on its way."""
+
+    def begin(self, size: int) -> None:
+        """A world of this size."""
+        if self.round:
+            self.broken = self.round
+            self._step(WorldEnded(Round(self.round), "test"))
+        self.round, self.size = self.round + 1, size
+        self.barrier, self.parts = threading.Barrier(size), {}
+        self._step(WorldBegan(self.world()))
+
+    def world(self) -> World:
+        return World(Round(self.round), (Member(NODE, Incarnation(0), "h", self.size, Rank(0), ()),), 0)
+
+    def end(self) -> None:
+        """The round is broken."""
+        self.broken = self.round
+        self.barrier.abort()
+
+    def replace_master(self) -> None:
+        """Another one takes over: it has what was kept, and all else must be said again."""
+        with self.lock:
+            self.machine = LeaseMachine()
+            effects = self.machine.load(dict(self.kept), 0.0)
+            effects += self.machine.step(WorldBegan(self.world(), taken_over=True), 0.0)
+        self._do(effects)
+        self.reattach()
+
+    def reattach(self) -> None:
+        for board in self.boards[: self.size]:
+            board.hear(None)
+
+    def said(self, slot: int, text: str, number: int) -> None:
+        self.words += 1
+        if not self.lose():
+            self._step(Said(Caller(NODE, slot), Round(number), text))
+
+    def _step(self, event: Event) -> None:
+        with self.lock:
+            effects = self.machine.step(event, 0.0)
+        self._do(effects)
+
+    def _do(self, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            match effect:
+                case Keep(name, value):
+                    self.kept[name] = value
+                case Tell(caller, body):
+                    if not self.lose():
+                        self.boards[caller.slot].hear(body)
+                case Note(text):
+                    self.notes.append(text)
+                case Flaw(name, text):
+                    self.flaws[name] = text
+
+    def gather(self, rank: int, data: bytes) -> list[bytes]:
+        """A collective."""
+        barrier = self.barrier
+        try:
+            self.parts[rank] = data
+            barrier.wait(LIMIT_S)
+            found = [self.parts[one] for one in range(self.size)]
+            barrier.wait(LIMIT_S)
+        except threading.BrokenBarrierError:
+            raise RoundOver("broken") from None
+        return found
+
+
+class BenchPost:
+    """``data_service.post.Post`` on a bench."""
+
+    def __init__(self, bench: Bench, slot: int, environment: Mapping[str, str] | None = None) -> None:
+        self.bench = bench
+        self.slot = slot
+        self.variables = environment or {}
+        self.exchanges = 0
+
+    def place(self) -> Place:
+        return Place(self.bench.round, self.slot, self.bench.size)
+
+    def line(self) -> Line:
+        return self.bench.boards[self.slot]
+
+    def check(self, number: int) -> None:
+        if self.over(number):
+            raise RoundOver("broken")
+
+    def over(self, number: int) -> bool:
+        return self.bench.broken >= number
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        self.exchanges += 1
+        return self.bench.gather(self.slot, data)
+
+    def settings(self) -> int:
+        return self.bench.settings.number
+
+    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
+        plan = step_plan(self.bench.settings, batch_size, place.world_size)
+        return Cut(plan.sizes(place.rank), self.bench.settings.number), plan
+
+    def environment(self) -> Mapping[str, str]:
+        return self.variables
+
+    def anew(self) -> bool:
+        return False
+
+
+class ArrayData(Loader):
+    """``Data`` of numpy."""
+
+    def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
+        self.bench_post = BenchPost(bench, slot, named.pop("environment", None))
+        super().__init__(*arguments, **named)
+
+    def _make_post(self) -> BenchPost:
+        return self.bench_post
+
+    def _tensor(self, array: Any) -> Any:
+        return array
+
+
+def write_ipc(path: Path, first: int, count: int) -> None:
+    """Records with an ``id`` each."""
+    table = pa.table({"id": np.arange(first, first + count), "x": np.arange(count, dtype=np.float32)})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def on_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work(rank)`` of all ranks at once; what each returned or raised."""
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except BaseException as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+    return results
+
+
+@dataclass
+class Lineage:
+    """What a training has committed: by commit, its epoch and the records of its step; and the state there."""
+
+    steps: list[tuple[int, list[int]]] = field(default_factory=list)
+    state: dict[str, Any] | None = None
+
+    def epochs(self) -> dict[int, list[int]]:
+        """Records by epoch, in order."""
+        found: dict[int, list[int]] = {}
+        for epoch, records in self.steps:
+            found.setdefault(epoch, []).extend(records)
+        return found
+
+
+class Training:
+    """Workers that take batches, commit, and are broken off and started again."""
+
+    def __init__(self, bench: Bench, make: Callable[[int], ArrayData], epochs: int) -> None:
+        self.bench = bench
+        self.make = make
+        self.epochs = epochs
+        self.loaders: dict[int, ArrayData] = {}
+        self.lineage = Lineage()
+        self.disturb: Callable[[int, int], None] = lambda rank, commit: None
+        """Called by each rank before each commit."""
+        self.counted = 0
+
+    def world(self, size: int, keep: int = 0) -> list[Any]:
+        """One round; the first ``keep`` workers are those of the round before. What each returned or raised."""
+        self.bench.begin(size)
+        for slot in list(self.loaders):
+            if slot >= min(keep, size):
+                self.loaders.pop(slot)._detach()
+        for slot in range(size):
+            loader = self.loaders.get(slot)
+            if loader is None:
+                loader = self.loaders[slot] = self.make(slot)
+            if self.lineage.state is not None:
+                loader.load_state_dict(self.lineage.state)
+        return on_threads(size, self._run)
+
+    def _run(self, rank: int) -> str:
+        try:
+            return self._train(rank)
+        except BaseException:
+            self.bench.end()
+            raise
+
+    def _train(self, rank: int) -> str:
+        loader = self.loaders[rank]
+        while loader.epoch < self.epochs:
+            for batch, share in loader.shares():
+                new = share.samples and loader.bench_post.bench is self.bench
+                records = [int(one) for one in batch["id"]] if new else []
+                self.disturb(rank, len(self.lineage.steps))
+                self._commit(rank, loader, records)
+        return "done"
+
+    def _commit(self, rank: int, loader: ArrayData, records: list[int]) -> None:
+        state = loader.state_dict()
+        everybody = self.bench.gather(rank, repr((state, records)).encode())
+        if rank == 0:
+            told = [eval(one) for one in everybody]  # noqa: S307 - our own words
+            assert all(one[0] == told[0][0] for one in told), "the position is the same on all ranks"
+            step = [record for one in told for record in one[1]]
+            self.lineage.steps.append((loader.epoch, step))
+            self.lineage.state = state
+        self.bench.gather(rank, b"")
+
+
+def exactly_once(lineage: Lineage, records: int, epochs: int) -> None:
+    """Each record once in each epoch."""
+    found = lineage.epochs()
+    assert sorted(found) == list(range(epochs))
+    for epoch, seen in found.items():
+        assert sorted(seen) == list(range(records)), f"epoch {epoch}: {len(seen)} records, {len(set(seen))} different"
+
+
+def drawn(seed: int) -> random.Random:
+    return random.Random(seed)

@@ -1,0 +1,175 @@
+"""What a worker says to the machine that leases shards, and says again after a failover."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from data_service import wire
+from data_service.client import Client
+from data_service.lines import Switchboard
+from data_service.manifest import ShardRef
+from data_service.wire import Done, Given, Granted, Lease, NextEpoch, Open, Opened, Options, Refused, Register
+from edl.errors import DataError
+
+
+class Wire(Switchboard):
+    """Remembers what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[Any] = []
+
+    def say(self, text: str, number: int) -> None:
+        assert number == 3
+        self.said.append(wire.decode(text))
+
+    def answer(self, word: type[Any], **fields: Any) -> None:
+        """To what was said last."""
+        self.hear(wire.encode(word(self.said[-1].id, "d", **fields)))
+
+    def grant(self, *shards: int, state: str = "more") -> None:
+        leases = tuple(Given(ShardRef(shard, "f", 0, 9, 9), 0) for shard in shards)
+        self.answer(Granted, epoch=0, leases=leases, state=state)
+
+    def open(self) -> None:
+        self.answer(Opened, digest="x", format="ipc", shards=9, records=81, options=Options(), epoch=0)
+
+
+@pytest.fixture
+def line() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def client(line: Wire) -> Client:
+    return Client(line, "d", 3, 0, lambda: "position")
+
+
+def never() -> None:
+    raise AssertionError("it has to wait")
+
+
+def test_one_thing_after_the_other(line: Wire, client: Client) -> None:
+    opened, lease = client.open(0, ""), client.lease(0, 2)
+    assert [type(word) for word in line.said] == [Open] and line.said[0].ledger == "position"
+    line.open()
+    assert client.wait(opened, never, Opened).shards == 9
+    assert line.said[-1] == Lease(line.said[0].id + 1, "d", 0, 2) and not lease.done.is_set()
+    line.grant(4, 5)
+    assert [one.shard.index for one in client.wait(lease, never, Granted).leases] == [4, 5]
+
+
+def test_only_rank_0_tells_the_position(line: Wire) -> None:
+    Client(line, "d", 3, 1, never).open(0, "")
+    assert line.said[0].ledger == ""
+    line.hear(None)
+    assert line.said[1].ledger == ""
+
+
+def test_an_answer_to_something_else_is_ignored(line: Wire, client: Client) -> None:
+    lease = client.lease(0, 2)
+    line.hear(wire.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
+    line.hear(wire.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
+    assert not lease.done.is_set()
+    line.grant()
+    assert lease.done.is_set()
+
+
+def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None:
+    client.register(b"manifest", Options())
+    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    client.open(0, "")
+    line.open()
+    client.lease(0, 4)
+    line.grant(1, 2, 3, 7)
+    client.lease(0, 1, [(2, 9)], [(7, 4, "broken")])
+    asked = len(line.said)
+    line.hear(None)
+    assert line.said[asked] == Register(line.said[asked - 1].id + 1, "d", b"manifest", Options())
+    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    again = line.said[-1]
+    assert isinstance(again, Open) and again.ledger == "position"
+    assert (again.granted, again.finished, again.returned) == (((1, 4),), ((2, 3),), ((7, 4),))
+    line.open()
+    assert line.said[-1].finished == ((2, 9),) and line.said[-1].id > again.id
+    line.grant(7)
+    line.hear(None)
+    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    assert (line.said[-1].granted, line.said[-1].returned) == (((1, 4), (7, 8)), ()), "it has been granted again"
+
+
+def test_another_failover_while_it_is_said_again(line: Wire, client: Client) -> None:
+    client.open(0, "")
+    line.open()
+    lease = client.lease(0, 4)
+    for _ in range(3):
+        line.hear(None)
+        assert isinstance(line.said[-1], Open)
+    line.open()
+    line.grant(3)
+    assert client.wait(lease, never, Granted).leases
+
+
+def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: Client) -> None:
+    client.open(0, "")
+    line.open()
+    client.lease(0, 4)
+    line.grant(1)
+    asked = client.next_epoch(1, 0, tell=True)
+    assert asked is not None and isinstance(line.said[-1], NextEpoch)
+    line.answer(Done, epoch=1)
+    line.hear(None)
+    assert (line.said[-1].epoch, line.said[-1].granted) == (1, ())
+
+
+def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Client) -> None:
+    lease = client.lease(0, 1)
+    line.answer(Refused, kind="old", text="higher", last=1 << 50)
+    assert line.said[-1].id == (1 << 50) + 1 and not lease.done.is_set()
+    line.grant()
+    assert lease.done.is_set()
+
+
+def test_a_refusal_is_an_error_with_its_text(line: Wire, client: Client) -> None:
+    opened = client.open(0, "")
+    line.answer(Refused, kind="differs", text="other files: b.parquet")
+    with pytest.raises(DataError, match=r"data set d: other files: b\.parquet"):
+        client.wait(opened, never, Opened)
+
+
+def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: Client) -> None:
+    client.open(0, "")
+    line.open()
+    lease = client.lease(0, 1)
+    line.hear(None)
+    line.answer(Refused, kind="ledger", text="both have it")
+    with pytest.raises(DataError, match="both have it"):
+        client.wait(lease, never, Granted)
+
+
+def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: Client) -> None:
+    lease = client.lease(0, 1)
+    line.answer(Refused, kind="stale", text="round 4")
+    client.lease(0, 1)
+    assert len(line.said) == 1
+
+    def check() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.wait(lease, check, Granted)
+
+
+def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: Client) -> None:
+    client.lease(0, 1)
+    client.close()
+    client.lease(0, 1)
+    line.hear(None)
+    assert len(line.said) == 1
+    other = Client(line, "d", 3, 0, lambda: "")
+    client.close()
+    lease = other.lease(0, 1)
+    line.grant()
+    assert lease.done.is_set(), "closing twice does not silence who came after it"

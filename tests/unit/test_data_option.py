@@ -1,0 +1,51 @@
+"""``--data``: from the command line to the workers' environment."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from edl.agent.environment import LocalPaths, ahead_environment
+from edl.config import JobSpec, NodeRange
+from edl.errors import SettingError
+from edl.launch.data_option import data_sets
+from edl.types import JobId, NodeId
+
+
+def test_none_says_nothing() -> None:
+    assert data_sets(()) == ""
+
+
+def test_patterns_and_options() -> None:
+    text = data_sets(("train=/d/a-*.parquet, b.parquet;shuffle=no;seed=3", "valid=s3://bucket/v/*.arrow"))
+    assert json.loads(text) == {
+        "train": {"files": ["/d/a-*.parquet", os.path.abspath("b.parquet")], "shuffle": "no", "seed": "3"},
+        "valid": {"files": ["s3://bucket/v/*.arrow"]},
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["train", "train=", "=x", "tr ain=x", "train=,", "train=x;oops", "train=x;files=y", "train=x;a b=c"]
+)
+def test_bad_input_is_named(text: str) -> None:
+    with pytest.raises(SettingError, match="--data") as caught:
+        data_sets((text,))
+    assert repr(text) in str(caught.value)
+    assert "NAME=PATTERN" in str(caught.value)
+
+
+def test_the_same_name_twice() -> None:
+    with pytest.raises(SettingError, match="train is there already"):
+        data_sets(("train=a", "train=b"))
+
+
+def test_all_launchers_agree_on_it_and_workers_are_told() -> None:
+    data = data_sets(("train=/d/x",))
+    spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data)
+    other = JobSpec(JobId("job"), NodeRange(1, 1))
+    assert spec.differences(other) == [f"--data={data} (the running job has '')"]
+    environment = ahead_environment({}, spec, NodeId("a"), 1, 0, LocalPaths("", ""))
+    assert environment["EDL_DATA_SETS"] == data
+    assert "EDL_DATA_SETS" not in ahead_environment({}, other, NodeId("a"), 1, 0, LocalPaths("", ""))

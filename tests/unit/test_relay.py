@@ -1,0 +1,121 @@
+"""A worker's words to the Master's services, through the real desk and the real link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from edl.agent.desk import Desk
+from edl.types import Round
+from edl.wire.messages import ServiceSaid, ServiceTold
+from edl.worker.link import Link
+
+LONG = "x" * 300_000
+PATIENCE_S = 20.0
+
+
+class NoKeeper:
+    def forget_worker(self, slot: int) -> None:
+        pass
+
+
+class Relay:
+    """A desk whose only worker is this process, slot 3."""
+
+    def __init__(self) -> None:
+        self.said: list[ServiceSaid] = []
+        self.heard: queue.Queue[str | None] = queue.Queue()
+        self.desk = Desk(
+            lambda session: (Round(1), 3) if session == os.getsid(0) else None,
+            NoKeeper(),  # type: ignore[arg-type]
+            lambda event: None,
+            self.said.append,
+            lambda text: None,
+        )
+        self.desk.open()
+
+    async def connect(self) -> Link:
+        link = await asyncio.to_thread(Link.connect, self.desk.address, lambda: None)
+        link.listen("data", self.heard.put)
+        return link
+
+    async def hears(self) -> str | None:
+        return await asyncio.to_thread(self.heard.get, True, PATIENCE_S)
+
+
+def play(scene: Callable[[Relay], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        relay = Relay()
+        try:
+            await asyncio.wait_for(scene(relay), PATIENCE_S)
+        finally:
+            relay.desk.close()
+
+    asyncio.run(whole())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("body", ["short", LONG])
+def test_words_go_both_ways(body: str) -> None:
+    async def scene(relay: Relay) -> None:
+        link = await relay.connect()
+        link.call("data", body, 7)
+        await until(lambda: relay.said != [])
+        assert relay.said == [ServiceSaid("data", 3, Round(7), body)]
+        relay.desk.pass_on(ServiceTold("data", 3, body))
+        assert await relay.hears() == body
+        await asyncio.to_thread(link.close)
+
+    play(scene)
+
+
+def test_words_for_others_are_not_heard() -> None:
+    async def scene(relay: Relay) -> None:
+        link = await relay.connect()
+        link.call("data", "hello", 1)
+        await until(lambda: relay.said != [])
+        relay.desk.pass_on(ServiceTold("data", 2, "for another slot"))
+        relay.desk.pass_on(ServiceTold("other", 3, "of another service"))
+        relay.desk.pass_on(ServiceTold("data", 3, "mine"))
+        assert await relay.hears() == "mine"
+        await asyncio.to_thread(link.close)
+
+    play(scene)
+
+
+def test_a_new_master_is_told() -> None:
+    async def scene(relay: Relay) -> None:
+        link = await relay.connect()
+        link.call("data", "hello", 1)
+        await until(lambda: relay.said != [])
+        relay.desk.reattached(12)
+        assert await relay.hears() is None
+        await asyncio.to_thread(link.close)
+
+    play(scene)
+
+
+def test_long_words_leak_no_descriptors() -> None:
+    async def scene(relay: Relay) -> None:
+        link = await relay.connect()
+        link.call("data", LONG, 1)
+        await until(lambda: len(relay.said) == 1)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            link.call("data", LONG, 1)
+            relay.desk.pass_on(ServiceTold("data", 3, LONG))
+            assert await relay.hears() == LONG
+        await until(lambda: len(relay.said) == 21)
+        assert len(os.listdir("/proc/self/fd")) == before
+        await asyncio.to_thread(link.close)
+
+    play(scene)
