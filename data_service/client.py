@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from data_service import wire
 from data_service.lines import Line
-from data_service.wire import Ack, Granted, Lease, NextEpoch, Open, Refused, Register
+from data_service.wire import Ack, Granted, Lease, NextEpoch, Open, Opened, Refused, Register
 from edl.errors import DataError
 
 LOOK_S = 0.05
@@ -49,8 +49,11 @@ class Client:
         self._granted: set[int] = set()
         self._finished: set[int] = set()
         self._returned: dict[int, int] = {}
+        self._acked: dict[int, int] = {}
+        """Mode "free": acknowledged records of shards that are begun."""
         self._unkept: list[tuple[int, Ack]] = []
-        """Mode "free": acknowledgements that may not be in the store yet, with their numbers."""
+        """Mode "free": acknowledgements that may not be in the store yet, with their numbers; 0 until it is known."""
+        self._fence = 0
         self.on_readers: Callable[[Any], None] | None = None
         """Takes the list of other processes that read for this one."""
         line.listen(dataset, self._heard)
@@ -91,13 +94,23 @@ class Client:
             self._granted.clear()
             self._finished.clear()
             self._returned.clear()
+            self._acked.clear()
             if self._open is not None:
                 self._open = replace(self._open, epoch=epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
 
-    def say(self, word: Any) -> Asked:
-        """Any other request."""
-        return self._ask(word)
+    def ack(self, epoch: int, shards: tuple[tuple[int, int, bool], ...]) -> None:
+        """Mode "free": these are consumed."""
+        word = Ack(0, self.dataset, epoch, shards)
+        with self._lock:
+            for shard, upto, complete in shards:
+                if complete:
+                    self._granted.discard(shard)
+                    self._acked.pop(shard, None)
+                else:
+                    self._acked[shard] = upto
+            self._unkept.append((0, word))
+        self._ask(word)
 
     def tell(self, word: Any) -> None:
         """What has no answer."""
@@ -187,10 +200,20 @@ class Client:
                 one.done.set()
 
     def _remember(self, said: Any, word: Any) -> None:
-        if isinstance(said, Ack) and not isinstance(word, Refused):
-            self._unkept.append((word.number, said))
+        if isinstance(word, Opened):
+            self._fence = word.fence
+        if isinstance(said, Ack):
+            number = getattr(word, "number", -1)  # -1: refused, so there is nothing to keep
+            self._unkept = [(number if ack.shards == said.shards else old, ack) for old, ack in self._unkept]
         kept = getattr(word, "kept", 0)
-        self._unkept = [(number, ack) for number, ack in self._unkept if number > kept]
+        self._unkept = [(number, ack) for number, ack in self._unkept if not number or number > kept]
+
+    def _acks(self) -> tuple[tuple[int, int, bool], ...]:
+        found = {shard: (upto, False) for shard, upto in self._acked.items()}
+        for _, ack in self._unkept:
+            if self._current(ack.epoch):
+                found.update({shard: (upto, complete) for shard, upto, complete in ack.shards})
+        return tuple((shard, upto, complete) for shard, (upto, complete) in found.items())
 
     def _current(self, epoch: int) -> bool:
         return self._open is None or self._open.epoch == epoch
@@ -202,6 +225,7 @@ class Client:
             if self._closed:
                 return
             pending = [asked for asked in (self._sent, *self._queue) if asked is not None and not asked.again]
+            pending = [asked for asked in pending if not isinstance(asked.word, Ack)]  # goes along with Open
             kinds = {type(asked.word) for asked in pending}
             again: list[Asked] = []
             if self._register is not None and Register not in kinds:
@@ -214,7 +238,8 @@ class Client:
                     granted=wire.ranges(granted),
                     finished=wire.ranges(self._finished & granted),
                     returned=tuple(sorted(self._returned.items())),
-                    acks=tuple(one for _, ack in self._unkept for one in ack.shards if self._current(ack.epoch)),
+                    acks=self._acks(),
+                    fence=self._fence,
                 )
                 again.append(Asked(word, again=True))
             self._sent = None

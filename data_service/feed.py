@@ -259,7 +259,8 @@ class Feed:
             self._ask(want)
 
     def _enough(self) -> int:
-        elapsed_s = max(0.001, _CLOCK.now_s() - self._began_s)
+        # The first ones fill the queue, and say little about the speed of training.
+        elapsed_s = max(AHEAD_S, _CLOCK.now_s() - self._began_s)
         by_speed = math.ceil(AHEAD_S * self._shards_read / elapsed_s)
         return max(1, self._order.mixed, min(MOST_SHARDS, by_speed))
 

@@ -19,7 +19,7 @@ from data_service.readers import options as reading
 from data_service.source import Source, Wishes, checked_name
 from data_service.standin import StandIn
 from data_service.window import Offer, Step, Supply, Tail, decode, encode, plan, tail_named
-from data_service.wire import FREE, STEPS, Ack, Done, Opened, Options, Registered
+from data_service.wire import FREE, STEPS, Done, Opened, Options, Registered
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, SettingError, StateError
 from edl.worker.session import note
@@ -300,7 +300,8 @@ class Loader:
             if window.steps:
                 with self._lock:
                     self._window.extend(window.steps)
-                feed.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
+                if not self._free:  # there each batch is acknowledged
+                    feed.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
             if window.over:
                 return False
@@ -502,4 +503,4 @@ class Loader:
         ready, self._unacknowledged = self._unacknowledged, None
         if ready is not None and self._client is not None and not self._parts:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
-            self._client.say(Ack(0, self._name, self.epoch, shards))
+            self._client.ack(self.epoch, shards)

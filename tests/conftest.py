@@ -1,4 +1,4 @@
-"""Fixtures that every test gets."""
+"""Fixtures that every test gets, and the option for long tests."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ for _number, _handler in (
         signal.signal(_number, _handler)
 
 LAUNCHER_PREFIXES = ("EDL_", "PET_", "TORCHELASTIC_", "PADDLE_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
 
 
 @pytest.fixture(autouse=True)

@@ -57,25 +57,28 @@ def uneven(rng: np.random.Generator, workers: int, width: int) -> tuple[list[lis
 def logical_steps(
     count: int, ranks: int, workers: int, worker: int, each: int, width: int, seed: int
 ) -> list[list[tuple[Batch, Share]]]:
-    """Steps of one worker that holds its block of logical ranks; each rank has two micro-batches, the first ranks of
-    the last step have no samples. The numbers depend on step and logical rank only."""
+    """Steps of one worker that holds its block of logical ranks; each rank has two micro-batches. In the last step the
+    first ranks have no samples, and the others none in their second micro-batch. The numbers depend on step and
+    logical rank only."""
     least, more = divmod(ranks, workers)
     first = worker * least + min(worker, more)
     block = range(first, first + least + (worker < more))
     most = least + (more > 0)
     steps = []
     for step in range(count):
-        missing = ranks // 3 if step == count - 1 else 0
-        total = (ranks - missing) * each
+        last = step == count - 1
+        missing = ranks // 3 if last else 0
+        total = (ranks - missing) * (each - each // 2 if last else each)
         micros = 2 * most
         items: list[tuple[Batch, Share]] = []
         for rank in block:
             rng = np.random.default_rng([seed, step, rank])
             x, y = rng.normal(size=(each, width)), rng.normal(size=(each, 1))
             halves = np.array_split(np.arange(each), 2)
-            for half in halves:
-                samples = 0 if rank < missing else len(half)
-                items.append(((x[half], y[half]), Share(samples, total, len(items), micros, rank)))
+            for number, half in enumerate(halves):
+                samples = 0 if rank < missing or (last and number) else len(half)
+                nothing = 1.0 if samples else np.nan
+                items.append(((x[half] * nothing, y[half]), Share(samples, total, len(items), micros, rank)))
         while len(items) < micros:
             stand_in = (np.full((2, width), np.nan), np.zeros((2, 1)))
             items.append((stand_in, Share(0, total, len(items), micros, -1)))

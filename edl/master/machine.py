@@ -209,6 +209,7 @@ def _detached(turn: Turn, event: NodeDetached) -> None:
     entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.patience_s))
     if entry.status is NodeStatus.LEAVING or not entry.registered:
         del turn.nodes[event.node]
+        _replan_without_source(turn)
         return
     turn.probe(entry)
 

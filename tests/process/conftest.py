@@ -1,4 +1,4 @@
-"""Stores for tests of whole jobs, and the option for long ones."""
+"""Stores for tests of whole jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.process.harness import OutsideEtcd
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
 
 
 @pytest.fixture(scope="session")

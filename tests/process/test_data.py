@@ -58,7 +58,7 @@ def job(etcd: OutsideEtcd, folder: Path, framework: str, files: Path, *arguments
 
 def end_soon(running: Job, more: int = 2) -> int:
     """Have the training end some epochs from now; how many it has had then."""
-    newest = max(line["epoch"] for line in lines(running.steps_folder) if "epoch" in line)
+    newest: int = max(line["epoch"] for line in lines(running.steps_folder) if "epoch" in line)
     file = running.steps_folder / "epochs"
     file.with_suffix(".new").write_text(str(newest + more))
     file.with_suffix(".new").replace(file)
@@ -234,6 +234,9 @@ def test_growing_and_draining_repeat_nothing(etcd: OutsideEtcd, tmp_path: Path, 
         assert set(running.exit_codes().values()) == {0}
         check(epochs, running.steps_folder)
         handed_out = collections.Counter(
-            (line["epoch"], record) for line in lines(running.steps_folder) if "commit" in line for record in line["records"]
+            (line["epoch"], record)
+            for line in lines(running.steps_folder)
+            if "commit" in line
+            for record in line["records"]
         )
         assert max(handed_out.values()) == 1, "planned changes hand out nothing twice"

@@ -27,7 +27,17 @@ from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
-from tests.process.harness import ROOT, WORKERS, Job, Node, OutsideEtcd, alive, stopped, until
+from tests.process.harness import (
+    ROOT,
+    WORKERS,
+    Job,
+    Node,
+    OutsideEtcd,
+    alive,
+    free_endpoints,
+    stopped,
+    until,
+)
 from tests.process.test_data import check, end_soon
 
 SECRET = "of these readers"
@@ -184,6 +194,19 @@ def test_a_training_launcher_may_have_readers_beside_its_workers(tmp_path: Path,
         job.end_soon()
         assert node.exit_code() == ExitCode.OK
         assert keys.now() == {}
+
+
+def test_readers_hear_of_the_end_although_the_store_ends_with_the_job(tmp_path: Path) -> None:
+    with Job(tmp_path, free_endpoints(1), backend="etcd-embedded", options=(f"--lease-ttl={LEASE_S}",)) as job:
+        keys = Keys(job.endpoints[0], job.name)
+        node = job.start("a", options=("--readers=1",))
+        job.wait_world(1)
+        readers = start_readers(job, "r", 1)
+        keys.wait(2)
+        job.end_soon()
+        assert node.exit_code() == ExitCode.OK
+        assert readers.exit_code(10) == ExitCode.OK
+        assert f"job {job.name} has ended" in readers.text
 
 
 def test_readers_of_a_job_that_never_comes_give_up(tmp_path: Path, etcd: OutsideEtcd) -> None:

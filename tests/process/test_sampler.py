@@ -6,6 +6,8 @@ import collections
 import json
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,24 @@ def lines(running: Job) -> list[dict[str, Any]]:
     return [line for line in found if newest[line["step"]] == line["round"]]
 
 
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A folder for the sockets of the loading processes: a socket's path may have 107 characters."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield folder
+
+
 @pytest.mark.parametrize(
     "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")]
 )
-def test_each_sample_once_an_epoch(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+def test_each_sample_once_an_epoch(etcd: OutsideEtcd, tmp_path: Path, short: str, framework: str) -> None:
     """A worker is killed and a node joins in the middle of epochs. Under torch, two processes load for each worker."""
     pytest.importorskip(framework)
     arguments = (f"--framework={framework}",)
-    with Job(tmp_path, [etcd.endpoint], script=(str(SCRIPT),), arguments=arguments, nnodes="1:3") as running:
+    script, environment = (str(SCRIPT),), {"TMPDIR": short}
+    with Job(
+        tmp_path, [etcd.endpoint], script=script, arguments=arguments, nnodes="1:3", environment=environment
+    ) as running:
         running.start("a", "b")
         seen = running.wait_world(2)
         running.wait_steps(5)

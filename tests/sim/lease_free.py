@@ -280,7 +280,8 @@ class FreeSim:
     def _counted(self, speaker: Trainer | None, record: Record) -> None:
         """Somebody has said it; perhaps long ago, when its word had to wait, and perhaps it is dead."""
         for one in (speaker, *self.trainers.values(), *self.former):
-            if one is not None and record in one.processed and one.said.get(record[0], 0) > record[1]:
+            said = one.said.get(record[0], 0) if one and (one.epoch, one.fence) == self.now else 0
+            if one is not None and record in one.processed and said > record[1]:
                 self.owner[record] = one
                 return
         who = None if speaker is None else speaker.caller
@@ -358,6 +359,7 @@ class FreeSim:
             for shard in gone:
                 trainer.hands.pop(shard, None)
                 trainer.told.pop(shard, None)
+                trainer.processed -= {(shard, place) for place in range(self.sizes[shard])}
         if isinstance(word, Opened):
             self._opened(trainer, word)
         elif isinstance(word, Granted) and word.epoch == trainer.epoch:

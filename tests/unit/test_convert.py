@@ -295,21 +295,21 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, work
 def test_a_process_that_is_killed_is_told_and_the_same_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "theirs.py").write_text(
+    (tmp_path / "short_of_memory.py").write_text(
         "import os, signal\n"
         "def shards(file):\n    return [(n, n + 10, 10) for n in range(0, 60, 10)]\n"
         "def read(file, begin, end):\n"
         "    if begin == 40 and os.path.exists(__file__ + '.kill'):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return {'n': list(range(begin, end))}\n"
     )
-    (tmp_path / "theirs.py.kill").touch()
+    (tmp_path / "short_of_memory.py.kill").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = Options(read="theirs:read", shards="theirs:shards")
+    options = Options(read="short_of_memory:read", shards="short_of_memory:shards")
     arguments: dict[str, Any] = {"format": "user", "options": options, "workers": 2}
     out = tmp_path / "out"
     with pytest.raises(DataError, match=r"was killed\. Out of memory\? Take fewer --workers"):
         convert("db://table", str(out), Recipe(file_bytes=1), **arguments)
-    (tmp_path / "theirs.py.kill").unlink()
+    (tmp_path / "short_of_memory.py.kill").unlink()
     assert convert("db://table", str(out), Recipe(file_bytes=1), **arguments).records == 60
     assert read_all(out).column("n").to_pylist() == list(range(60))
 

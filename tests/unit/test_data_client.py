@@ -62,7 +62,7 @@ def test_one_thing_after_the_other(line: Wire, client: Client) -> None:
 
 
 def test_only_rank_0_tells_the_position(line: Wire) -> None:
-    Client(line, "d", 3, 1, never).open(0, "")
+    Client(line, "d", 3, 1, lambda: "position").open(0, "")
     assert line.said[0].ledger == ""
     line.hear(None)
     assert line.said[1].ledger == ""
@@ -121,7 +121,8 @@ def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: Client) -> 
     assert asked is not None and isinstance(line.said[-1], NextEpoch)
     line.answer(Done, epoch=1)
     line.hear(None)
-    assert (line.said[-1].epoch, line.said[-1].granted) == (1, ())
+    again: Any = line.said[-1]
+    assert (again.epoch, again.granted) == (1, ())
 
 
 def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Client) -> None:

@@ -42,7 +42,9 @@ def test_an_offer_comes_through(offer: Offer) -> None:
     assert decode(encode(offer)) == offer
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'["more",0,1,""]', b'["more",0,1,"",[[1,2]]]', b'["odd",0,1,"",[]]'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'["more",0,1,""]', b'["more",0,1,"",[[1,2]]]', b'["odd",0,1,"",[]]']
+)
 def test_what_is_no_offer_is_refused(data: bytes) -> None:
     with pytest.raises(DataError, match="do all workers run the same loop"):
         decode(data)
@@ -88,7 +90,9 @@ def test_an_unknown_rule_is_refused() -> None:
         tail_named("cut")
 
 
-@pytest.mark.parametrize(("sizes", "collectives"), [((0, 5), 1), ((FIRST_BYTES - 4, 1), 1), ((FIRST_BYTES, 9000, 0), 2)])
+@pytest.mark.parametrize(
+    ("sizes", "collectives"), [((0, 5), 1), ((FIRST_BYTES - 4, 1), 1), ((FIRST_BYTES, 9000, 0), 2)]
+)
 def test_short_messages_take_one_collective(sizes: tuple[int, ...], collectives: int) -> None:
     messages = [bytes([65 + rank]) * size for rank, size in enumerate(sizes)]
     parts: list[list[bytes]] = [[b""] * len(sizes) for _ in range(3)]

@@ -43,7 +43,20 @@ class Torch:
     def model(self, dtype: str, normal: bool) -> Any:
         nn = self.torch.nn
         self.torch.manual_seed(1)
-        middle = [nn.BatchNorm1d(7), nn.Dropout(0.3)] if normal else []
+        torch = self.torch
+
+        class Tired(nn.Module):  # type: ignore[misc, name-defined]
+            """What it gives depends on how often it was asked."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("asked", torch.zeros(3))
+
+            def forward(self, x: Any) -> Any:
+                self.asked += x.detach().mean() ** 2 + 1
+                return x / self.asked[0].clone() ** 0.5
+
+        middle = [nn.BatchNorm1d(7), nn.Dropout(0.3), Tired()] if normal else []
         return nn.Sequential(nn.Linear(WIDTH, 7), *middle, nn.Tanh(), nn.Linear(7, 1)).to(getattr(self.torch, dtype))
 
     def twin(self, model: Any, dtype: str) -> Any:
@@ -83,7 +96,21 @@ class Paddle:
         nn = self.paddle.nn
         self.paddle.seed(1)
         self.paddle.set_default_dtype(dtype)
-        middle = [nn.BatchNorm1D(7), nn.Dropout(0.3)] if normal else []
+        paddle = self.paddle
+
+        class Tired(nn.Layer):  # type: ignore[misc, name-defined]
+            """What it gives depends on how often it was asked."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("asked", paddle.zeros([3]))
+
+            def forward(self, x: Any) -> Any:
+                with paddle.no_grad():
+                    paddle.assign(self.asked + x.mean() ** 2 + 1, output=self.asked)
+                return x / self.asked[0].clone().detach() ** 0.5
+
+        middle = [nn.BatchNorm1D(7), nn.Dropout(0.3), Tired()] if normal else []
         return nn.Sequential(nn.Linear(WIDTH, 7), *middle, nn.Tanh(), nn.Linear(7, 1))
 
     def twin(self, model: Any, dtype: str) -> Any:
@@ -186,6 +213,7 @@ class Worker:
                 found.append(step.mean_loss().hex())
         total = hashlib.sha256()
         for value in kit.numbers(model):
+            assert np.isfinite(value).all(), "stand-ins leave no trace"
             total.update(np.ascontiguousarray(value).tobytes())
         return [*found, total.hexdigest(), noise.variance.hex(), noise.square.hex()]
 

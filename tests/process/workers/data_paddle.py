@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import paddle
-from data_ledger import Book, epochs, read_arguments
 from paddle import nn
 
 import edl.paddle as edl
+from tests.process.workers.data_ledger import Book, epochs, read_arguments
 
 options = read_arguments()
 paddle.seed(0)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from data_ledger import Book, epochs, read_arguments
 from torch import nn
 
 import edl.torch as edl
+from tests.process.workers.data_ledger import Book, epochs, read_arguments
 
 options = read_arguments()
 torch.set_num_threads(1)

@@ -69,7 +69,7 @@ def learn(parallel: Any, batch: Any) -> float:
     return float(loss.detach())
 
 
-@edl.run
+@edl.run  # type: ignore[untyped-decorator]
 def train(state: Any) -> None:
     here = edl.context()
     fixed = {"rank": here.rank, "world": here.world_size, "pid": os.getpid(), "node": here.node, "round": here.round}
