@@ -9,7 +9,7 @@ from data_service import free
 from data_service.counting import take, unopened
 from data_service.dataset import RANK_0, Attempt, Client, DataSet, Poison, Turn, printable
 from data_service.ledger import Ledger
-from data_service.manifest import counted, named
+from data_service.manifest import RECORD_FORMATS, counted, named
 from data_service.opening import is_open
 from data_service.table import PENDING, Table, who
 from data_service.wire import DRY, FINISHED, MORE, Answer, Done, Given, Granted, Lease, NextEpoch, Refused
@@ -90,8 +90,18 @@ def _takers(data: DataSet, turn: Turn) -> int:
 def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease) -> tuple[tuple[int, str], ...]:
     """Count what a lease reports. Returns what does not count."""
     refused: list[tuple[int, str]] = []
+    records_new = shards_new = 0
+    is_free, size_of = data.is_free, table.manifest.count if table.manifest.format in RECORD_FORMATS else None
     for shard, records in word.finished:
-        if data.is_free:
+        if not is_free and (size_of is None or 0 <= shard < len(table.manifest) and size_of(shard) == records):
+            new = table.finish(caller, shard, records)
+            if new >= 0:
+                records_new += new
+                shards_new += 1
+                if data.failures:
+                    data.failures.pop(shard, None)
+                continue
+        if is_free:
             problem = free.ack(data, turn, caller, shard, records, True)
         elif _is_done(table, shard):
             problem = ""  # said twice
@@ -99,6 +109,8 @@ def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease
             problem = take(data, turn, caller, shard, records, True)
         if problem:
             refused.append((shard, problem))
+    if shards_new:
+        data.counts(caller, records_new, shards_new, turn.now_s)
     for shard, upto, reason in word.failed:
         problem = _failed(data, turn, table, caller, shard, upto, reason)
         if problem:

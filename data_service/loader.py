@@ -49,6 +49,25 @@ class Loader:
 
     An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
     commit after it was handed out. ``for batch in data`` gives the rest of the epoch; then ``epoch`` rises.
+
+    ``files``: paths, patterns or URLs; None for those that the launcher was given as ``--data NAME=…``, which
+    also sets whatever is left at None here.
+
+    ``batch_size``: samples of one batch of one worker, unless the job prescribes other batches. ``format``: by the
+    files' names if not given. ``columns``: only these. ``shuffle`` (default True): another order in each epoch, by
+    ``seed`` (default 0). ``shuffle_shards``: so many shards are open at once and their records mixed.
+
+    ``tail``: what a worker does that has nothing while others still have some. ``"pad"`` (default): it repeats
+    samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which everybody has
+    a whole batch. ``"join"``: it takes part with stand-ins whose share has 0 samples.
+
+    ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
+    of dicts, lists and tuples. ``fill``: by column, what stands for null. ``prefetch``: steps kept ready.
+    ``mode``: ``"free"`` for workers that have nothing to do with each other; each batch then counts when the next
+    one is asked for. ``failures``: attempts to read a shard before it is given up. ``shard_records`` and
+    ``shard_bytes``: size of a shard in formats that count records and lines. ``options``: of the format.
+    ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``:
+    ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
     """
 
     def __init__(
@@ -75,37 +94,10 @@ class Loader:
         remote: str | None = None,
         decode: str | None = None,
     ) -> None:
-        """``files``: paths, patterns or URLs; None for those that the launcher was given as ``--data NAME=…``, which
-        also sets whatever is left at None here.
-
-        ``batch_size``: samples of one batch of one worker, unless the job prescribes other batches. ``format``: by the
-        files' names if not given. ``columns``: only these. ``shuffle`` (default True): another order in each epoch, by
-        ``seed`` (default 0). ``shuffle_shards``: so many shards are open at once and their records mixed.
-
-        ``tail``: what a worker does that has nothing while others still have some. ``"pad"`` (default): it repeats
-        samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which everybody has
-        a whole batch. ``"join"``: it takes part with stand-ins whose share has 0 samples.
-
-        ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
-        of dicts, lists and tuples. ``fill``: by column, what stands for null. ``prefetch``: steps kept ready.
-        ``mode``: ``"free"`` for workers that have nothing to do with each other; each batch then counts when the next
-        one is asked for. ``failures``: attempts to read a shard before it is given up. ``shard_records`` and
-        ``shard_bytes``: size of a shard in formats that count records and lines. ``options``: of the format.
-        ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``:
-        ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
-
-        Raises ``SettingError``.
-        """
+        """See the class. Raises ``SettingError``."""
         self._post = self._make_post()
         self._name = checked_name(name)
-        for option, value in (
-            ("batch_size", batch_size),
-            ("prefetch", prefetch),
-            ("shuffle_shards", shuffle_shards),
-            ("failures", failures),
-        ):
-            if value < 1:
-                raise SettingError(option, value, "must be at least 1")
+        _check(batch_size=batch_size, prefetch=prefetch, shuffle_shards=shuffle_shards, failures=failures)
         if mode not in (STEPS, FREE):
             raise SettingError("mode", mode, f"must be {STEPS} or {FREE}")
         self._batch_size, self._prefetch, self._shuffle_shards = batch_size, prefetch, shuffle_shards
@@ -125,9 +117,13 @@ class Loader:
             decode=decode,
         )
         self._mode, self._failures = mode, failures
+        self._tail = Tail.PAD if tail is None else tail_named(tail)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has happened yet."""
         self._source: Source | None = None
         self._options = Options()
-        self._tail = Tail.PAD if tail is None else tail_named(tail)
         self._lock = threading.Lock()
         self._ledger: Ledger | None = None
         self._restored = True
@@ -504,3 +500,9 @@ class Loader:
         if ready is not None and self._client is not None and not self._parts:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
             self._client.ack(self.epoch, shards)
+
+
+def _check(**options: int) -> None:
+    for option, value in options.items():
+        if value < 1:
+            raise SettingError(option, value, "must be at least 1")

@@ -96,10 +96,12 @@ class Manifest:
 
     def ref(self, index: int) -> ShardRef:
         """One shard. Raises ``IndexError``."""
-        if not 0 <= index < len(self):
+        edges = self._edges
+        if not 0 <= 2 * index < len(edges):
             raise IndexError(f"shard {index} of {len(self)}")
-        begin, end = self._edges[2 * index], self._edges[2 * index + 1]
-        return ShardRef(index, self._paths[bisect_right(self._firsts, index) - 1], begin, end, self.count(index))
+        begin, end = edges[2 * index], edges[2 * index + 1]
+        records = end - begin if self._counts is None and self.format in RECORD_FORMATS else self.count(index)
+        return ShardRef(index, self._paths[bisect_right(self._firsts, index) - 1], begin, end, records)
 
     def count(self, index: int) -> int:
         """Records of a shard, -1 when unknown."""

@@ -134,6 +134,16 @@ class Table:
             self._let_go(shard)
         return new, ""
 
+    def finish(self, by: Caller, shard: int, records: int) -> int:
+        """``take`` of all of a shard, for the usual case. Returns the new records, or -1 when it is not that case."""
+        if self.holders.get(shard) is not by or self.ledger.partial or shard in self.back:
+            return -1
+        self.ledger.take(shard, records, True)
+        self._states[shard] = DONE
+        del self.holders[shard]
+        del self.hands[by][shard]
+        return records
+
     def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = ()) -> None:
         """A leased shard is pending again."""
         self._let_go(shard)

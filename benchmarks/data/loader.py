@@ -125,12 +125,12 @@ def show(results: dict[str, list[tuple[float, float]]], title: str) -> None:
     Console(width=120).print(table)
 
 
-@click.command()
+@click.command("loader")
 @click.option("--rows", default=1_000_000, show_default=True, help="Records of the file.")
 @click.option("--batch", default=1024, show_default=True, help="Records of a batch.")
 @click.option("--runs", default=5, show_default=True, help="Runs of each loader; they take turns.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all runs.")
-def loader(rows: int, batch: int, runs: int, json_path: Path | None) -> None:
+def main(rows: int, batch: int, runs: int, json_path: Path | None) -> None:
     """Samples a second, end to end, beside torch's DataLoader and pyarrow.dataset."""
     torch.set_num_threads(1)
     results: dict[str, list[tuple[float, float]]] = {}
@@ -157,4 +157,4 @@ def loader(rows: int, batch: int, runs: int, json_path: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    loader()
+    main()

@@ -12,15 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from edl.arithmetic.plan import split
 from edl.config import HyperPolicy, LrRule
 from edl.errors import StateError
 from edl.wire.messages import NO_SETTINGS, Settings
-
-
-def split(total: int, parts: int) -> tuple[int, ...]:
-    """``total`` as so many numbers that differ by at most 1, the larger ones first."""
-    least, more = divmod(total, parts)
-    return (least + 1,) * more + (least,) * (parts - more)
 
 
 # --- what the Master prescribes --------------------------------------------------------------------------------------

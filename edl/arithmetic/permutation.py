@@ -73,7 +73,26 @@ class Permutation:
     def block(self, begin: int, end: int) -> list[int]:
         """The items at the places ``begin`` … ``end - 1``."""
         self._check(begin, end)
-        return [self._walk(i) for i in range(begin, end)]
+        low, high, n = self._low, self._high, self._n
+        pairs = tuple(zip(self._keys[::2], self._keys[1::2], strict=True))
+        found = []
+        for value in range(begin, end):
+            while True:  # ``_once`` and ``_mix`` without calls, which take half of the time
+                left, right = divmod(value, low)
+                for one, other in pairs:
+                    mixed = right ^ one
+                    mixed = ((mixed ^ (mixed >> 30)) * _FIRST) & _MASK
+                    mixed = ((mixed ^ (mixed >> 27)) * _SECOND) & _MASK
+                    left = (left + ((mixed >> 32) * high >> 32)) % high
+                    mixed = left ^ other
+                    mixed = ((mixed ^ (mixed >> 30)) * _FIRST) & _MASK
+                    mixed = ((mixed ^ (mixed >> 27)) * _SECOND) & _MASK
+                    right = (right + ((mixed >> 32) * low >> 32)) % low
+                value = left * low + right
+                if value < n:
+                    break
+            found.append(value)
+        return found
 
     def array(self, begin: int, end: int) -> NDArray[numpy.int64]:
         """``block`` as an array of numpy, many times as fast."""

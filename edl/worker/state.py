@@ -14,6 +14,7 @@ from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE, Seat
 from edl.wire.snapshot import Layout, Leaf, Meta, Snapshot, folder_name
 from edl.worker import tree
+from edl.worker.accumulate import check_finished
 from edl.worker.boundary import RoundOver, Turn
 from edl.worker.framework import ArrayInfo, Framework
 from edl.worker.session import PeersLost, Session, note
@@ -148,6 +149,7 @@ class State:
         session = self._session
         if session is None or not session.training or session.seat is None:
             raise StateError("commit() and save() are for the function that run calls: a boundary is where it may end")
+        check_finished()  # a commit of incomplete gradients would be kept for good
         commit = self._commits + 1
         turn = session.arrive(commit)
         self._commits = commit

@@ -181,9 +181,7 @@ def test_the_job_goes_on_from_its_checkpoints_in_the_middle_of_an_epoch(
         before = running.steps_folder
     first = committed(before)
     assert sorted(first) == [0] and len(first[0]) < RECORDS, "it is to be in the middle of the first epoch"
-    with job(
-        etcd, tmp_path / "again", framework, files, "--save-every=7", options=options, name="lasting", nnodes="3"
-    ) as running:
+    with job(etcd, tmp_path / "again", framework, files, "--save-every=7", options=options, name="lasting") as running:
         running.start("c", "d", "e")
         running.wait_world(3)
         epochs = end_soon(running)

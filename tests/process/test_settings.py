@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edl.arithmetic.hyper import split
+from edl.arithmetic.plan import split
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
 SCRIPT = str(WORKERS / "settings_worker.py")

@@ -279,7 +279,10 @@ class FreeSim:
 
     def _counted(self, speaker: Trainer | None, record: Record) -> None:
         """Somebody has said it; perhaps long ago, when its word had to wait, and perhaps it is dead."""
-        for one in (speaker, *self.trainers.values(), *self.former):
+        data = self.shell.machine.sets[NAME]
+        by = data.free.doers.get(record[0]) or data.position.holders.get(record[0])
+        likely = self.trainers.get(by) if by else None
+        for one in (likely, speaker, *self.trainers.values(), *self.former):
             said = one.said.get(record[0], 0) if one and (one.epoch, one.fence) == self.now else 0
             if one is not None and record in one.processed and said > record[1]:
                 self.owner[record] = one
@@ -356,6 +359,7 @@ class FreeSim:
                     if asked.epoch == self.now[0] and trainer.fence == self.now[1] and not self.lost:
                         self._believed(trainer, said, gone)
             trainer.unkept = [(number, one) for number, one in trainer.unkept if number > word.kept]
+            trainer.unkept = [(at, tuple(one for one in acks if one[0] not in gone)) for at, acks in trainer.unkept]
             for shard in gone:
                 trainer.hands.pop(shard, None)
                 trainer.told.pop(shard, None)

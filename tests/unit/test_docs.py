@@ -16,6 +16,7 @@ from edl.agent.marker import MARKER_FILE, OWNER_FILE
 from edl.agent.switches import NAMES
 from edl.config import JobSpec, LrRule, NodeRange
 from edl.launch.cli import CONF_KEYS, launcher_options
+from edl.launch.data_option import data_sets
 from edl.master.events import Kind
 from edl.master.hyper import NAMES as SETTINGS
 from edl.master.state import NodeStatus, Phase
@@ -78,6 +79,8 @@ def shown_default(option: click.Option) -> str:
     """A default as the table of options writes it."""
     if option.is_flag:
         return "off"
+    if option.multiple:
+        return "none"
     value = option.default
     if isinstance(value, float):
         return f"`{value:g}`"
@@ -116,7 +119,7 @@ def worker_variables() -> set[str]:
     """Every variable that edl sets, on CPUs and on GPUs, in a world of two workers on one node."""
     member = Member(NodeId("a"), Incarnation(1), "host", 2, Rank(0), (1, 2, 3))
     world = World(Round(1), (member,), 0)
-    spec = JobSpec(JobId("job"), NodeRange(1, 1))
+    spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)))
     found: set[str] = set()
     for gpus in (0, 2):
         found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), gpus))

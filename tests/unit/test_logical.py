@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.arithmetic.hyper import split
+from edl.arithmetic.plan import split
 from edl.errors import StateError
 from edl.worker import logical
 from edl.worker.logical import Branches, Part, Streams, check_blocks, sum_over_workers, tree_sum

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +14,11 @@ import safetensors.numpy
 from edl.errors import CheckpointError, StateError
 from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE
+from edl.worker.accumulate import run_steps
 from edl.worker.boundary import RoundOver
 from edl.worker.session import PeersLost
 from edl.worker.state import State
+from edl.worker.steps import Share
 from tests.unit.fake_agent import JOB, FakeFramework, Generator, Model, Tensor, Worker, a_seat
 
 
@@ -389,3 +391,33 @@ def test_a_sharded_state_without_a_folder(worker: Worker, capfd: pytest.CaptureF
     begin(worker, state)
     state.save()
     assert "no --checkpoint-dir" in capfd.readouterr().err
+
+
+# --- steps of several micro-batches ----------------------------------------------------------------------------------
+
+
+def test_a_step_that_is_not_finished_is_not_committed(worker: Worker) -> None:
+    class Unweighed:
+        def begin(self, share: Share) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    class Two:
+        def shares(self) -> Iterator[tuple[Any, Share]]:
+            yield "first", Share(1, 2, 0, 2)
+            yield "second", Share(1, 2, 1, 2)
+
+    state = made(step=0)
+    begin(worker, state)
+    steps = cast(Any, run_steps(Two(), cast(Any, Unweighed()), cast(Any, Unweighed())))
+    for batch in next(steps):
+        assert batch == "first"
+        with pytest.raises(StateError, match=r"no step\.backward"):
+            state.commit()
+        break
+    assert state.commits == 0
+    steps.close()
+    state.commit()
+    assert state.commits == 1
