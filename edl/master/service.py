@@ -28,7 +28,8 @@ class WorldBegan:
 
 @dataclass(frozen=True, slots=True)
 class WorldEnded:
-    """The world is over or being left: nothing of its workers counts any more but what the next state contains."""
+    """The world is over, because the next one begins or the job has ended: nothing of its workers counts any more but
+    what the next state contains. Said late on purpose: workers train on while they leave a world at a step boundary."""
 
     round: Round
     reason: str

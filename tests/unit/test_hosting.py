@@ -11,7 +11,9 @@ import pytest
 from edl.exit_codes import ExitCode
 from edl.master import service as sv
 from edl.master import shell as shell_module
+from edl.master.hosting import Hosting
 from edl.master.shell import MasterShell
+from edl.master.state import Phase, Record
 from edl.ports import Delete, Put
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Finish, Member, ServiceSaid, ServiceTold, StartRound, WorkersDone, World
@@ -192,6 +194,27 @@ def test_services_hear_of_the_end_of_a_world() -> None:
         assert kinds[:2] == [sv.WorldBegan, sv.WorldEnded]
 
     play(scene)
+
+
+def test_a_world_that_is_being_left_goes_on_for_its_services() -> None:
+    """At a planned change workers train on to the boundary agreed on, and need what services give."""
+    echo = Echo()
+    hosting = Hosting((echo,))
+    first, second = World(Round(1), (), 0), World(Round(2), (), 0)
+    for record in (
+        Record(Phase.FORMING),
+        Record(Phase.RUNNING, world=first),
+        Record(Phase.FORMING, world=first),
+        Record(Phase.RUNNING, world=second),
+        Record(Phase.ENDED, world=second, reason="done"),
+    ):
+        hosting.follow(record, 0.0)
+    assert echo.events == [
+        sv.WorldBegan(first),
+        sv.WorldEnded(Round(1), Record().reason),
+        sv.WorldBegan(second),
+        sv.WorldEnded(Round(2), "done"),
+    ]
 
 
 def test_ticks_come_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
