@@ -64,6 +64,7 @@ def scan_command(
     listed: bool,
 ) -> None:
     """Files, shards and records that the patterns stand for: files, folders, globs; local or URLs."""
+    from data_service.manifest import counted
     from data_service.readers.options import Options
     from data_service.scan import scan
 
@@ -78,7 +79,7 @@ def scan_command(
     )
     if listed:
         for file in manifest.files:
-            click.echo(f"{file.path}  {file.size_bytes:,} bytes  {file.shards:,} shards")
+            click.echo(f"{file.path}  {file.size_bytes:,} bytes  {counted(file.shards, 'shard')}")
     click.echo(f"{manifest.format}: {manifest.describe()}, {manifest.size_bytes:,} bytes")
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from data_service.manifest import counted
+
 if TYPE_CHECKING:
     from data_service.convert import Progress as Reached
 
@@ -25,14 +27,13 @@ def conversion_bar() -> Iterator[Callable[[Reached], None]]:
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[files]} files, {task.fields[records]:,} records"),
+        TextColumn("{task.fields[files]} written, {task.fields[records]}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None, files=0, records=0)
+        task = bar.add_task("", total=None, files=counted(0, "file"), records=counted(0, "record"))
 
         def reached(now: Reached) -> None:
-            bar.update(
-                task, completed=now.done_bytes, total=max(1, now.total_bytes), files=now.files, records=now.records
-            )
+            files, records = counted(now.files, "file"), counted(now.records, "record")
+            bar.update(task, completed=now.done_bytes, total=max(1, now.total_bytes), files=files, records=records)
 
         yield reached

@@ -82,10 +82,11 @@ class Client:
         """Ask for more shards, and say what became of earlier ones."""
         word = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed))
         with self._lock:
-            for shard, upto, _ in word.failed:
-                self._granted.discard(shard)
-                self._returned[shard] = upto
-            self._finished.update(shard for shard, _ in word.finished)
+            if self._current(epoch):  # else it comes late, from a thread that reads for the epoch before
+                for shard, upto, _ in word.failed:
+                    self._granted.discard(shard)
+                    self._returned[shard] = upto
+                self._finished.update(shard for shard, _ in word.finished)
         return self._ask(word)
 
     def next_epoch(self, epoch: int, dropped: int, tell: bool) -> Asked | None:
@@ -116,6 +117,11 @@ class Client:
         """What has no answer."""
         if not self._closed:
             self._line.say(wire.encode(word), self._number)
+
+    @property
+    def heard(self) -> bool:
+        """Whether answers still come here: nobody else listens for the same data set."""
+        return self._line.listens(self.dataset, self._heard)
 
     def wait(self, asked: Asked, check: Callable[[], None], kind: type[_Answer]) -> _Answer:
         """The answer. ``check`` is called again and again, and raises when the round is over. Raises ``DataError`` for

@@ -123,6 +123,8 @@ def convert(
     manifest = scan(patterns, format, columns=columns, options=options, say=say, **size, **access)
     settled = settle_types(manifest, columns, options=options, **access)
     job = Job(os.path.abspath(output), manifest.format, recipe, settled, dict(storage_options or {}))
+    if manifest.files and job.format != "user":
+        Worker(job).try_out(manifest.files[0].path)
     try:
         os.makedirs(job.output, exist_ok=True)
     except OSError as error:
@@ -194,19 +196,43 @@ def _claim(job: Job, manifest: Manifest) -> None:
             before = json.load(file)
     except FileNotFoundError:
         _refuse_foreign(job.output)
-        with open(path + UNFINISHED, "w", encoding="utf-8") as file:
-            json.dump(plan, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + UNFINISHED, path)
-        _sync(job.output)
+        _write_plan(job, plan)
         return
     except ValueError as error:
         raise DataError(f"{path}: is damaged ({error}). Remove the folder and convert again") from None
-    differing = [name for name in plan if not isinstance(before, dict) or before.get(name) != plan[name]]
-    if differing:
+    differing = _differing(before, plan)
+    if differing and _is_begun(job.output):
         advice = "Give the same inputs and options to go on with it, or another folder"
         raise DataError(f"{job.output}: holds a conversion with other {', '.join(differing)}. {advice}")
+    if differing:  # such as options with which no file could be written, and which have been corrected
+        _write_plan(job, plan)
+
+
+def _write_plan(job: Job, plan: dict[str, Any]) -> None:
+    path = os.path.join(job.output, PLAN)
+    with open(path + UNFINISHED, "w", encoding="utf-8") as file:
+        json.dump(plan, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + UNFINISHED, path)
+    _sync(job.output)
+
+
+def _differing(before: Any, plan: dict[str, Any]) -> list[str]:
+    """What another plan has otherwise, by the names that users give it: of a recipe its parts."""
+    if not isinstance(before, dict):
+        return list(plan)
+    found = [name for name in plan if before.get(name) != plan[name]]
+    recipe = before.get("recipe")
+    if "recipe" in found and isinstance(recipe, dict):
+        place = found.index("recipe")
+        found[place : place + 1] = [name for name, value in plan["recipe"].items() if recipe.get(name) != value]
+    return found
+
+
+def _is_begun(folder: str) -> bool:
+    """Whether any output file, or a note of one, is there."""
+    return any(name not in (LOCK, PLAN) and not name.endswith(UNFINISHED) for name in os.listdir(folder))
 
 
 def _refuse_foreign(folder: str) -> None:
@@ -360,6 +386,13 @@ class Worker:
             return Written(task.output, error=f"{self._job.output}: cannot be written: {error}")
         except pa.ArrowException as error:
             return Written(task.output, error=f"{task.refs[0].file} and following: {error}")
+
+    def try_out(self, file: str) -> None:
+        """The recipe on a table without records: what fits no file is found before the folder is begun.
+
+        Raises ``DataError`` and ``SettingError``.
+        """
+        self._job.recipe.applied(self._opened(file).schema(file).empty_table(), file)
 
     def _write(self, task: Task) -> Written:
         path = os.path.join(self._job.output, task.output)

@@ -83,7 +83,7 @@ class Free:
     callers: set[Caller] = field(default_factory=set)
     """Who takes part, by what is kept."""
     doers: dict[int, Caller] = field(default_factory=dict)
-    """Who finished the last shards of this epoch, oldest first."""
+    """Who has last acknowledged records of a shard; of the last shards of this epoch, oldest first."""
     dirty: bool = False
     awaited: set[Caller] = field(default_factory=set)
     """After a change of the Master: whose ``Open`` is waited for before anything is given out."""

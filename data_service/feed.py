@@ -83,6 +83,8 @@ class Held:
     complete: dict[int, int] = field(default_factory=dict)
     """Announced to their end and not yet reported: records by shard."""
     reported: set[int] = field(default_factory=set)
+    announced: set[int] = field(default_factory=set)
+    """Announced in part or whole, and not handed out to the end."""
     failed: list[tuple[int, int, str]] = field(default_factory=list)
     """Not yet reported."""
     asked: Asked | None = None
@@ -91,6 +93,7 @@ class Held:
     def announce(self, segments: Iterable[Segment]) -> None:
         """All ranks have been told that these will be handed out."""
         for segment in segments:
+            self.announced.add(segment.shard)
             if segment.complete and segment.shard not in self.reported:
                 self.complete[segment.shard] = segment.upto
 
@@ -100,6 +103,7 @@ class Held:
             given = self.leases.get(segment.shard)
             if given is not None and segment.complete:
                 del self.leases[segment.shard]
+                self.announced.discard(segment.shard)
             elif given is not None:
                 self.leases[segment.shard] = Given(given.shard, segment.upto)
 
@@ -292,6 +296,9 @@ class Feed:
                 return  # it has been interrupted; the lease is kept for the feed after this one
             reason = str(error) if isinstance(error, EdlError) else f"{ref.file}, shard {ref.index}: {error}"
             self.troubles.append(reason)
+            if ref.index in self.held.announced:
+                # It is cut again, and was read before. The Master may count it as done, and would give it to nobody.
+                raise DataError(f"{reason}; and it has been announced to all workers") from error
             with self._changed:
                 self.held.leases.pop(ref.index, None)
                 self.held.failed.append((ref.index, upto, reason))

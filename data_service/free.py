@@ -26,7 +26,7 @@ COMMITS = 8
 TAKE_OVER_WAIT_S = 10.0
 DOERS = 4096
 KEPT_DOERS = 256
-"""So many of the last finished shards are remembered with who finished them, and are kept so."""
+"""For so many of the last shards it is remembered, and kept, who has acknowledged records of them last."""
 LEAST_SILENCE_S = 30.0
 SILENCE_FACTOR = 8.0
 """A worker that says nothing about its leases for this many times the time that 95 of 100 shards take is given up."""
@@ -70,8 +70,8 @@ def ack(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, comple
     data.free.number += 1
     data.free.dirty = True
     client.heard_s = turn.now_s
+    _remember(data.free, shard, caller)
     if complete:
-        _remember(data.free, shard, caller)
         data.free.times_s.append(turn.now_s - max(since_s, client.completed_s))
         client.completed_s = turn.now_s
     return ""
@@ -251,6 +251,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
 
 
 def _remember(now: Free, shard: int, caller: Caller) -> None:
+    now.doers.pop(shard, None)
     now.doers[shard] = caller
     if len(now.doers) > DOERS:
         del now.doers[next(iter(now.doers))]
@@ -271,9 +272,10 @@ def _claims(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Open)
     may = (FRESH, BACK) if data.free.awaited else (FRESH,)
     counts = {shard: upto for shard, upto, complete in word.acks if not complete}
     for shard, upto, complete in word.acks:
-        if table.ledger.is_done(shard):
-            if data.free.doers.get(shard, caller) != caller:
-                refused[shard] = table.whose(shard, caller)
+        by = data.free.doers.get(shard, caller)
+        if by != caller:
+            refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has read on"
+        if by != caller or table.ledger.is_done(shard):
             continue
         if not complete and upto <= table.ledger.count(shard):
             continue  # counted
@@ -286,7 +288,10 @@ def _claims(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Open)
     table.release(caller, turn.now_s, but=granted)
     for shard in sorted(granted):
         begun, mine = table.ledger.count(shard), counts.get(shard, 0)
-        if table.state(shard) in may and begun == mine:
+        if shard in refused:
+            if table.holders.get(shard) == caller:
+                table.put_back(shard, turn.now_s)
+        elif table.state(shard) in may and begun == mine:
             table.hold(caller, shard, turn.now_s)
         elif table.holders.get(shard) != caller:
             refused.setdefault(shard, f"{table.whose(shard, caller)}; {begun} of its records are consumed, not {mine}")

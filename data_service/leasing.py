@@ -93,7 +93,7 @@ def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease
     records_new = shards_new = 0
     is_free, size_of = data.is_free, table.manifest.count if table.manifest.format in RECORD_FORMATS else None
     for shard, records in word.finished:
-        if not is_free and (size_of is None or 0 <= shard < len(table.manifest) and size_of(shard) == records):
+        if not is_free and (size_of is None or (0 <= shard < len(table.manifest) and size_of(shard) == records)):
             new = table.finish(caller, shard, records)
             if new >= 0:
                 records_new += new

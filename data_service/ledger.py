@@ -123,10 +123,8 @@ class Ledger:
         self.belongs(other.digest, other.shards, other.seed, other.shuffle)
         if other.epoch != self.epoch:
             raise DataError(f"positions of epochs {self.epoch} and {other.epoch} cannot be merged")
-        both = [place for place, (mine, its) in enumerate(zip(self.done, other.done, strict=True)) if mine & its]
-        twice = [
-            8 * place + bit for place in both for bit in range(8) if self.done[place] & other.done[place] >> bit & 1
-        ]
+        both = bytes(mine & its for mine, its in zip(self.done, other.done, strict=True))
+        twice = [8 * place + bit for place, byte in enumerate(both) if byte for bit in range(8) if byte >> bit & 1]
         twice += [shard for shard in other.partial if shard in self.partial or self.is_done(shard)]
         twice += [shard for shard in self.partial if other.is_done(shard)]
         if twice:

@@ -37,6 +37,10 @@ class Line(Protocol):
         """Who takes what is said about a data set from now on. It is called on any thread."""
         ...
 
+    def listens(self, dataset: str, heard: Heard) -> bool:
+        """Whether it takes what is said about a data set, and nobody has begun to listen since."""
+        ...
+
     def forget(self, dataset: str, heard: Heard) -> None:
         """Nobody takes it any more, unless somebody else has begun to listen."""
         ...
@@ -51,6 +55,10 @@ class Switchboard:
     def listen(self, dataset: str, heard: Heard) -> None:
         """See ``Line``."""
         self._heard[dataset] = heard
+
+    def listens(self, dataset: str, heard: Heard) -> bool:
+        """See ``Line``."""
+        return self._heard.get(dataset) == heard
 
     def forget(self, dataset: str, heard: Heard) -> None:
         """See ``Line``."""

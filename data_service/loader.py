@@ -183,7 +183,8 @@ class Loader:
         return self._iterate(self._generation)
 
     def close(self) -> None:
-        """Stop reading. Iterating begins again."""
+        """Stop reading. It can be used again in the next round, once its position has been restored: the Master gives
+        nothing twice in a round, and what was read ahead is dropped."""
         client = self._client
         if client is not None and self._free:
             self._acknowledge()
@@ -216,7 +217,7 @@ class Loader:
         self._settle()
         if self._post.anew():
             self._opened = None
-        elif self._client is not None and self._place is not None and not self._post.over(self._place.round):
+        elif self._place is not None and not self._post.over(self._place.round):
             where = f"in round {self._place.round}, in which it has been used already"
             raise StateError(f"data set {self._name}: its position was to be restored {where}; do it before iterating")
         self._detach()
@@ -321,11 +322,12 @@ class Loader:
                 left = f"{dropped:,}" if total >= 0 else "some"
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are left out (tail=drop)")
         self._end_feed()
-        asked = client.next_epoch(ledger.epoch + 1, dropped, tell=place.rank == 0 or self._free)
-        if asked is not None:
-            client.wait(asked, lambda: self._post.check(place.round), Done)
+        # First: a Master that comes from here on is told of the new epoch, of which others may have shards already.
         with self._lock:
             ledger.next_epoch()
+        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._free)
+        if asked is not None:
+            client.wait(asked, lambda: self._post.check(place.round), Done)
 
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101
@@ -342,6 +344,8 @@ class Loader:
         """Take part in the current round, and have a feed."""
         place = self._post.place()
         if self._client is None or self._place is None or place.round != self._place.round:
+            if not self._restored and self._place is not None and place.round == self._place.round:
+                raise StateError(f"data set {self._name}: it has been closed in this round; take data before that")
             if not self._restored:
                 raise StateError(
                     f"data set {self._name}: the world has changed and nobody has restored its position; "
@@ -350,6 +354,11 @@ class Loader:
             self._detach()
             self._open(place)
             self._restored = False
+        if self._client is not None and not self._client.heard:
+            raise StateError(
+                f"this script uses two data sets named {self._name} at once; they would take each other's records. "
+                "Give them different names, or use one object"
+            )
         if self._feed is None:
             self._feed = self._new_feed(place, Held())
         return place, self._feed

@@ -98,8 +98,9 @@ class LeaseMachine:
         return self._effects(turn)
 
     def report(self) -> tuple[Progress, ...]:
-        """Each data set's epoch, for ``edl status``."""
-        return tuple(progress(data, self._now_s) for _, data in sorted(self.sets.items()) if data.manifest is not None)
+        """Each data set's epoch, and the remote readers there are, for ``edl status``."""
+        sets = (progress(data, self._now_s) for _, data in sorted(self.sets.items()) if data.manifest is not None)
+        return (*sets, *self._readers.report())
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Manifest:
         ends = itertools.chain(itertools.islice(self._firsts, 1, None), (len(self),))
         return tuple(
             FileRef(path, size, first, end - first)
-            for path, size, first, end in zip(self._paths, self._sizes, self._firsts, ends, strict=True)
+            for path, size, first, end in zip(self._paths, self._sizes, self._firsts, ends, strict=False)
         )
 
     def describe(self) -> str:

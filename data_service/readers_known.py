@@ -6,9 +6,11 @@ import json
 from collections.abc import Collection
 
 from data_service.wire import Readers, encode
-from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Tell
+from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Progress, Tell
 
 PREFIX = "readers/"
+_SHOWN = 8
+"""Names that the status has room for."""
 
 
 class ReadersKnown:
@@ -21,6 +23,15 @@ class ReadersKnown:
         """Who has ever been told."""
         self.due = False
         """Somebody may have to be told, though the same workers take part."""
+
+    def report(self) -> tuple[Progress, ...]:
+        """How many there are, and which; nothing when there are none."""
+        names = sorted(self._readers)
+        if not names:
+            return ()
+        text = f"{len(names)} remote reader{'s' if len(names) > 1 else ''}: {', '.join(names[:_SHOWN])}"
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return (Progress("readers", text + more, {"readers": len(names)}),)
 
     def changed(self, event: KeyPut | KeyGone) -> list[Effect]:
         """A reader has come, has changed, or has gone."""

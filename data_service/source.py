@@ -134,6 +134,9 @@ class Wishes:
             known = ", ".join(names(environment)) or "none"
             advice = f"Name files in the script, or start the job with --data {name}=PATTERN (named so: {known})"
             raise SettingError("data set", name, "no files are given", advice)
+        for size in ("shard_records", "shard_bytes"):
+            if found[size] < 1:
+                raise SettingError(size, found[size], "must be at least 1")
         return Wishes(**found)
 
 

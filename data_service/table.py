@@ -74,6 +74,11 @@ class Table:
         """One of the states above."""
         return self._states[shard]
 
+    def undone(self, shards: Iterable[int]) -> list[int]:
+        """Those of some shards that are not done. There may be very many."""
+        states = self._states
+        return [shard for shard in shards if states[shard] != DONE]
+
     def grant(self, to: Caller, most: int, now_s: float, others: Collection[Caller] = ()) -> list[tuple[int, int]]:
         """Up to ``most`` pending shards, each with the count of its consumed records, into these hands.
 

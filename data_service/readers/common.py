@@ -220,8 +220,8 @@ def _name(ref: ShardRef) -> str:
 
 
 def short(error: BaseException) -> str:
-    """An error in one line that is not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """An error in one line that is not too long, without the full stop at its end."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
 

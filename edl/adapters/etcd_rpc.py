@@ -307,10 +307,10 @@ class Connections:
 
     def unavailable(self, detail: str) -> StoreUnavailable:
         """The error for "no answer", with what gRPC knows about it."""
-        return StoreUnavailable(
-            f"no answer from etcd at {self.names} within {self.timeout_s:g} s ({detail}). "
-            "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
-        )
+        advice = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
+        if "no leader" in detail:  # this member runs, and has lost the others
+            advice = "More than half of its members have to run: start those that are missing"
+        return StoreUnavailable(f"no answer from etcd at {self.names} within {self.timeout_s:g} s ({detail}). {advice}")
 
     async def _unreachable(self) -> StoreError:
         """Why no connection stands. gRPC tells the reason only to a call, so a harmless one is made."""

@@ -15,8 +15,9 @@ from edl.wire.status import JobStatus, JournalEntry
 
 def show_status(console: Console, status: JobStatus) -> None:
     """The job on one screen: head line, nodes, what the Master did last, errors."""
+    workers = f"{status.world_size} worker{'' if status.world_size == 1 else 's'}"
     console.print(
-        f"[bold]{status.job}[/]  {status.phase}  round {status.round}, {status.world_size} workers  "
+        f"[bold]{status.job}[/]  {status.phase}  round {status.round}, {workers}  "
         f"nodes {status.nnodes} ({status.fault_tolerance})  "
         f"restarts {status.restarts_used} of {status.restarts_allowed}  Master {status.master}",
         soft_wrap=True,
@@ -64,11 +65,16 @@ def _table(status: JobStatus) -> Table:
     ways = any(node.underway for node in status.nodes)
     table = Table(*names, *(("UNDERWAY",) if ways else ()), box=None, pad_edge=False)
     for node in status.nodes:
-        ranks = f"{node.first_rank}-{node.first_rank + node.slots - 1}" if node.first_rank >= 0 else "-"
+        ranks = _ranks(node.first_rank, node.slots) if node.first_rank >= 0 else "-"
         state = f"{node.state}, wants to leave" if node.draining else node.state
         row = [node.node, state, ranks, str(node.slots), node.host, "yes" if node.attached else "no"]
         table.add_row(*row, *((node.how or ("yes" if node.underway else "no"),) if ways else ()))
     return table
+
+
+def _ranks(first: int, slots: int) -> str:
+    """``0-3``, or ``4`` for a single one."""
+    return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
 def entry_line(entry: JournalEntry) -> str:

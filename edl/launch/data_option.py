@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_service.source import VARIABLE, declared
 from edl.errors import SettingError
 
 _HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.parquet;shuffle=no"
@@ -30,7 +31,10 @@ def data_sets(texts: Sequence[str]) -> str:
                 raise SettingError("--data", repr(text), f"{item!r} is no KEY=VALUE", _HOW)
             found[key] = value
         sets[name] = found
-    return json.dumps(sets, sort_keys=True) if sets else ""
+    told = json.dumps(sets, sort_keys=True) if sets else ""
+    for name in sets:
+        declared({VARIABLE: told}, name)  # what the workers would refuse is refused here
+    return told
 
 
 def _absolute(pattern: str) -> str:

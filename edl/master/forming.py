@@ -159,7 +159,8 @@ def end_if_all_done(turn: Turn) -> None:
     """End the job with success once every member's workers have ended with status 0."""
     world = turn.record.world
     if world is not None and set(turn.record.done) >= {member.node for member in world.members}:
-        reason = f"all {world.size} workers of round {world.round} ended with status 0"
+        who = f"all {world.size} workers" if world.size > 1 else "the only worker"
+        reason = f"{who} of round {world.round} ended with status 0"
         if turn.record.flaws:
             _end(turn, ExitCode.INCOMPLETE, "; ".join([reason, *(flaw.text for flaw in turn.record.flaws)]))
         else:

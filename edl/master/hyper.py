@@ -123,9 +123,12 @@ def adopt(turn: Turn, workers: int, commit: int) -> Settings:
 
 
 def _write(turn: Turn, settings: Settings, commit: int) -> None:
-    if settings.number == turn.record.settings.number:
+    before = turn.record.settings
+    if settings.number == before.number:
         return
     turn.write(settings=settings)
+    if describe(settings) == describe(before) and not turn.record.wish:
+        return  # the same for another number of workers: the line about the world says that
     by = f" ({turn.record.wish})" if turn.record.wish else ""
     turn.note(Kind.SETTINGS, f"settings {settings.number} from commit {commit}: {describe(settings)}{by}")
     turn.write(wish="")

@@ -11,7 +11,7 @@ from paddle.io.dataloader.collate import default_collate_fn
 from edl.arithmetic.plan import PAD
 from edl.errors import StateError
 from edl.paddle.sampler import EDLBatchSampler
-from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, endless, taken_apart
+from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, check_batch_size, endless, taken_apart
 from edl.worker.sampler import Position, Walk
 from edl.worker.steps import Share
 
@@ -32,6 +32,10 @@ class DataLoader(io.DataLoader):
                  collate_fn: Callable[[list[Any]], Any] | None = None, num_workers: int = 0, *, seed: int = 0,
                  **more: Any) -> None:  # fmt: skip
         _refuse(dataset, shuffle, batch_sampler, more)
+        if batch_sampler is None:
+            check_batch_size(batch_size)
+        elif batch_size != 1 or drop_last:
+            raise StateError("batch_size and drop_last belong to the batch_sampler: give them to the EDLBatchSampler")
         self._stream = dataset if isinstance(dataset, ShardedIterable) else None
         self.share: Share | None = None
         """What the batch that was handed out last is in its step."""
@@ -98,6 +102,8 @@ class DataLoader(io.DataLoader):
             self._close(self._iterator, False)
         self._unfinished = True
         found: Iterator[Any] = super().__iter__()
+        if self._stream is not None:
+            self._stream.arm(None)
         return found
 
     def _close(self, source: Any, finished: bool) -> None:
@@ -122,6 +128,8 @@ def _refuse(dataset: Any, shuffle: bool, batch_sampler: Any, more: Mapping[str, 
             "EDLBatchSampler(dataset, batch_size), or wrap it: EDLBatchSampler(sampler=EDLDistributedSampler(dataset, "
             "base=batch_sampler)) hands out one of its batches each"
         )
+    if isinstance(dataset, ShardedIterable) and (shuffle or batch_sampler is not None):
+        raise StateError("shuffle or batch_sampler with shard_iterable: the order is that of the stream")
     if batch_sampler is not None and shuffle:
         raise StateError("give one of shuffle and batch_sampler")
 

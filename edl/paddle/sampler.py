@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random  # noqa: TID251  a base sampler may draw from it; it is made to depend on seed and epoch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,15 +99,3 @@ class EDLBatchSampler(Batches, BatchSampler):  # type: ignore[misc]
     def epoch(self) -> int:
         """See the sampler's."""
         return self.sampler.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """See the sampler's."""
-        self.sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sampler's."""
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The sampler's."""
-        self.sampler.load_state_dict(state)

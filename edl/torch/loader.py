@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from edl.arithmetic.plan import PAD
 from edl.errors import StateError
 from edl.torch.sampler import EDLBatchSampler, EDLDistributedSampler
-from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, endless, taken_apart
+from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, check_batch_size, endless, taken_apart
 from edl.worker.sampler import Position, Walk
 from edl.worker.steps import Share
 
@@ -34,6 +34,10 @@ class DataLoader(data.DataLoader[Any]):
                  multiprocessing_context: Any = None, generator: Any = None, *, seed: int = 0, **more: Any,
                  ) -> None:  # fmt: skip
         _refuse(dataset, shuffle, sampler, batch_sampler, more)
+        if batch_sampler is None:
+            check_batch_size(batch_size)
+        elif batch_size != 1 or drop_last:
+            raise StateError("batch_size and drop_last belong to the batch_sampler: give them to the EDLBatchSampler")
         self._stream = dataset if isinstance(dataset, ShardedIterable) else None
         self.share: Share | None = None
         """What the batch that was handed out last is in its step."""
@@ -97,12 +101,15 @@ class DataLoader(data.DataLoader[Any]):
         return Handing(self._position, self._arm, self._open, self._close, taken_apart, whole_steps=whole_steps)
 
     def _arm(self, walk: Walk) -> None:
-        assert self._stream is not None and self.batch_size is not None, "a stream's loader"  # noqa: S101
+        assert self._stream is not None and self.batch_size, "a stream's loader"  # noqa: S101
         course = endless(walk.place, self.batch_size, tail=self._stream.tail, whole=self.drop_last, blocks=False)
         self._stream.arm(course, walk.place.rank)
 
     def _open(self) -> Iterator[Any]:
-        return super().__iter__()
+        found = super().__iter__()
+        if self._stream is not None:
+            self._stream.arm(None)
+        return found
 
     def _close(self, source: Any, _finished: bool) -> None:
         if self.num_workers and not self.persistent_workers and hasattr(source, "_shutdown_workers"):
@@ -129,7 +136,9 @@ def _refuse(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any
             f"batch_sampler: a {type(batch_sampler).__name__} does not know how many workers there are; wrap it, "
             "sampler=EDLDistributedSampler(dataset, base=batch_sampler), with batch_size=1 for one of its batches each"
         )
-    if (sampler is not None and shuffle is not None) or (batch_sampler is not None and (sampler or shuffle)):
+    if isinstance(dataset, ShardedIterable) and (shuffle or sampler is not None or batch_sampler is not None):
+        raise StateError("shuffle, sampler or batch_sampler with shard_iterable: the order is that of the stream")
+    if (sampler is not None and shuffle) or (batch_sampler is not None and (sampler is not None or shuffle)):
         raise StateError("give one of shuffle, sampler and batch_sampler")
 
 

@@ -114,15 +114,3 @@ class EDLBatchSampler(Batches, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.counted()
-
-    def set_epoch(self, epoch: int) -> None:
-        """See the sampler's."""
-        self.sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sampler's."""
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The sampler's."""
-        self.sampler.load_state_dict(state)

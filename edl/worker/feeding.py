@@ -13,7 +13,7 @@ from edl.arithmetic.plan import Course, Micro
 from edl.errors import StateError
 from edl.wire.messages import Settings
 from edl.worker import hyper
-from edl.worker.sampler import CoreSampler, Order, Place, Position, Walk, fetches_ahead
+from edl.worker.sampler import CoreSampler, Order, Place, Position, Walk, check_tail, fetches_ahead
 from edl.worker.steps import Share
 
 Open = Callable[[], Iterator[Any]]
@@ -26,6 +26,20 @@ _ENDLESS = 1 << 62
 def settings() -> Settings:
     """What the job prescribes for the next step."""
     return hyper.current()
+
+
+def _sizes() -> tuple[int, int, int]:
+    """What of the settings says how steps are dealt out. A change of the learning rate alone changes nothing here."""
+    now = settings()
+    return now.global_batch, now.local_batch, now.logical_ranks
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Raises ``StateError`` for one that is not possible."""
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise StateError(
+            f"batch_size={batch_size!r}: it must be a number of at least 1, the samples that one worker takes at once"
+        )
 
 
 def course_of(
@@ -50,8 +64,7 @@ class Batches:
     """Batches of indices from a sampler, for loaders that do not fetch ahead."""
 
     def __init__(self, sampler: CoreSampler, batch_size: int, whole: bool, blocks: bool) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise StateError(f"batch_size={batch_size!r}: it must be a number of at least 1")
+        check_batch_size(batch_size)
         self.sampler = sampler
         self.batch_size = batch_size
         self._whole = whole
@@ -70,21 +83,44 @@ class Batches:
         """Batches that each worker is given of a whole epoch."""
         return self.course(self.sampler.place()).count()
 
+    def set_epoch(self, epoch: int) -> None:
+        """See the sampler's."""
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The sampler's."""
+        self.sampler.load_state_dict(state)
+
     def counted(self) -> Iterator[list[int]]:
         """The rest of the epoch; a batch counts when it is taken."""
         walk = self.sampler.begin()
-        feed = Feed(self)
+        feed, sizes = Feed(self), _sizes()
         feed.prepare(walk)
         if ahead := fetches_ahead():
             self.sampler.uncounted(ahead)
-        return self._count(walk, feed)
+        return self._count(walk, feed, sizes)
 
-    def _count(self, walk: Walk, feed: Feed) -> Iterator[list[int]]:
-        for indices in feed:
+    def _count(self, walk: Walk, feed: Feed, sizes: tuple[int, int, int]) -> Iterator[list[int]]:
+        source, between = iter(feed), True
+        while True:
+            # Where the position is counted by hand it is not known here what has been taken.
+            if between and self.sampler.counts and _sizes() != sizes:
+                self.sampler.check(walk)
+                sizes = _sizes()
+                feed.prepare(walk)
+                source = iter(feed)
+            indices = next(source, None)
             self.sampler.check(walk)
-            self.sampler.handed(feed.queue.popleft()[0].position)
+            if indices is None:
+                break
+            micro = feed.queue.popleft()[0]
+            self.sampler.handed(micro.position)
+            between = micro.last
             yield indices
-        self.sampler.check(walk)
         self.sampler.ended(walk)
 
 
@@ -131,7 +167,7 @@ def _lists(order: Order, micros: Iterator[Micro], queue: deque[tuple[Micro, int,
 
 class Handing:
     """One iteration of a loader: pairs what comes out of it with what it is in its step, and counts it as consumed
-    when the script gets it. When the job's settings change, what was fetched ahead is dropped and fetched anew."""
+    when the script gets it. When the job's batch changes, what was fetched ahead is dropped and fetched anew."""
 
     def __init__(self, position: Position, prepare: Callable[[Walk], None], open_loader: Open, close: Close,
                  known: Callable[[Any], tuple[Any, Micro, int, int]], *, whole_steps: bool) -> None:  # fmt: skip
@@ -144,10 +180,11 @@ class Handing:
         self._source: Iterator[Any] | None = None
         self._between = True
         """Between two steps."""
+        self._failed = False
         self._start()
 
     def _start(self) -> None:
-        self._number = settings().number
+        self._dealt = _sizes()
         self._prepare(self._walk)
         self._source = self._open()
 
@@ -156,6 +193,11 @@ class Handing:
 
     def __next__(self) -> tuple[Any, Share]:
         """The next micro-batch and its share. Raises ``StateError`` when this iteration may not go on."""
+        if self._failed:
+            raise StateError(
+                "a batch of this iteration could not be loaded, so that it cannot be said what the next ones are. "
+                "Call iter() on the loader again; it goes on from the position"
+            )
         if self._source is None:
             raise StopIteration
         try:
@@ -163,7 +205,7 @@ class Handing:
         except StateError:
             self.close()
             raise
-        if self._between and settings().number != self._number:
+        if self._between and _sizes() != self._dealt:
             self.close()
             self._start()
         try:
@@ -171,6 +213,10 @@ class Handing:
         except StopIteration:
             self.close(finished=True)
             self._position.ended(self._walk)
+            raise
+        except Exception:
+            self._failed = True
+            self.close()
             raise
         self._between = micro.last
         if micro.last or not self._whole_steps:
@@ -213,6 +259,7 @@ class CoreStream(Position):
     def __init__(self, dataset: Any, num_replicas: int | None, rank: int | None, *,
                  tail: str, transform: Callable[[Any], Any] | None) -> None:  # fmt: skip
         super().__init__(num_replicas, rank)
+        check_tail(tail)
         self.dataset = dataset
         self.tail = tail
         self.transform = transform
@@ -236,7 +283,7 @@ class CoreStream(Position):
         return None
 
     def arm(self, course: Course | None, rank: int = 0) -> None:
-        """The next iteration is by a loader of edl, which gets whole micro-batches."""
+        """The next iteration is by a loader of edl, which gets whole micro-batches; None: it is not."""
         self._armed = None if course is None else (course, rank)
 
     def items(self, worker: int, workers: int) -> Iterator[Any]:

@@ -430,11 +430,11 @@ class Link:
     def _pass_on(self, message: local.Told | local.Reattached, descriptors: list[int]) -> None:
         if isinstance(message, local.Reattached):
             for heard in list(self._listeners.values()):
-                heard(None)
+                _tell(heard, None)
             return
         listener = self._listeners.get(message.service)
         if listener is not None:
-            listener(read_memory(descriptors[0]).decode() if descriptors else message.body)
+            _tell(listener, read_memory(descriptors[0]).decode() if descriptors else message.body)
 
     @contextlib.contextmanager
     def _awakening(self) -> Iterator[None]:
@@ -503,6 +503,13 @@ def _abort(group: Group) -> None:
         group.abort()
     except Exception as error:  # noqa: BLE001 - the side thread must live on to hear of the next world
         sys.stderr.write(f"edl: aborting the communicator failed: {type(error).__name__}: {error}\n")
+
+
+def _tell(heard: Callable[[str | None], None], body: str | None) -> None:
+    try:
+        heard(body)
+    except Exception as error:  # noqa: BLE001 - as above
+        sys.stderr.write(f"edl: a service's word could not be taken: {type(error).__name__}: {error}\n")
 
 
 def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:

@@ -110,6 +110,11 @@ class Position:
         return self._position if self._position < _PAST else self._length() or 0
 
     @property
+    def counts(self) -> bool:
+        """What is handed out moves the position; else only ``advance`` does."""
+        return self._counts
+
+    @property
     def standing(self) -> int:
         """The position for loaders: far behind the end where nothing is to be handed out again."""
         return self._position
@@ -325,6 +330,12 @@ class Groups(InOrder):
         return self._indices
 
 
+def check_tail(tail: str) -> None:
+    """Raises ``StateError`` for one that there is not."""
+    if tail not in TAILS:
+        raise StateError(f"tail={tail!r}: it must be one of {', '.join(TAILS)}")
+
+
 # --- the sampler -----------------------------------------------------------------------------------------------------
 
 
@@ -338,9 +349,9 @@ class CoreSampler(Position):
         tail: str, order: str, base: Any, counts: bool,
     ) -> None:  # fmt: skip
         super().__init__(num_replicas, rank, counts=counts)
-        for name, value, allowed in (("tail", tail, TAILS), ("order", order, _ORDERS)):
-            if value not in allowed:
-                raise StateError(f"{name}={value!r}: it must be one of {', '.join(allowed)}")
+        check_tail(tail)
+        if order not in _ORDERS:
+            raise StateError(f"order={order!r}: it must be one of {', '.join(_ORDERS)}")
         if base is not None and order != "framework":
             raise StateError(f"order={order!r} with base=…: the order is what the base sampler says")
         self.dataset = dataset

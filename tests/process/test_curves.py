@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPTS = {"torch": WORKERS / "curves_torch.py", "paddle": WORKERS / "curves_paddle.py"}
 STEPS = 200
-SLOW_S = 0.25
+SLOW_S = 1.0
 """Pause after a step while a change of the world is awaited."""
 
 

@@ -7,8 +7,9 @@ since the position was last rolled back; and what a trainer is told to count mus
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from data_service.table import Table
 from data_service.wire import (
     FREE,
     MORE,
@@ -25,7 +26,6 @@ from data_service.wire import (
     Readers,
     Refused,
     Register,
-    Registered,
     Request,
     Rollback,
     decode,
@@ -91,6 +91,9 @@ class FreeSim:
         self.former: list[Trainer] = []
         self.owner: dict[Record, Trainer] = {}
         """Of the present epoch: who has processed what the Master counts."""
+        self.table: Table | None = None
+        self.life = 0
+        """Which Master it is the table of."""
         self.now = (0, 0)
         """Epoch and fence."""
         self.whole: list[int] = []
@@ -219,10 +222,9 @@ class FreeSim:
 
     def _say(self, caller: Caller, number: int, body: str, dies: str = "") -> None:
         self.speaking = number
-        before = self._counts()
         self.shell.say(caller, number, body, dies)
         if dies != "before":
-            self._watch(self.trainers.get(caller) if number == self.round else None, before)
+            self._watch(self.trainers.get(caller) if number == self.round else None)
         self.speaking = self.round
 
     def _deliver(self) -> None:
@@ -236,22 +238,19 @@ class FreeSim:
 
     # --- the Master's account ----------------------------------------------------------------------------------------
 
-    def _counts(self) -> dict[int, int]:
-        data = self.shell.machine.sets.get(NAME)
-        if data is None or data.table is None:
-            return {}
-        ledger = data.table.ledger
-        return {
-            shard: size if ledger.is_done(shard) else ledger.count(shard) for shard, size in enumerate(self.sizes)
-        }
+    def _counts(self, table: Table) -> dict[int, int]:
+        ledger = table.ledger
+        return {shard: size if ledger.is_done(shard) else ledger.count(shard) for shard, size in enumerate(self.sizes)}
 
-    def _watch(self, speaker: Trainer | None, before: dict[int, int] | None = None) -> None:
+    def _watch(self, speaker: Trainer | None) -> None:
         """Compare what the Master counts now with what was processed."""
         data = self.shell.machine.sets.get(NAME)
         if data is None or data.table is None:
             return
         now = (data.table.epoch, data.free.fence)
         if now != self.now:
+            if self.table is not None and self.life == self.shell.lives and now[1] == self.now[1]:
+                self._compare(self._counts(self.table), speaker)  # the last word of an epoch may also have ended it
             if now[0] > self.now[0] and now[1] == self.now[1]:
                 self.whole.append(len(self.owner))
             elif now[1] != self.now[1]:
@@ -260,7 +259,10 @@ class FreeSim:
             if now[1] != self.now[1]:
                 self._rolled_back(now)
             self.now = now
-        counts = self._counts()
+        self.table, self.life = data.table, self.shell.lives
+        self._compare(self._counts(data.table), speaker)
+
+    def _compare(self, counts: dict[int, int], speaker: Trainer | None) -> None:
         for record in [record for record in self.owner if record[1] >= counts[record[0]]]:
             del self.owner[record]
         for shard, count in counts.items():
@@ -271,7 +273,7 @@ class FreeSim:
     def _rolled_back(self, now: tuple[int, int]) -> None:
         """Whatever is counted now was processed by somebody before; what comes later must be processed anew."""
         ghost = Trainer(Caller(self.world.members[0].node, 99), 99, 0, 0) if self.world else None
-        counts = self._counts()
+        counts = self._counts(self.shell.machine.sets[NAME].position)
         assert ghost is not None
         self.owner = {(shard, place): ghost for shard, count in counts.items() for place in range(count)}
         for trainer in (*self.trainers.values(), *self.former):
@@ -304,9 +306,7 @@ class FreeSim:
         acks = tuple((shard, upto, False) for shard, upto in trainer.told.items())
         acks += tuple(ack for _, one in trainer.unkept for ack in one if ack[2])
         granted = ranges(trainer.hands)
-        return Open(
-            0, NAME, trainer.rank, trainer.epoch, granted=granted, acks=acks, fence=trainer.fence
-        )
+        return Open(0, NAME, trainer.rank, trainer.epoch, granted=granted, acks=acks, fence=trainer.fence)
 
     def _move(self, trainer: Trainer) -> None:
         if trainer.reset:
@@ -316,8 +316,7 @@ class FreeSim:
             trainer.ids += 1
             if isinstance(word, Open):
                 word = self._open(trainer)
-            values = {name: getattr(word, name) for name in type(word).__dataclass_fields__}
-            trainer.waiting = type(word)(**{**values, "id": trainer.ids})
+            trainer.waiting = replace(word, id=trainer.ids)
             self._send(trainer, trainer.waiting)
         elif trainer.waiting is not None:
             if self.rng.random() < 0.05:
@@ -348,27 +347,13 @@ class FreeSim:
             self._refused(trainer, asked, word)
             return
         if isinstance(word, Granted | Done | Opened):
-            gone = {shard for shard, _ in word.refused}
-            if not isinstance(asked, Open):
-                said = asked.shards if isinstance(asked, Ack) else ()
-                if isinstance(asked, Lease):
-                    said = tuple((shard, count, True) for shard, count in asked.finished)
-                if said:
-                    kept = tuple(one for one in said if one[0] not in gone)
-                    trainer.unkept.append((word.number, kept))
-                    if asked.epoch == self.now[0] and trainer.fence == self.now[1] and not self.lost:
-                        self._believed(trainer, said, gone)
-            trainer.unkept = [(number, one) for number, one in trainer.unkept if number > word.kept]
-            trainer.unkept = [(at, tuple(one for one in acks if one[0] not in gone)) for at, acks in trainer.unkept]
-            for shard in gone:
-                trainer.hands.pop(shard, None)
-                trainer.told.pop(shard, None)
-                trainer.processed -= {(shard, place) for place in range(self.sizes[shard])}
+            self._account(trainer, asked, word)
         if isinstance(word, Opened):
             self._opened(trainer, word)
         elif isinstance(word, Granted) and word.epoch == trainer.epoch:
             trainer.state = word.state
             for given in word.leases:
+                self._discard(trainer, given.shard.index)
                 trainer.hands[given.shard.index] = trainer.told[given.shard.index] = given.upto
         elif isinstance(asked, Commit):
             self.names.append(asked.name)
@@ -380,6 +365,25 @@ class FreeSim:
             raise Violation(f"{word} answers {asked}")
         if isinstance(asked, Gone):
             trainer.opened = False
+
+    def _account(self, trainer: Trainer, asked: Request, word: Granted | Done | Opened) -> None:
+        """What counts, what does not, and what need not be said again."""
+        gone = {shard for shard, _ in word.refused}
+        if isinstance(asked, Ack):
+            kept = tuple(one for one in asked.shards if one[0] not in gone)
+            trainer.unkept.append((word.number, kept))
+            if asked.epoch == self.now[0] and trainer.fence == self.now[1] and not self.lost:
+                self._believed(trainer, asked.shards, gone)
+        trainer.unkept = [(number, one) for number, one in trainer.unkept if number > word.kept]
+        trainer.unkept = [(at, tuple(one for one in acks if one[0] not in gone)) for at, acks in trainer.unkept]
+        for shard in gone:
+            trainer.hands.pop(shard, None)
+            trainer.told.pop(shard, None)
+            self._discard(trainer, shard)
+
+    def _discard(self, trainer: Trainer, shard: int) -> None:
+        """What it did with a shard that it has lost counts, or does not; it is no more its own."""
+        trainer.processed -= {(shard, place) for place in range(self.sizes[shard])}
 
     def _refused(self, trainer: Trainer, asked: Request, word: Refused) -> None:
         if word.kind == "old":
@@ -442,4 +446,3 @@ class FreeSim:
         for epoch, counted in enumerate(self.whole):
             if not least <= counted <= most:
                 raise Violation(f"epoch {epoch} ended with {counted} records of {least} to {most}")
-

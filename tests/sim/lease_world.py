@@ -5,7 +5,7 @@ is replaced at any moment. What the ranks have committed is compared record by r
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from data_service.ledger import Ledger
 from data_service.wire import (
@@ -28,7 +28,7 @@ from data_service.wire import (
     ranges,
 )
 from edl.master.service import Caller, WorldBegan, WorldEnded
-from edl.types import NodeId, Round
+from edl.types import Round
 from edl.wire.messages import World
 from tests.sim.lease_net import Shell, Violation, made_up, world_of
 
@@ -99,7 +99,9 @@ class StepsSim:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.manifest = made_up(rng, rng.choice(("ipc", "jsonl")))
-        self.sizes = [rng.choice((0, 1, 3, 6)) if ref < 0 else ref for ref in map(self.manifest.count, range(len(self.manifest)))]
+        self.sizes = [
+            rng.choice((0, 1, 3, 6)) if ref < 0 else ref for ref in map(self.manifest.count, range(len(self.manifest)))
+        ]
         self.options = Options(rng.randrange(100), rng.random() < 0.7, failures=rng.randint(1, 3))
         self.poison: dict[int, tuple[int, set[int] | None]] = {}
         for shard, size in enumerate(self.sizes):
@@ -109,7 +111,7 @@ class StepsSim:
         self.faults = rng.choice((0.0, 0.01, 0.03, 0.08))
         self.drop_rule = rng.random() < 0.15
         self.epochs = rng.randint(1, 3)
-        self.flight: list[tuple[Caller, int, int, str]] = []
+        self.flight: list[tuple[Caller, int, str]] = []
         self.answers: list[tuple[Caller, int, str]] = []
         self.shell = Shell(rng, self._told)
         self.round = 0
@@ -147,7 +149,9 @@ class StepsSim:
         self._check_history()
 
     def _over(self) -> bool:
-        return bool(self.ranks) and all(side.ledger and side.ledger.epoch >= self.epochs for side in self.ranks.values())
+        return bool(self.ranks) and all(
+            side.ledger and side.ledger.epoch >= self.epochs for side in self.ranks.values()
+        )
 
     def _act(self) -> None:
         self.events += 1
@@ -219,7 +223,7 @@ class StepsSim:
 
     def _lose_master(self, world: World | None) -> None:
         if self.flight and self.rng.random() < 0.7:
-            caller, number, life, body = self.flight.pop(self.rng.randrange(len(self.flight)))
+            caller, number, body = self.flight.pop(self.rng.randrange(len(self.flight)))
             self._say(caller, number, body, self.rng.choice(("before", "between")))
         for side in self.ranks.values():
             self._cut(side)
@@ -243,11 +247,11 @@ class StepsSim:
 
     def _send(self, side: RankSide, word: Request) -> None:
         if not side.reset:
-            self.flight.append((side.caller, self.round, self.shell.lives, encode(word)))
+            self.flight.append((side.caller, self.round, encode(word)))
 
     def _deliver(self) -> None:
         if self.flight and (not self.answers or self.rng.random() < 0.5):
-            caller, number, _, body = self.flight.pop(self.rng.randrange(len(self.flight)))
+            caller, number, body = self.flight.pop(self.rng.randrange(len(self.flight)))
             self._say(caller, number, body)
             return
         caller, number, body = self.answers.pop(self.rng.randrange(len(self.answers)))
@@ -279,7 +283,7 @@ class StepsSim:
             side.ids += self.rng.choice((1, 1, 2))
             if isinstance(word, Open):
                 word = self._open(side)
-            side.waiting = type(word)(**{**_fields(word), "id": side.ids})
+            side.waiting = replace(word, id=side.ids)
             self._send(side, side.waiting)
         elif side.waiting is not None and self.rng.random() < 0.05:
             self._send(side, side.waiting)  # it has grown impatient
@@ -446,10 +450,3 @@ class StepsSim:
 
     def _situation(self) -> str:
         return f"{self.shell.machine.report()}, {list(self.ranks.values())}"
-
-
-def _fields(word: Request) -> dict[str, object]:
-    return {name: getattr(word, name) for name in type(word).__dataclass_fields__}
-
-
-__all__ = ["NodeId", "StepsSim"]

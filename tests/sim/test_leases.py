@@ -1,4 +1,4 @@
-"""Random histories of data sets on the real machine: what was committed, record by record, and that it comes to an end."""
+"""Random histories of data sets on the real machine: what was committed, record by record; and that it ends."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from data_service import free, leasing, machine, opening
+from data_service import counting, free, leasing, machine
 from data_service.dataset import Client, DataSet, Turn
 from data_service.table import Table
-from edl.master.service import Caller
+from edl.errors import DataError
+from edl.master.service import Caller, WakeAt
 from tests.sim.lease_free import FreeSim
 from tests.sim.lease_net import Violation
 from tests.sim.lease_world import StepsSim
 
 BATCH = 60
-BATCHES = 6
+BATCHES = 4
 SOAK = 10_000
-SIMS = {"steps": StepsSim, "free": FreeSim}
+Sim = StepsSim | FreeSim
+SIMS: dict[str, Callable[[int], Sim]] = {"steps": StepsSim, "free": FreeSim}
 KNOWN = [
     ("steps", 86),  # a restarted process used the number of the one before it, and got that one's answer
     ("free", 54),  # a failure that was reported while leases had to wait
@@ -25,11 +27,11 @@ KNOWN = [
 ]
 
 
-def play(mode: str, seed: int) -> StepsSim | FreeSim:
+def play(mode: str, seed: int) -> Sim:
     sim = SIMS[mode](seed)
     try:
         sim.play()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the seed must be told
         module = type(sim).__module__
         name = type(sim).__name__
         pytest.fail(
@@ -61,16 +63,21 @@ def test_many_histories(mode: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_histories_meet_what_they_are_for() -> None:
-    steps = [play("steps", seed) for seed in range(100)]
-    trainers = [play("free", seed) for seed in range(100)]
+    steps = [play("steps", seed) for seed in range(60)]
+    trainers = [play("free", seed) for seed in range(60)]
     both = [sim.shell for sim in (*steps, *trainers)]
-    assert sum(shell.lives > 1 for shell in both) > 40, "Masters are replaced"
-    assert sum(bool(shell.flaws) for shell in both) > 40, "shards are left out"
-    assert sum(sim.round > 2 for sim in steps) > 20
-    assert sum(bool(sim.dropped) for sim in steps if isinstance(sim, StepsSim)) > 3
-    assert sum(len(sim.names) > 0 for sim in trainers if isinstance(sim, FreeSim)) > 20
+    assert sum(shell.lives > 1 for shell in both) > 25, "Masters are replaced"
+    assert sum(bool(shell.flaws) for shell in both) > 25, "shards are left out"
+    assert sum(sim.round > 2 for sim in steps) > 12
+    assert sum(bool(sim.dropped) for sim in steps if isinstance(sim, StepsSim)) > 2
+    assert sum(len(sim.names) > 0 for sim in trainers if isinstance(sim, FreeSim)) > 12
     notes = [note for shell in both for note in shell.notes]
-    for story in ("back to the position", "said nothing about its leases", "dropped by its rule", "is left out from now"):
+    for story in (
+        "back to the position",
+        "said nothing about its leases",
+        "dropped by its rule",
+        "is left out from now",
+    ):
         assert any(story in note for note in notes), story
 
 
@@ -82,10 +89,8 @@ def found(mode: str, most: int = 300) -> bool:
     for seed in range(most):
         try:
             SIMS[mode](seed).play()
-        except (Violation, AssertionError, ArithmeticError, LookupError, ValueError):
+        except (Violation, AssertionError, DataError, LookupError):
             return True
-        except Exception as error:
-            return type(error).__name__ == "DataError"
     return False
 
 
@@ -116,7 +121,9 @@ def does_it_again(patch: pytest.MonkeyPatch) -> None:
     """A request that is said twice is done twice."""
     request = machine.LeaseMachine._request
 
-    def asked(self: machine.LeaseMachine, turn: Turn, data: DataSet, caller: Caller, client: Client, word: object) -> None:
+    def asked(
+        self: machine.LeaseMachine, turn: Turn, data: DataSet, caller: Caller, client: Client, word: object
+    ) -> None:
         request(self, turn, data, caller, client, word)  # type: ignore[arg-type]
         client.last = -1
 
@@ -135,7 +142,7 @@ def leaves_nothing_out(patch: pytest.MonkeyPatch) -> None:
 
 def tells_nobody(patch: pytest.MonkeyPatch) -> None:
     """Shards are left out silently."""
-    patch.setattr(machine.leasing, "flaw", lambda data: machine.WakeAt(1e9))
+    patch.setattr(leasing, "flaw", lambda data: WakeAt(1e9))
 
 
 def drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
@@ -161,9 +168,9 @@ def has_no_fence(patch: pytest.MonkeyPatch) -> None:
         data.free.awaited.discard(caller)
         data.free.callers.add(caller)
         client.heard_s = turn.now_s
-        return machine.opening.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
+        return counting.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
 
-    patch.setattr(opening.free, "open_", opened)
+    patch.setattr(free, "open_", opened)
 
 
 def never_gives_up(patch: pytest.MonkeyPatch) -> None:

@@ -515,3 +515,9 @@ class TestStatus:
         plain = dataclasses.replace(VIEW, underway=False, how="")
         text = shown(dataclasses.replace(STATUS, nodes=(plain,), era=4))
         assert not [word for word in ("State:", "UNDERWAY", "Last checkpoint", "Ending", "Agreeing") if word in text]
+
+    def test_of_a_node_with_one_worker(self) -> None:
+        alone = dataclasses.replace(VIEW, slots=1, first_rank=3)
+        lines = shown(dataclasses.replace(STATUS, nodes=(alone,), world_size=1)).splitlines()
+        assert "round 3, 1 worker  nodes" in lines[0]
+        assert next(line for line in lines if line.startswith("a ")).split()[:4] == ["a", "running", "3", "1"]

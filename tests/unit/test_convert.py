@@ -199,7 +199,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
     out = tmp_path / "out"
     convert(source, str(out), PACKED)
-    with pytest.raises(DataError, match="holds a conversion with other recipe"):
+    with pytest.raises(DataError, match="holds a conversion with other packs"):
         convert(source, str(out), replace(PACKED, packs=()))
     inputs(tmp_path / "in", files=4)
     with pytest.raises(DataError, match="holds a conversion with other inputs, files"):
@@ -325,11 +325,11 @@ def test_recipes_that_do_not_fit(tmp_path: Path) -> None:
         with pytest.raises(kind, match=match):
             convert(source, str(tmp_path / f"out{next(number)}"), Recipe(**recipe))
 
-    refuse(DataError, r"I1 is float and C1 is int64.*Name a type", packs=(Pack("p", ("I1", "C1")),))
-    refuse(DataError, r"word is string; only numbers", packs=(Pack("p", ("word",)),))
-    refuse(DataError, r"no such column; there are label", packs=(Pack("p", ("X*",)),))
-    refuse(DataError, r"names a column twice", packs=(Pack("p", ("I1", "I*")),))
-    refuse(DataError, r"is also the name of a column", packs=(Pack("label", ("I*",)),))
+    refuse(SettingError, r"I1 is float and C1 is int64.*Name a type", packs=(Pack("p", ("I1", "C1")),))
+    refuse(SettingError, r"word is string; only numbers", packs=(Pack("p", ("word",)),))
+    refuse(SettingError, r"no such column; there are label", packs=(Pack("p", ("X*",)),))
+    refuse(SettingError, r"names a column twice", packs=(Pack("p", ("I1", "I*")),))
+    refuse(SettingError, r"is also the name of a column", packs=(Pack("label", ("I*",)),))
     refuse(DataError, r"in0\.parquet: column C1 cannot become int8", packs=(Pack("p", ("C*",), "int8"),))
     refuse(DataError, r"in0\.parquet: column I2 .*10 nulls|column I2", packs=(Pack("p", ("I*",), "int32"),))
     refuse(DataError, r"in0\.parquet: column I2 is float: 'x' cannot stand", fill={"I2": "x"})
@@ -343,6 +343,19 @@ def test_recipes_that_do_not_fit(tmp_path: Path) -> None:
         convert(source, str(tmp_path / "o"), workers=0)
     with pytest.raises(SettingError, match="other processes cannot import"):
         convert(source, str(tmp_path / "o"), workers=2, format="user", options=Options(read=lambda *a: None))
+
+
+def test_corrected_options_find_the_folder_free(tmp_path: Path) -> None:
+    source, out = inputs(tmp_path / "in"), tmp_path / "out"
+    with pytest.raises(SettingError, match="no such column"):
+        convert(source, str(out), Recipe(packs=(Pack("p", ("X*",)),)))
+    assert not out.exists()
+    packs = (Pack("p", ("I*",), "int32"),)
+    with pytest.raises(DataError, match="--fill I2=0"):  # only the records show it
+        convert(source, str(out), Recipe(packs=packs))
+    assert convert(source, str(out), Recipe(packs=packs, fill={"I2": 0})).records == 3 * ROWS
+    with pytest.raises(DataError, match=r"with other fill, seed\. Give"):
+        convert(source, str(out), Recipe(packs=packs, seed=1))
 
 
 def test_texts_of_the_command_line() -> None:
@@ -362,6 +375,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     shown = run.invoke(commands, ["scan", source, "--list", "--shard-records", "300"])
     assert shown.exit_code == 0, shown.output
     assert "in0.parquet" in shown.output
+    assert " 7 shards\n" in shown.output
     assert "parquet: 3 files, 21 shards, 6,000 records" in shown.output
     arguments = ["convert", source, out, "--pack", "dense=I*", "--fill", "I*=0", "--columns", "label", "--file-mb", "1"]
     done = run.invoke(commands, arguments)

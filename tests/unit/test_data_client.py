@@ -174,3 +174,17 @@ def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: Client) -> No
     lease = other.lease(0, 1)
     line.grant()
     assert lease.done.is_set(), "closing twice does not silence who came after it"
+
+
+def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: Client) -> None:
+    """A reading thread may be about to ask when the epoch ends."""
+    client.open(0, "")
+    line.open()
+    client.next_epoch(1, 0, tell=False)
+    client.lease(0, 1, [(2, 9)], [(7, 4, "broken")])
+    line.grant()
+    client.lease(1, 2)
+    line.answer(Granted, epoch=1, leases=tuple(Given(ShardRef(one, "f", 0, 9, 9), 0) for one in (2, 3)), state="more")
+    line.hear(None)
+    again: Any = line.said[-1]
+    assert (again.granted, again.finished, again.returned) == (((2, 4),), (), ())

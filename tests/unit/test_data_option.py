@@ -36,6 +36,13 @@ def test_bad_input_is_named(text: str) -> None:
     assert "NAME=PATTERN" in str(caught.value)
 
 
+@pytest.mark.parametrize(("text", "named"), [("shuffle=maybe", "maybe"), ("seed=x", "x"), ("nonsense=3", "nonsense=3")])
+def test_what_the_workers_would_refuse_is_refused_at_once(text: str, named: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        data_sets((f"train=x;{text}",))
+    assert named in str(caught.value)
+
+
 def test_the_same_name_twice() -> None:
     with pytest.raises(SettingError, match="train is there already"):
         data_sets(("train=a", "train=b"))

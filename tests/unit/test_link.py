@@ -393,3 +393,14 @@ def test_without_an_agent_the_process_ends() -> None:
     listener.close()
     _, complaint = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, complaint) == (1, "edl: the launcher is gone, so this worker ends\n")
+
+
+def test_a_listener_that_fails_does_not_deafen(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
+    def heard(body: str | None) -> None:
+        raise RuntimeError("no way")
+
+    worker.link.listen("data", heard)
+    worker.agent.send(local.Told("data", "word"))
+    worker.agent.send(local.Reattached(1))
+    seated(worker, 2)
+    assert capfd.readouterr().err.count("no way") == 2

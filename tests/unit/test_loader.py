@@ -270,6 +270,8 @@ def test_no_files_and_wrong_files_say_so(bench: Bench, files: str, tmp_path: Pat
     with pytest.raises(SettingError, match="no files are given"):
         bench.begin(1)
         ids(ArrayData(bench, 0, "d", batch_size=8))
+    with pytest.raises(SettingError, match="shard_records=0: must be at least 1"):
+        ids(alone(bench, files, shard_records=0))
 
 
 def test_an_error_of_the_script_is_the_scripts(bench: Bench, files: str) -> None:

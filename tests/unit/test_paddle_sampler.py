@@ -171,6 +171,12 @@ def test_a_stream_over_two_worlds(workers: int, tail: str) -> None:
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
+def test_a_stream_is_what_it_was_after_our_loader() -> None:
+    stream = edl.shard_iterable(Stream(9))
+    assert [index for batch in DataLoader(stream, batch_size=4) for index in batch.tolist()] == list(range(9))
+    assert [index for index in stream] == list(range(9))
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -181,6 +187,11 @@ def test_a_stream_over_two_worlds(workers: int, tail: str) -> None:
         (lambda: DataLoader(Stream(3)), "shard_iterable"),
         (lambda: DataLoader(edl.shard_iterable(Stream(3)), num_workers=1, persistent_workers=True), "would not learn"),
         (lambda: DataLoader(Numbers(3), shuffle=True, batch_sampler=EDLBatchSampler(Numbers(3))), "give one of"),
+        (lambda: DataLoader(Numbers(3), batch_size=2, batch_sampler=EDLBatchSampler(Numbers(3))), "EDLBatchSampler"),
+        (lambda: DataLoader(Numbers(3), batch_size=0), "batch_size=0"),
+        (lambda: DataLoader(edl.shard_iterable(Stream(3)), batch_size=0), "batch_size=0"),
+        (lambda: DataLoader(edl.shard_iterable(Stream(3)), shuffle=True), "that of the stream"),
+        (lambda: edl.shard_iterable(Stream(3), tail="half"), "tail='half': it must be one of pad, drop, exact"),
     ],
 )
 def test_arguments_that_are_not_possible(make: Any, text: str) -> None:

@@ -6,6 +6,7 @@ import json
 
 from data_service.machine import LeaseMachine
 from data_service.manifest import ManifestBuilder
+from data_service.readers_known import ReadersKnown
 from data_service.wire import Open, Options, Readers, Refused, Register, decode, encode
 from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -131,3 +132,14 @@ def test_a_worker_cannot_say_which_readers_there_are() -> None:
     refused = decode(answer.body)
     assert isinstance(refused, Refused)
     assert refused.kind == "malformed"
+
+
+def test_the_status_names_them() -> None:
+    known = ReadersKnown()
+    assert known.report() == ()
+    for number in range(10):
+        value = b'{"host": "h", "port": 5, "secret": "s"}'
+        known.changed(KeyPut(f"readers/r{number}", value))
+    (shown,) = known.report()
+    assert shown.text == "10 remote readers: r0, r1, r2, r3, r4, r5, r6, r7 and 2 more"
+    assert shown.counts == {"readers": 10}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -235,6 +236,19 @@ def test_a_prescribed_batch_is_for_samples_and_not_for_groups(monkeypatch: pytes
     worker = Worker(Sampler(30, 0, 2, base=Base(30, True)), 1, False, False, 0)
     data, _ = next(worker.iterate(whole_steps=True))
     assert data == next(iter(Base(30, True)))
+
+
+def test_a_learning_rate_that_changes_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream would be read from its beginning again."""
+    now = Settings(number=1, global_batch=8)
+    monkeypatch.setattr(feeding, "settings", lambda: now)
+    worker = Worker(Sampler(60, 0, 1), 8, False, False, 4)
+    loader = worker.iterate(whole_steps=True)
+    next(loader)
+    with mock.patch.object(loader, "_start") as again:
+        now = Settings(number=2, global_batch=8, scale=0.5, factor=0.5)
+        next(loader)
+        assert not again.called
 
 
 def test_settings_that_change_drop_what_was_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,13 @@ class Numbers(data.Dataset[int]):
         return index
 
 
+class Damaged(Numbers):
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise ValueError("item 5")
+        return super().__getitem__(index)
+
+
 class Stream(data.IterableDataset[int]):
     def __init__(self, length: int | None) -> None:
         self._length = length
@@ -184,6 +191,43 @@ def test_a_batch_sampler_counts_alone_and_in_a_loader_without_workers() -> None:
     assert sampler.epoch == 7
 
 
+def batches_of(numbers: Any) -> EDLBatchSampler:
+    return EDLBatchSampler(EDLDistributedSampler(numbers), 2)
+
+
+def test_a_batch_sampler_in_torchs_own_loader_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Settings(number=1, global_batch=2)
+    monkeypatch.setattr(feeding, "settings", lambda: now)
+    numbers = Numbers(22)
+    loader = data.DataLoader(numbers, batch_sampler=EDLBatchSampler(EDLDistributedSampler(numbers, shuffle=False), 4))
+    batches = iter(loader)
+    now = Settings(number=2, global_batch=4)
+    got = [next(batches).tolist()]
+    now = Settings(number=3, global_batch=6, local_batch=3)
+    got += [next(batches).tolist()]
+    now = Settings(number=4, global_batch=8, local_batch=8)  # from the next step on
+    got += lists(batches)
+    assert got == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [*range(10, 18)], [18, 19, 20, 21]]
+
+
+def test_torchs_usual_pair_of_sampler_and_shuffle_is_taken() -> None:
+    sampler = EDLDistributedSampler(Numbers(3))
+    assert DataLoader(Numbers(3), shuffle=sampler is None, sampler=sampler).sampler is sampler
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_a_batch_that_cannot_be_loaded_ends_the_iteration(options: dict[str, Any]) -> None:
+    """Else those after it would be counted for it."""
+    loader = DataLoader(Damaged(16), 4, **options)
+    batches = loader.shares()
+    assert next(batches)[0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="item 5"):
+        next(batches)
+    with pytest.raises(StateError, match="could not be loaded"):
+        next(batches)
+    assert loader.state_dict()["position"] == 4
+
+
 def test_scripts_find_the_sampler_and_the_batch_size_where_torch_has_them() -> None:
     numbers = Numbers(20)
     sampler = EDLDistributedSampler(numbers, 2, 1)
@@ -311,6 +355,12 @@ def test_an_endless_stream_that_can_begin_anywhere_and_transforms_only_its_own()
     assert loader.state_dict()["position"] == 10**12 + 4
 
 
+def test_a_stream_is_what_it_was_after_our_loader() -> None:
+    stream = edl.shard_iterable(Stream(9))
+    assert [index for batch in DataLoader(stream, 4) for index in batch.tolist()] == list(range(9))
+    assert list(stream) == list(range(9))
+
+
 def test_a_stream_without_our_loader_is_cut_by_rank_and_worker() -> None:
     got = []
     for rank in range(2):
@@ -336,6 +386,11 @@ def test_a_stream_without_our_loader_is_cut_by_rank_and_worker() -> None:
         (lambda: DataLoader(Numbers(3), shuffle=True, sampler=EDLDistributedSampler(Numbers(3))), "give one of"),
         (lambda: EDLBatchSampler(data.RandomSampler(Numbers(3)), 2), "base=sampler"),  # type: ignore[arg-type]
         (lambda: DataLoader(Numbers(3), batch_size=0), "batch_size=0"),
+        (lambda: DataLoader(Numbers(3), 2, batch_sampler=batches_of(Numbers(3))), "to the EDLBatchSampler"),
+        (lambda: DataLoader(edl.shard_iterable(Stream(3)), 0), "batch_size=0"),
+        (lambda: DataLoader(edl.shard_iterable(Stream(3)), None), "batch_size=None"),  # type: ignore[arg-type]
+        (lambda: DataLoader(edl.shard_iterable(Stream(3)), 2, shuffle=True), "that of the stream"),
+        (lambda: edl.shard_iterable(Stream(3), tail="half"), "tail='half': it must be one of pad, drop, exact"),
     ],
 )
 def test_arguments_that_are_not_possible(make: Any, text: str) -> None:
