@@ -17,7 +17,6 @@ from edl.config import HyperPolicy, LrRule
 from edl.errors import StateError
 from edl.wire.messages import NO_SETTINGS, Settings
 
-
 # --- what the Master prescribes --------------------------------------------------------------------------------------
 
 

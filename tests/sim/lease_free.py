@@ -353,7 +353,8 @@ class FreeSim:
         elif isinstance(word, Granted) and word.epoch == trainer.epoch:
             trainer.state = word.state
             for given in word.leases:
-                self._discard(trainer, given.shard.index)
+                shard = given.shard.index
+                self._discard(trainer, shard, min(given.upto, trainer.said.get(shard, 0)))
                 trainer.hands[given.shard.index] = trainer.told[given.shard.index] = given.upto
         elif isinstance(asked, Commit):
             self.names.append(asked.name)
@@ -381,9 +382,9 @@ class FreeSim:
             trainer.told.pop(shard, None)
             self._discard(trainer, shard)
 
-    def _discard(self, trainer: Trainer, shard: int) -> None:
+    def _discard(self, trainer: Trainer, shard: int, but: int = 0) -> None:
         """What it did with a shard that it has lost counts, or does not; it is no more its own."""
-        trainer.processed -= {(shard, place) for place in range(self.sizes[shard])}
+        trainer.processed -= {(shard, place) for place in range(but, self.sizes[shard])}
 
     def _refused(self, trainer: Trainer, asked: Request, word: Refused) -> None:
         if word.kind == "old":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -14,7 +14,7 @@ from edl.master import shell as shell_module
 from edl.master.hosting import Hosting
 from edl.master.shell import MasterShell
 from edl.master.state import Phase, Record
-from edl.ports import Delete, Put
+from edl.ports import Condition, Delete, Operation, Put
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Finish, Member, ServiceSaid, ServiceTold, StartRound, WorkersDone, World
 from tests.unit.master_bench import KEYS, TTL_S, Agent, Bench, play, turns, until
@@ -141,7 +141,7 @@ def test_large_things_are_written_in_parts_that_the_store_takes() -> None:
         sizes: list[int] = []
         write = bench.store.write
 
-        async def counted(operations, conditions):  # type: ignore[no-untyped-def]
+        async def counted(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
             sizes.append(sum(len(one.value) for one in operations if isinstance(one, Put)))
             return await write(operations, conditions)
 
@@ -157,7 +157,7 @@ def test_large_things_are_written_in_parts_that_the_store_takes() -> None:
 def test_the_next_master_loads_what_was_kept() -> None:
     async def scene(bench: Bench) -> None:
         stage = Stage(bench)
-        shell, agent = await stage.running()
+        _, agent = await stage.running()
         say(agent, "keep state")
         await answer(agent, "keep state")
         bench.store.write_now([Put(KEYS.helper("echo", "readers/r1"), b"here", 0)])

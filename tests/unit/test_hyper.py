@@ -16,9 +16,9 @@ from edl.arithmetic.hyper import (
     from_environment,
     lr_rule,
     settle,
-    split,
     step_plan,
 )
+from edl.arithmetic.plan import split
 from edl.config import MOST_SAMPLES, HyperPolicy, LrRule
 from edl.errors import SettingError, StateError
 from edl.wire.messages import NO_SETTINGS, Settings
