@@ -178,9 +178,9 @@ class Turn:
     """The world was running when this Master came."""
     effects: list[Effect] = field(default_factory=list)
 
-    def reply(self, data: DataSet, caller: Caller, client: Client, answer: Answer) -> None:
+    def reply(self, data: DataSet, caller: Caller, client: Client, answer: Answer | str) -> None:
         """To the last request of a client."""
-        client.answer = encode(answer)
+        client.answer = answer if isinstance(answer, str) else encode(answer)
         client.parked = None
         data.parked.pop(caller, None)
         self.effects.append(Tell(caller, client.answer))

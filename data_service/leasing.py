@@ -12,7 +12,7 @@ from data_service.ledger import Ledger
 from data_service.manifest import RECORD_FORMATS, counted, named
 from data_service.opening import is_open
 from data_service.table import PENDING, Table, who
-from data_service.wire import DRY, FINISHED, MORE, Answer, Done, Given, Granted, Lease, NextEpoch, Refused
+from data_service.wire import DRY, FINISHED, MORE, Answer, Done, Granted, Lease, NextEpoch, Refused, encode_granted
 from edl.errors import DataError
 from edl.master.service import Caller, Flaw
 
@@ -20,8 +20,8 @@ REASON_LETTERS = 300
 """So much of a reason is kept."""
 
 
-def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease) -> Answer | None:
-    """What became of earlier shards, and more of them."""
+def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease) -> Answer | str | None:
+    """What became of earlier shards, and more of them. The answer is text already where it is long."""
     if not client.opened or client.conflict:
         return unopened(data, client, word.id)
     table = data.table
@@ -35,18 +35,17 @@ def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease
     if word.epoch < table.epoch:
         over = f"epoch {word.epoch} of {data.name} is over; it is in epoch {table.epoch}"
         late = [*(shard for shard, _ in word.finished), *(shard for shard, _, _ in word.failed)] if data.is_free else []
-        return _granted(data, word, (), FINISHED, tuple((shard, over) for shard in late))
+        return _granted(data, word, FINISHED, tuple((shard, over) for shard in late))
     refused = _report(data, turn, table, caller, word)
     most = min(word.want, max(1, -(-table.pending // (2 * _takers(data, turn)))))
-    given: tuple[Given, ...] = ()
+    given: list[tuple[int, int]] = []
     if most:
         others = data.others(caller) if table.back else ()
-        ref = table.manifest.ref
-        given = tuple(Given(ref(shard), upto) for shard, upto in table.grant(caller, most, turn.now_s, others))
+        given = table.grant(caller, most, turn.now_s, others)
         if given and data.is_free:
             client.heard_s = turn.now_s
     state = MORE if given or (not word.want and table.pending) else FINISHED if table.finished else DRY
-    return _granted(data, word, given, state, refused)
+    return encode_granted(_granted(data, word, state, refused), *table.manifest.rows(given))
 
 
 def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: NextEpoch) -> Answer | None:
@@ -76,11 +75,9 @@ def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: 
     return Done(word.id, data.name, word.epoch, number=data.free.number, kept=data.free.kept)
 
 
-def _granted(
-    data: DataSet, word: Lease, given: tuple[Given, ...], state: str, refused: tuple[tuple[int, str], ...]
-) -> Granted:
+def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
     now = data.free
-    return Granted(word.id, data.name, word.epoch, given, state, refused, now.number, now.kept)
+    return Granted(word.id, data.name, word.epoch, (), state, refused, now.number, now.kept)
 
 
 def _takers(data: DataSet, turn: Turn) -> int:
@@ -90,18 +87,17 @@ def _takers(data: DataSet, turn: Turn) -> int:
 def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease) -> tuple[tuple[int, str], ...]:
     """Count what a lease reports. Returns what does not count."""
     refused: list[tuple[int, str]] = []
-    records_new = shards_new = 0
-    is_free, size_of = data.is_free, table.manifest.count if table.manifest.format in RECORD_FORMATS else None
-    for shard, records in word.finished:
-        if not is_free and (size_of is None or (0 <= shard < len(table.manifest) and size_of(shard) == records)):
-            new = table.finish(caller, shard, records)
-            if new >= 0:
-                records_new += new
-                shards_new += 1
-                if data.failures:
-                    data.failures.pop(shard, None)
-                continue
-        if is_free:
+    finished = word.finished
+    if not data.is_free:
+        exact = table.manifest.format in RECORD_FORMATS
+        records, shards, rest = table.finish_many(caller, word.finished, exact)
+        if shards:
+            data.counts(caller, records, shards, turn.now_s)
+            if data.failures:
+                _forget_failures(data, table)
+        finished = tuple(rest)
+    for shard, records in finished:
+        if data.is_free:
             problem = free.ack(data, turn, caller, shard, records, True)
         elif _is_done(table, shard):
             problem = ""  # said twice
@@ -109,13 +105,16 @@ def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease
             problem = take(data, turn, caller, shard, records, True)
         if problem:
             refused.append((shard, problem))
-    if shards_new:
-        data.counts(caller, records_new, shards_new, turn.now_s)
     for shard, upto, reason in word.failed:
         problem = _failed(data, turn, table, caller, shard, upto, reason)
         if problem:
             refused.append((shard, problem))
     return tuple(refused)
+
+
+def _forget_failures(data: DataSet, table: Table) -> None:
+    for shard in [shard for shard in data.failures if table.ledger.is_done(shard)]:
+        del data.failures[shard]
 
 
 def _failed(data: DataSet, turn: Turn, table: Table, caller: Caller, shard: int, upto: int, reason: str) -> str:

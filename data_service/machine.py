@@ -206,7 +206,7 @@ class LeaseMachine:
                     changed = True
                     turn.reply(data, caller, client, answer)
 
-    def _do(self, turn: Turn, data: DataSet, caller: Caller, client: Client, word: Request) -> Answer | None:
+    def _do(self, turn: Turn, data: DataSet, caller: Caller, client: Client, word: Request) -> Answer | str | None:
         """The answer, or None if it has to wait."""
         if data.broken and not isinstance(word, Register):
             return Refused(word.id, data.name, "ledger", data.broken)

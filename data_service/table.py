@@ -139,15 +139,30 @@ class Table:
             self._let_go(shard)
         return new, ""
 
-    def finish(self, by: Caller, shard: int, records: int) -> int:
-        """``take`` of all of a shard, for the usual case. Returns the new records, or -1 when it is not that case."""
-        if self.holders.get(shard) is not by or self.ledger.partial or shard in self.back:
-            return -1
-        self.ledger.take(shard, records, True)
-        self._states[shard] = DONE
-        del self.holders[shard]
-        del self.hands[by][shard]
-        return records
+    def finish_many(
+        self, by: Caller, finished: Iterable[tuple[int, int]], exact: bool
+    ) -> tuple[int, int, list[tuple[int, int]]]:
+        """All of these shards, each with the number of its records, is consumed; ``exact``: that number is known.
+
+        The usual case only: begun ones and those that something is wrong with are handed back. Returns new records,
+        new shards, and those.
+        """
+        ledger, states, holders, hand = self.ledger, self._states, self.holders, self.hands.get(by)
+        done, partial, count = ledger.done, ledger.partial, self.manifest.count
+        new = shards = 0
+        rest = []
+        for shard, records in finished:
+            if holders.get(shard) is not by or hand is None or shard in partial or (exact and count(shard) != records):
+                rest.append((shard, records))
+                continue
+            done[shard >> 3] |= 1 << (shard & 7)
+            states[shard] = DONE
+            del holders[shard], hand[shard]
+            new += records
+            shards += 1
+        ledger.done_shards += shards
+        ledger.records += new
+        return new, shards, rest
 
     def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = ()) -> None:
         """A leased shard is pending again."""

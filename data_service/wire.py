@@ -87,9 +87,8 @@ class Open:
     """Of the manifest that the client believes to use; "" when it knows none."""
     granted: Ranges = ()
     """Mode "steps": every shard granted to this rank in this round and ``epoch``, but not those of ``returned``; empty
-    at a round's begin. Left out may be (and with many shards should be) those whose ``finished`` has been answered and
-    which were announced complete before the last exchange: rank 0's ledger has them. Mode "free": what it has in hand.
-    """
+    at a round's begin. All of them: rank 0 may have told another Master its position before the others' last words were
+    answered. Mode "free": what it has in hand."""
     finished: Ranges = ()
     """Those of ``granted`` that it has said to be finished, or would have."""
     returned: tuple[tuple[int, int], ...] = ()
@@ -324,6 +323,15 @@ def encode(word: Word) -> str:
         body["options"] = _options_body(word.options)
     if isinstance(word, Granted):
         body["leases"], body["files"] = _pack(word.leases)
+    return _dump(body)
+
+
+def encode_granted(granted: Granted, rows: list[list[int]], files: list[str]) -> str:
+    """The text of a ``Granted`` whose leases are given as ``Manifest.rows`` makes them: without an object for each."""
+    body: dict[str, Any] = {"word": "granted"}
+    for name in _FIELDS[Granted]:
+        body[name] = getattr(granted, name)
+    body["leases"], body["files"] = rows, files
     return _dump(body)
 
 

@@ -31,10 +31,9 @@ class Gathered:
     kept: list[tuple[str, sv.Keep]] = field(default_factory=list)
     notes: list[sv.Note] = field(default_factory=list)
     flaws: list[sv.Flaw] = field(default_factory=list)
-    wakes: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.words) + len(self.kept) + len(self.notes) + len(self.flaws) + len(self.wakes)
+        return len(self.words) + len(self.kept) + len(self.notes) + len(self.flaws)
 
 
 class Hosting:
@@ -57,8 +56,12 @@ class Hosting:
     def gathered(self) -> Gathered:
         """Hand over what has gathered."""
         gathered, self._gathered = self._gathered, Gathered()
-        gathered.wakes = list(self._due.values())
         return gathered
+
+    @property
+    def due_s(self) -> float | None:
+        """When the next tick is due, None for never."""
+        return min(self._due.values(), default=None)
 
     def load(self, kept: Mapping[str, bytes], helpers: Mapping[str, bytes], now_s: float) -> None:
         """The first call: what the last Master's services kept, and the keys of living helpers, by name below their
@@ -113,7 +116,6 @@ class Hosting:
                     gathered.flaws.append(effect)
                 case sv.WakeAt(at_s):
                     self._due[name] = min(at_s, self._due.get(name, at_s))
-                    gathered.wakes.append(at_s)
 
 
 def _below(service: str, entries: Mapping[str, bytes]) -> dict[str, bytes]:

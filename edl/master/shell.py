@@ -184,6 +184,7 @@ class MasterShell:
 
     async def _serve(self) -> None:
         """Write what the services want kept, then send their words."""
+        self._services_alarm.set(self._hosting.due_s)
         if not self._hosting.pending:
             return
         gathered = self._hosting.gathered()
@@ -204,7 +205,6 @@ class MasterShell:
             stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
             if stream is not None:
                 stream.put_nowait(ServiceTold(service, word.caller.slot, word.body))
-        self._services_alarm.set(min(gathered.wakes, default=None))
 
     async def _keep(self, kept: Sequence[tuple[str, sv.Keep]], added: list[JournalEntry]) -> None:
         """In order, in transactions that the store takes."""

@@ -179,11 +179,6 @@ def never_gives_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(free, "world_began", lambda data, turn: None)
 
 
-def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Acknowledged is not written."""
-    patch.setattr(free, "settle", lambda data, turn: None)
-
-
 @pytest.mark.parametrize(
     ("mode", "plant"),
     [
@@ -199,7 +194,6 @@ def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
         ("free", never_gives_up),
         ("free", reads_on_from_the_start),
         ("free", drops_what_is_held),
-        ("free", keeps_nothing),
     ],
 )
 def test_planted_defect_is_found(mode: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def test_what_was_announced_and_cannot_be_read_again_is_an_error(tmp_path: Path)
     """Other settings: what was announced is cut again. The Master may count it as done, so it cannot be given back."""
     (tmp_path / "any.bin").write_bytes(b"x")
     tries: list[int] = []
-    broken = threading.Event()
+    broken, pause = threading.Event(), threading.Event()
 
     def read(file: str, begin: int, end: int) -> Any:
         tries.append(begin)
@@ -141,7 +140,7 @@ def test_what_was_announced_and_cannot_be_read_again_is_an_error(tmp_path: Path)
                 broken.set()
                 bench.settings = replace(NO_SETTINGS, number=1, global_batch=4)
             elif not broken.is_set():
-                time.sleep(0.002)
+                pause.wait(0.002)
 
     training.disturb = disturb
     (result,) = training.world(1)
