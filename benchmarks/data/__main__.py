@@ -1,4 +1,4 @@
-"""The benchmarks of the data service: ``python -m benchmarks.data leases|readers|loader``."""
+"""The benchmarks of the data service: ``python -m benchmarks.data leases|readers|remote|loader``."""
 
 from __future__ import annotations
 

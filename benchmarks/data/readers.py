@@ -142,7 +142,7 @@ def show(
 @click.option("--rows", default=1_000_000, show_default=True, help="Records.")
 @click.option("--runs", default=7, show_default=True, help="Runs of each reader.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write all runs.")
-def readers(rows: int, runs: int, json_path: Path | None) -> None:
+def main(rows: int, runs: int, json_path: Path | None) -> None:
     """Mapped Arrow IPC against Parquet: CPU and wall seconds, handed over and with every value touched."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
@@ -182,4 +182,4 @@ def readers(rows: int, runs: int, json_path: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    readers()
+    main()

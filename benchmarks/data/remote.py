@@ -7,7 +7,6 @@ Reader processes and the trainer share this machine's cores, so this shows cost,
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -189,20 +189,20 @@ def takeover(path: Path, records: int) -> None:
     print(f"SIGKILL in the middle of a stream: longest wait for a batch {min(times):.0f} to {max(times):.0f} ms")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--records", type=int, default=200_000)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--readers", default="1,2")
-    wanted = parser.parse_args()
-    counts = [int(count) for count in wanted.readers.split(",")]
-    print(f"{os.cpu_count()} cores, {wanted.records} records of {8 + 13 * 4 + 26 * 8} bytes in {SHARDS} shards")
+@click.command("remote")
+@click.option("--records", default=200_000, show_default=True)
+@click.option("--epochs", default=3, show_default=True)
+@click.option("--readers", "wanted", default="1,2", show_default=True, help="Numbers of readers to compare.")
+def main(records: int, epochs: int, wanted: str) -> None:
+    """Reading here against reading through remote readers."""
+    counts = [int(count) for count in wanted.split(",")]
+    print(f"{os.cpu_count()} cores, {records} records of {8 + 13 * 4 + 26 * 8} bytes in {SHARDS} shards")
     with tempfile.TemporaryDirectory() as folder:
-        paths = write(Path(folder), wanted.records)
-        compare(paths, wanted.records, counts, wanted.epochs)
-        decoding(paths["ipc"], wanted.records, counts)
-        latency(paths["ipc"], wanted.records)
-        takeover(paths["ipc"], wanted.records)
+        paths = write(Path(folder), records)
+        compare(paths, records, counts, epochs)
+        decoding(paths["ipc"], records, counts)
+        latency(paths["ipc"], records)
+        takeover(paths["ipc"], records)
 
 
 if __name__ == "__main__":
