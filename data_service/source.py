@@ -19,7 +19,8 @@ VARIABLE = "EDL_DATA_SETS"
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
 _LOOK_S = 0.05
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a data set may be called."""
 _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
@@ -142,7 +143,7 @@ class Wishes:
 
 def checked_name(name: str) -> str:
     """A data set's name. Raises ``SettingError``."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise SettingError("data set", repr(name), "must be 1 to 64 letters, digits, dots, dashes and underscores")
     return name
 

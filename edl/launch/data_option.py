@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_service.source import VARIABLE, declared
+from data_service.source import NAME, VARIABLE, declared
 from edl.errors import SettingError
 
 _HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.parquet;shuffle=no"
@@ -20,7 +19,7 @@ def data_sets(texts: Sequence[str]) -> str:
         name, equals, rest = text.partition("=")
         first, *others = rest.split(";")
         files = [_absolute(pattern.strip()) for pattern in first.split(",") if pattern.strip()]
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or not equals or not files:
+        if not NAME.fullmatch(name) or not equals or not files:
             raise SettingError("--data", repr(text), "names no data set with files", _HOW)
         if name in sets:
             raise SettingError("--data", repr(text), f"{name} is there already", "Join the patterns with commas")

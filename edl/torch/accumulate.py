@@ -15,10 +15,7 @@ from edl.errors import StateError
 from edl.torch.ddp import plain
 from edl.torch.framework import current
 from edl.torch.logical import LogicalModel
-from edl.worker import hyper
-from edl.worker.accumulate import Averaged, Logical, Step, run_steps
-from edl.worker.logical import Streams
-from edl.worker.lr import chosen_noise
+from edl.worker.accumulate import Step, begin
 from edl.worker.steps import StepLoader
 
 
@@ -41,15 +38,7 @@ def accumulate(
     numbers; ``first_step``: steps made before this loop, for scripts without a ``State``.
     """
     trainee = TorchTrainee(model)
-    measured, ranks = chosen_noise(noise), hyper.current().logical_ranks
-    if ranks:
-        logical = LogicalModel(plain(model))
-        if logical.workers > ranks:
-            raise StateError(f"--logical-ranks={ranks} cannot live on {logical.workers} workers: each needs one")
-        streams = Streams(seed, first_step)
-        return run_steps(loader, trainee, Logical(trainee, logical, measured, streams))
-    trainee.check_workers()
-    return run_steps(loader, trainee, Averaged(trainee, measured))
+    return begin(loader, trainee, lambda: LogicalModel(plain(model)), noise, seed, first_step)
 
 
 class TorchTrainee:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from edl.arithmetic.adascale import AdaScale
 from edl.errors import StateError
-from edl.worker import logical, lr
+from edl.worker import hyper, logical, lr
 from edl.worker.logical import Branches, Part, Streams
 from edl.worker.steps import Share, StepLoader
 
@@ -24,6 +24,10 @@ class Trainee(Protocol):
 
     workers: int
     """Workers that the wrapper averages over; 1 for a plain model."""
+
+    def check_workers(self) -> None:
+        """Raises ``StateError`` for a plain model among several workers: it averages nothing."""
+        ...
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:
         """Forward and backward passes in here only add up gradients on this worker."""
@@ -234,6 +238,26 @@ def check_finished() -> None:
     """For what uses gradients. Raises ``StateError`` when those of the current step are incomplete."""
     if _current is not None:
         _current.check_finished()
+
+
+def begin(
+    loader: StepLoader,
+    trainee: Trainee,
+    logical_trainee: Callable[[], LogicalTrainee],
+    noise: AdaScale | None,
+    seed: int,
+    first_step: int,
+) -> Iterator[Step]:
+    """What ``accumulate`` of a framework returns: by logical ranks if the settings prescribe them, else averaged."""
+    measured, ranks = lr.chosen_noise(noise), hyper.current().logical_ranks
+    if ranks:
+        all_workers = logical_trainee()
+        if all_workers.workers > ranks:
+            raise StateError(f"--logical-ranks={ranks} cannot live on {all_workers.workers} workers: each needs one")
+        streams = Streams(seed, first_step)
+        return run_steps(loader, trainee, Logical(trainee, all_workers, measured, streams))
+    trainee.check_workers()
+    return run_steps(loader, trainee, Averaged(trainee, measured))
 
 
 def run_steps(loader: StepLoader, trainee: Trainee, way: Way) -> Iterator[Step]:

@@ -16,7 +16,7 @@ from edl.agent import events as ag
 from edl.errors import StateError
 from edl.testing.sim.keepers import Directory
 from edl.testing.sim.timeline import Timeline, Timer
-from edl.testing.sim.workers import SIGKILL, SIGTERM, Group, Job, Parent, Watcher, Worker
+from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, Member, Purpose, Version, World
@@ -470,13 +470,6 @@ class SteppingJob(Job):
         if worker.crew is not None:
             worker.crew.leave(worker, agreed=False)
         worker.parent.worker_ended(worker, code, peer_loss)
-
-    def signal(self, worker: Worker, number: int) -> None:
-        """A signal arrives."""
-        if number == SIGKILL:
-            self.timeline.after(0.001, self.end, worker, -SIGKILL)
-        elif number == SIGTERM and not worker.deaf:
-            self.timeline.after(self.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
 
     def freeze(self, worker: Worker) -> None:
         """SIGSTOP."""

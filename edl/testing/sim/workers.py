@@ -139,9 +139,12 @@ class Job(ABC):
     def hear(self, worker: Worker, message: ToWorker) -> None:
         """A worker is told something by its agent."""
 
-    @abstractmethod
     def signal(self, worker: Worker, number: int) -> None:
         """A signal arrives."""
+        if number == SIGKILL:
+            self.timeline.after(0.001, self.end, worker, -SIGKILL)
+        elif number == SIGTERM and not worker.deaf:
+            self.timeline.after(self.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
@@ -321,13 +324,6 @@ class PlainJob(Job):
         worker.alive = False
         self.rounds[worker.round].ended(worker)
         worker.parent.worker_ended(worker, code, peer_loss)
-
-    def signal(self, worker: Worker, number: int) -> None:
-        """A signal arrives."""
-        if number == SIGKILL:
-            self.timeline.after(0.001, self.end, worker, -SIGKILL)
-        elif number == SIGTERM and not worker.deaf:
-            self.timeline.after(self.rng.uniform(0.001, 0.1), self.end, worker, -SIGTERM)
 
     def freeze(self, worker: Worker) -> None:
         """SIGSTOP."""
