@@ -14,6 +14,7 @@
     ├── PortInUse           an address this process must serve is taken
     ├── CheckpointError     what lies in the checkpoint directory cannot be used, or nothing can be written there
     ├── DataError           a data set changed, is damaged or missing, or its position does not fit it
+    ├── PsError             a parameter server refused, cannot be reached, or has lost what a trainer needs
     ├── Killed              the kill switch is set
     ├── WorkerStartError    a worker process could not be created
     └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
@@ -118,6 +119,10 @@ class DataError(EdlError):
     """A data set is missing, damaged or not the one that a position belongs to: names the file or the difference."""
 
     exit_code = ExitCode.USAGE
+
+
+class PsError(EdlError):
+    """A parameter server refused, or could not be reached: names table, key or server, and what to do."""
 
 
 class Killed(EdlError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import World
+from edl.wire.messages import Settings, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,39 @@ class Caller:
     slot: int
 
 
-Event = WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """The line to a helper process stands (again): what was sent before may be lost."""
+
+    name: str
+    """Of its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineDown:
+    """The line to a helper process broke, or could not be made; it is tried again as long as the key is there."""
+
+    name: str
+    refused: bool
+    """Its port refuses connections: the process is dead, whatever its lease says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A helper process says something over its line."""
+
+    name: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsHold:
+    """Batch and LR of the world have changed, or are those that a Master which takes over has found."""
+
+    settings: Settings
+
+
+Event = WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick | LineUp | LineDown | Heard | SettingsHold
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -119,7 +151,22 @@ class Flaw:
     text: str
 
 
-Effect = Tell | Keep | WakeAt | Note | Flaw
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Say something to a helper process, by the name of its key. Lost when its line is down."""
+
+    name: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job cannot go on: it ends now, as failed, with this text."""
+
+    text: str
+
+
+Effect = Tell | Keep | WakeAt | Note | Flaw | Send | Fail
 
 
 class Service(Protocol):
