@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from data_service import wire
 from data_service.lines import Line
-from data_service.wire import Ack, Granted, Lease, NextEpoch, Open, Opened, Refused, Register
+from data_service.wire import Ack, Commit, Gone, Granted, Lease, NextEpoch, Open, Opened, Refused, Register, Rollback
 from edl.errors import DataError
 
 LOOK_S = 0.05
@@ -33,10 +33,21 @@ class Asked:
 class Client:
     """Says one thing after the other: what is asked while an answer is due waits in a queue. Any thread."""
 
-    def __init__(self, line: Line, dataset: str, number: int, rank: int, position: Callable[[], str]) -> None:
-        """``number``: of the round. ``position``: what is announced to all ranks, which rank 0 has to say."""
+    def __init__(
+        self,
+        line: Line,
+        dataset: str,
+        number: int,
+        rank: int,
+        position: Callable[[], str],
+        where: Callable[[], tuple[int, int]] | None = None,
+    ) -> None:
+        """``number``: of the round. ``position``: what is announced to all ranks, which rank 0 has to say. ``where``:
+        for a worker that goes on while rounds change, the round and its rank as they are now."""
         self.dataset = dataset
         self._line = line
+        self._where = where or (lambda: (number, rank))
+        self._lasting = where is not None
         self._number = number
         self._rank = rank
         self._position = position
@@ -53,6 +64,8 @@ class Client:
         """Mode "free": acknowledged records of shards that are begun."""
         self._unkept: list[tuple[int, Ack]] = []
         """Mode "free": acknowledgements that may not be in the store yet, with their numbers; 0 until it is known."""
+        self._acks_due: list[Asked] = []
+        """Mode "free": acknowledgements that nobody has answered yet."""
         self._fence = 0
         self.on_readers: Callable[[Any], None] | None = None
         """Takes the list of other processes that read for this one."""
@@ -69,7 +82,7 @@ class Client:
         """Take part in this round."""
         position = self._position() if self._rank == 0 else ""
         with self._lock:
-            self._open = Open(0, self.dataset, self._rank, epoch, digest=digest)
+            self._open = Open(0, self.dataset, self._rank, epoch, digest=digest, fence=self._fence)
         return self._ask(replace(self._open, ledger=position))
 
     def lease(
@@ -100,6 +113,29 @@ class Client:
                 self._open = replace(self._open, epoch=epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
 
+    def rollback(self, name: str, ledger: str, history: int) -> Asked:
+        """Mode "free": back to a position, once for each history. It has to be opened again then."""
+        return self._ask(Rollback(0, self.dataset, name, ledger, history))
+
+    def commit(self, name: str) -> Asked:
+        """Mode "free": give the present position a name."""
+        return self._ask(Commit(0, self.dataset, name))
+
+    def gone(self) -> Asked:
+        """Mode "free": it takes no more part; what it has in hand goes to others."""
+        with self._lock:
+            self._granted.clear()
+            self._acked.clear()
+        return self._ask(Gone(0, self.dataset))
+
+    def withdraw(self, asked: Asked) -> None:
+        """Do not wait for this answer any more."""
+        with self._lock:
+            if self._sent is asked:
+                self._sent = None
+            elif asked in self._queue:
+                self._queue.remove(asked)
+
     def ack(self, epoch: int, shards: tuple[tuple[int, int, bool], ...]) -> None:
         """Mode "free": these are consumed."""
         word = Ack(0, self.dataset, epoch, shards)
@@ -111,12 +147,26 @@ class Client:
                 else:
                     self._acked[shard] = upto
             self._unkept.append((0, word))
-        self._ask(word)
+        asked = self._ask(word)
+        with self._lock:
+            self._acks_due = [one for one in self._acks_due if not one.done.is_set()]
+            self._acks_due.append(asked)
+
+    def all_counted(self, check: Callable[[], None]) -> None:
+        """Wait until every acknowledgement has been answered, or has gone along with a later ``Open`` that has."""
+        while True:
+            with self._lock:
+                due = [one for one in self._acks_due if not one.done.is_set()]
+                self._acks_due = due
+            if not due:
+                return
+            due[-1].done.wait(LOOK_S)
+            check()
 
     def tell(self, word: Any) -> None:
         """What has no answer."""
         if not self._closed:
-            self._line.say(wire.encode(word), self._number)
+            self._line.say(wire.encode(word), self._where()[0])
 
     @property
     def heard(self) -> bool:
@@ -156,9 +206,12 @@ class Client:
             if self._sent is not None or not self._queue or self._closed:
                 return
             asked = self._sent = self._queue.popleft()
+            self._number, self._rank = self._where()
             asked.word = replace(asked.word, id=_numbers.next())
-            text = wire.encode(asked.word)
-        self._line.say(text, self._number)
+            if isinstance(asked.word, Open):
+                asked.word = replace(asked.word, rank=self._rank)
+            text, number = wire.encode(asked.word), self._number
+        self._line.say(text, number)
 
     def _heard(self, word: Any) -> None:
         if word is None:
@@ -175,18 +228,22 @@ class Client:
             asked = self._sent
             if asked is None or asked.word.id != word.id:
                 return  # to a question that has been asked again since
-            self._sent = None
+            stale = isinstance(word, Refused) and word.kind == "stale"
+            if stale and self._lasting and self._where()[0] == self._number:
+                return  # the news of the next round is on its way, and all is said again then
+            if not (stale and self._lasting):
+                self._sent = None
             if isinstance(word, Refused) and word.kind == "old":
                 _numbers.rise_above(word.last)
                 self._queue.appendleft(asked)
                 return
-            if isinstance(word, Refused) and word.kind == "stale":
+            if stale and not self._lasting:
                 self._closed = True  # the news of the end of this round is on its way
                 return
             unknown = isinstance(word, Refused) and word.kind == "unopened" and self._open is not None
             if unknown:
                 self._queue.appendleft(asked)
-        if unknown:
+        if unknown or stale:
             self._say_again()  # another Master, and the news of it is on its way
             return
         with self._lock:
@@ -208,6 +265,13 @@ class Client:
     def _remember(self, said: Any, word: Any) -> None:
         if isinstance(word, Opened):
             self._fence = word.fence
+            lost = {shard for shard, _ in word.refused}
+            self._granted -= lost
+            for one in self._acks_due:
+                if one is not self._sent and one not in self._queue:
+                    one.done.set()  # it has gone along
+        if isinstance(said, NextEpoch) and self._lasting and self._open is not None:
+            self._open = replace(self._open, epoch=getattr(word, "epoch", self._open.epoch))
         if isinstance(said, Ack):
             number = getattr(word, "number", -1)  # -1: refused, so there is nothing to keep
             self._unkept = [(number if ack.shards == said.shards else old, ack) for old, ack in self._unkept]

@@ -73,6 +73,8 @@ class Free:
 
     fence: int = 0
     """Rollbacks so far."""
+    history: int = 0
+    """Of the parameters, that of the last rollback that named one."""
     number: int = 0
     """Acknowledgements counted so far."""
     kept: int = 0

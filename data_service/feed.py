@@ -214,6 +214,11 @@ class Feed:
             self._changed.notify_all()
             return step
 
+    def first(self) -> Any:
+        """What the next step's first micro-batch holds, if it is ready; else None. It stays here."""
+        with self._changed:
+            return self._steps[0].parts[0][0] if self._steps else None
+
     def announce(self, segments: Sequence[Segment]) -> None:
         """All ranks know now that these steps will be handed out."""
         with self._changed:

@@ -108,7 +108,8 @@ def commit(data: DataSet, turn: Turn, client: Client, word: Commit) -> Answer | 
         del now.commits[next(iter(now.commits))]
     _keep_commits(data, turn)
     keep(data, turn)
-    return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept)
+    ledger = now.commits[word.name]
+    return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=ledger)
 
 
 def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answer | None:
@@ -118,11 +119,22 @@ def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answe
         return unopened(data, client, word.id)
     if table is None or now.awaited:
         return None
-    if word.name not in now.commits:
+    if word.history and word.history <= now.history:
+        return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept)
+    if word.ledger:
+        try:
+            ledger = Ledger.decode(word.ledger)
+            ledger.belongs(data.known.digest, len(data.known), data.options.seed, data.options.shuffle)
+        except DataError as error:
+            return Refused(word.id, data.name, "ledger", f"{data.name}: {error}")
+    elif word.name in now.commits:
+        ledger = Ledger.decode(now.commits[word.name])
+    else:
         known = ", ".join(now.commits) or "none"
         text = f"{data.name} has no position named {word.name}; it has {known} (the last {COMMITS} are remembered)"
         return Refused(word.id, data.name, "commit", text)
-    data.begin(Ledger.decode(now.commits[word.name]))
+    data.begin(ledger)
+    now.history = max(now.history, word.history)
     data.failures = {}
     now.fence += 1
     now.doers.clear()
@@ -218,6 +230,7 @@ def keep(data: DataSet, turn: Turn) -> None:
     head = {
         "number": now.number,
         "fence": now.fence,
+        "history": now.history,
         "callers": [[one.node, one.slot] for one in sorted(now.callers)],
         "doers": [[shard, one.node, one.slot] for shard, one in last],
     }
@@ -237,6 +250,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
         head = json.loads(head_text)
         now.number = now.kept = int(head["number"])
         now.fence = int(head["fence"])
+        now.history = int(head.get("history", 0))
         now.callers = {Caller(NodeId(str(node)), int(slot)) for node, slot in head["callers"]}
         doers = {int(shard): Caller(NodeId(str(node)), int(slot)) for shard, node, slot in head["doers"]}
         if f"commits/{data.name}" in kept:

@@ -58,6 +58,9 @@ def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: 
     table = data.table
     if table is None or not is_open(data, turn):
         return None
+    if data.is_free and word.epoch <= table.epoch:
+        # Others are further: it goes on with them.
+        return Done(word.id, data.name, table.epoch, number=data.free.number, kept=data.free.kept)
     if word.epoch not in (table.epoch, table.epoch + 1):
         text = f"{data.name} is in epoch {table.epoch}; epoch {word.epoch} cannot begin now"
         return Refused(word.id, data.name, "epoch", text)

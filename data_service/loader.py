@@ -11,7 +11,9 @@ from typing import Any
 from data_service.client import Client
 from data_service.cutting import Columns, Cut
 from data_service.feed import Feed, Held, Order, ReadyStep
+from data_service.handed import Handed
 from data_service.ledger import Ledger
+from data_service.lone import Lone, Patience, open_lasting
 from data_service.meter import Meter
 from data_service.post import Place, Post, converted
 from data_service.readers import Reader
@@ -26,6 +28,8 @@ from edl.worker.session import note
 from edl.worker.steps import Share
 
 STATE_VERSION = 1
+GONE_S = 2.0
+"""So long the Master may take to hear that a worker takes no more part."""
 AGAIN_S = 0.01
 """When nobody has anything, but something may come back."""
 
@@ -44,7 +48,7 @@ class Progress:
     of_shards: int
 
 
-class Loader:
+class Loader(Lone):
     """One data set, iterated by all workers of a world together: each record once in an epoch, whatever happens.
 
     An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
@@ -63,9 +67,11 @@ class Loader:
 
     ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
     of dicts, lists and tuples. ``fill``: by column, what stands for null. ``prefetch``: steps kept ready.
-    ``mode``: ``"free"`` for workers that have nothing to do with each other; each batch then counts when the next
-    one is asked for. ``failures``: attempts to read a shard before it is given up. ``shard_records`` and
-    ``shard_bytes``: size of a shard in formats that count records and lines. ``options``: of the format.
+    ``mode``: ``"free"`` for workers that have nothing to do with each other. Each batch then counts when the next one
+    is asked for (``acknowledge="next"``) or when ``done`` says so (``"done"``); by default when the next one is asked
+    for, but with parameter servers when its push is acknowledged. ``failures``: attempts to read a shard before it is
+    given up. ``shard_records`` and ``shard_bytes``: size of a shard in formats that count records and lines.
+    ``options``: of the format.
     ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``:
     ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
     """
@@ -86,6 +92,7 @@ class Loader:
         transform: Callable[[dict[str, Any]], Any] | None = None,
         fill: Mapping[str, Any] | None = None,
         mode: str = STEPS,
+        acknowledge: str | None = None,
         failures: int = 3,
         shard_records: int | None = None,
         shard_bytes: int | None = None,
@@ -116,7 +123,12 @@ class Loader:
             remote=remote,
             decode=decode,
         )
+        if acknowledge not in (None, "next", "done") or (acknowledge and mode != FREE):
+            raise SettingError("acknowledge", acknowledge, f"must be next or done, and is for mode={FREE}")
+        self._hold = None if acknowledge is None else acknowledge == "done"
         self._mode, self._failures = mode, failures
+        if mode == FREE:
+            self._post = self._post.alone()
         self._tail = Tail.PAD if tail is None else tail_named(tail)
         self._begin()
 
@@ -139,7 +151,8 @@ class Loader:
         self._step: Step | None = None
         self._stand_in = StandIn(0, False)
         self._share: Share | None = None
-        self._unacknowledged: ReadyStep | None = None
+        self._ready: ReadyStep | None = None
+        self._handed = Handed()
         self._meter = Meter()
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
@@ -156,7 +169,10 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The present one, from 0. Rises when an iteration has come to the end."""
+        """The present one, from 0. Rises when an iteration has come to the end. In mode "free" it is that of all
+        workers together, and may have risen before this one came."""
+        if self._ledger is None and self._lasting:
+            self._connect()
         return 0 if self._ledger is None else self._ledger.epoch
 
     @property
@@ -187,7 +203,11 @@ class Loader:
         nothing twice in a round, and what was read ahead is dropped."""
         client = self._client
         if client is not None and self._free:
-            self._acknowledge()
+            if not self.held:
+                self.done()
+            if self._lasting:
+                client.gone().done.wait(GONE_S)
+                self._restored = True
         self._detach(wait=True)
         if self._reader is not None:
             self._reader.close()
@@ -237,8 +257,8 @@ class Loader:
                     f"data set {self._name}: its position was restored after this iterator was made; begin a new "
                     "one with iter(data) inside the function that run calls"
                 )
-            if self._free:
-                self._acknowledge()
+            if self._free and not self.held:
+                self.done()
             if not self._parts and not self._begin_step():
                 return
             batch, share = self._parts.popleft()
@@ -260,7 +280,7 @@ class Loader:
         if step.own[place.rank if not self._free else 0]:
             ready = feed.pop()
             self._stand_in.remember(self.epoch, ready)
-            self._unacknowledged = ready
+            self._ready = ready
             parts = ready.parts
         else:
             assert self._reader is not None, "attach has opened it"  # noqa: S101
@@ -282,14 +302,24 @@ class Loader:
             self._window.popleft()
             for segment in step.taken:
                 self._ledger.take(segment.shard, segment.upto, segment.complete)
+        ready, self._ready = self._ready, None
+        if self._free and ready is not None:
+            self._handed.add(self.epoch, tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken))
         self._meter.tell(self._client, self._name)
 
     def _plan_steps(self, place: Place, feed: Feed) -> bool:
         """Agree with all ranks on the next steps. False when there are none."""
         alone = place.world_size == 1 or self._free
+        patience = Patience(self._name, self._handed)
+
+        def check() -> None:
+            self._post.check(place.round)
+            if self._free:
+                patience.look()
+
         while True:
             with self._meter.waiting():
-                steps, supply = feed.ready(lambda: self._post.check(place.round))
+                steps, supply = feed.ready(check)
             offer = self._offer(feed, steps, supply)
             offers = [offer] if alone else [decode(data) for data in self._post.exchange(encode(offer))]
             window = plan(offers, self._tail if not self._free else Tail.JOIN)
@@ -304,7 +334,7 @@ class Loader:
                 return False
             with self._meter.waiting():
                 threading.Event().wait(AGAIN_S)
-                self._post.check(place.round)
+                check()
 
     def _offer(self, feed: Feed, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
         spare, micros = self._stand_in.spare(feed.cut.total), len(feed.cut.sizes)
@@ -313,7 +343,7 @@ class Loader:
     def _end_epoch(self, place: Place) -> None:
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
         ledger, client, total = self._ledger, self._client, self._opened.records if self._opened else -1
-        if not ledger.records and not ledger.done_shards:
+        if not ledger.records and not ledger.done_shards and not self._free:
             raise DataError(self._nothing())
         dropped = 0
         if self._tail is Tail.DROP and not self._free and ledger.done_shards < ledger.shards:
@@ -327,7 +357,9 @@ class Loader:
             ledger.next_epoch()
         asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._free)
         if asked is not None:
-            client.wait(asked, lambda: self._post.check(place.round), Done)
+            answer = client.wait(asked, lambda: self._post.check(place.round), Done)
+            if self._free and answer.epoch != ledger.epoch:
+                ledger.start(answer.epoch)  # others are further
 
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101
@@ -342,8 +374,16 @@ class Loader:
 
     def _attach(self) -> tuple[Place, Feed]:
         """Take part in the current round, and have a feed."""
+        place, _ = self._connect()
+        if self._feed is None:
+            self._feed = self._new_feed(place, Held())
+        return place, self._feed
+
+    def _connect(self) -> tuple[Place, Client]:
+        """Take part in the current round."""
         place = self._post.place()
-        if self._client is None or self._place is None or place.round != self._place.round:
+        changed = self._place is None or place.round != self._place.round
+        if self._client is None or (changed and not self._lasting):
             if not self._restored and self._place is not None and place.round == self._place.round:
                 raise StateError(f"data set {self._name}: it has been closed in this round; take data before that")
             if not self._restored:
@@ -354,18 +394,20 @@ class Loader:
             self._detach()
             self._open(place)
             self._restored = False
-        if self._client is not None and not self._client.heard:
+        client = self._client
+        assert client is not None, "it has been opened"  # noqa: S101
+        if not client.heard:
             raise StateError(
                 f"this script uses two data sets named {self._name} at once; they would take each other's records. "
                 "Give them different names, or use one object"
             )
-        if self._feed is None:
-            self._feed = self._new_feed(place, Held())
-        return place, self._feed
+        return place, client
 
     def _open(self, place: Place) -> None:
         source = self._settle()
-        client = Client(self._post.line(), self._name, place.round, place.rank, self._position)
+        where = self._post.where if self._lasting else None
+        line = self._post.line()
+        client = Client(line, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
 
         def check() -> None:
             self._post.check(place.round)
@@ -377,12 +419,13 @@ class Loader:
             client.on_readers = lambda word: pool.update(word.readers)
         try:
             if place.rank == 0 and self._opened is None:
-                manifest = source.scan(check, note)
-                if self._ledger is not None:
-                    self._check_ledger(manifest.digest, len(manifest))
-                client.wait(client.register(manifest.encode(), self._options), check, Registered)
-            digest = self._ledger.digest if self._ledger is not None else ""
-            opened = client.wait(client.open(self.epoch, digest), check, Opened)
+                self._register(client, source, check)
+            epoch, digest = (self._ledger.epoch, self._ledger.digest) if self._ledger is not None else (0, "")
+            if self._lasting:
+                again = lambda: self._register(client, source, check)  # noqa: E731
+                opened = open_lasting(self, client, place.rank == 0, again, check)
+            else:
+                opened = client.wait(client.open(epoch, digest), check, Opened)
         except BaseException:
             client.close()
             raise
@@ -396,6 +439,12 @@ class Loader:
             self._reader = source.reader(opened.format, place.rank)
         self._client, self._opened, self._place = client, opened, place
         self._stand_in.pattern = ""
+
+    def _register(self, client: Client, source: Source, check: Callable[[], None]) -> None:
+        manifest = source.scan(check, note)
+        if self._ledger is not None:
+            self._check_ledger(manifest.digest, len(manifest))
+        client.wait(client.register(manifest.encode(), self._options), check, Registered)
 
     def _position(self) -> str:
         """What is announced to all ranks, also if not handed out yet. On any thread."""
@@ -440,6 +489,11 @@ class Loader:
     @property
     def _free(self) -> bool:
         return self._mode == FREE
+
+    @property
+    def _lasting(self) -> bool:
+        """Rounds change while it goes on."""
+        return self._free and self._post.where() is not None
 
     def _new_feed(self, place: Place, held: Held) -> Feed:
         assert self._client is not None and self._reader is not None  # noqa: S101
@@ -489,7 +543,8 @@ class Loader:
         with self._lock:
             self._window.clear()
         self._parts.clear()
-        self._step = self._unacknowledged = None
+        self._step = self._ready = None
+        self._handed.clear()
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
@@ -503,12 +558,6 @@ class Loader:
         # Records that are not mixed are views of the file.
         whole = {name: array if array.flags.writeable else array.copy() for name, array in columns.items()}
         return converted(whole if self._transform is None else self._transform(whole), self._tensor)
-
-    def _acknowledge(self) -> None:
-        ready, self._unacknowledged = self._unacknowledged, None
-        if ready is not None and self._client is not None and not self._parts:
-            shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
-            self._client.ack(self.epoch, shards)
 
 
 def _check(**options: int) -> None:

@@ -171,6 +171,7 @@ class LeaseMachine:
             client = data.clients[caller] = Client()
         if isinstance(word, Pace):
             client.per_s, client.waited = word.records_per_s, word.waited
+            client.heard_s = turn.now_s
         elif word.id > client.last:
             client.said = hash(event.body)
             self._request(turn, data, caller, client, word)

@@ -10,7 +10,8 @@ from data_service.cutting import Cut
 from data_service.lines import Line, LocalLine, line_over
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import StateError
-from edl.worker import hyper
+from edl.wire.messages import NO_SETTINGS
+from edl.worker import hyper, trainer
 from edl.worker import session as sessions
 from edl.worker.boundary import RoundOver
 from edl.worker.framework import Framework
@@ -62,6 +63,14 @@ class Post(Protocol):
 
     def anew(self) -> bool:
         """Begin with a machine that knows nothing, if it is this process's own. Whether that is so."""
+        ...
+
+    def alone(self) -> Post:
+        """The same for data that this worker takes by itself, in mode "free"."""
+        ...
+
+    def where(self) -> tuple[int, int] | None:
+        """Round and rank now, of a worker that goes on while they change; None for one that is interrupted."""
         ...
 
 
@@ -129,6 +138,88 @@ class WorkerPost:
         """See ``Post``."""
         self._local = None
         return sessions.current().link is None
+
+    def alone(self) -> Post:
+        """See ``Post``."""
+        return LonePost(self)
+
+    def where(self) -> tuple[int, int] | None:
+        """See ``Post``."""
+        return None
+
+
+class LonePost:
+    """Of a worker that takes data by itself. Inside of ``run`` its worlds end nevertheless; elsewhere they change
+    around it (``edl.worker.trainer``), and nothing is cut by what the job prescribes."""
+
+    def __init__(self, post: WorkerPost | None = None) -> None:
+        """``post``: for what is used inside of ``run``."""
+        self._post = post
+        self._line: Line | None = None
+
+    def where(self) -> tuple[int, int] | None:
+        """See ``Post``."""
+        if self._stepping():
+            return None
+        return trainer.attach().place()[:2]
+
+    def place(self) -> Place:
+        """See ``Post``."""
+        inner = self._stepping()
+        return inner.place() if inner else Place(*trainer.attach().place())
+
+    def line(self) -> Line:
+        """See ``Post``."""
+        inner = self._stepping()
+        if inner:
+            return inner.line()
+        link = trainer.attach().link
+        if link is not None:
+            return line_over(link)
+        if self._line is None:
+            self._line = LocalLine()
+        return self._line
+
+    def check(self, number: int) -> None:
+        """See ``Post``."""
+        inner = self._stepping()
+        if inner:
+            inner.check(number)
+
+    def over(self, number: int) -> bool:
+        """See ``Post``."""
+        inner = self._stepping()
+        return inner.over(number) if inner else False
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """See ``Post``. There is nobody to exchange with."""
+        return [data]
+
+    def settings(self) -> int:
+        """See ``Post``."""
+        return 0
+
+    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
+        """See ``Post``."""
+        return Cut((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
+
+    def environment(self) -> Mapping[str, str]:
+        """See ``Post``."""
+        return sessions.current().environment
+
+    def anew(self) -> bool:
+        """See ``Post``."""
+        self._line = None
+        return self._post.anew() if self._post is not None else sessions.current().link is None
+
+    def alone(self) -> Post:
+        """See ``Post``."""
+        return self
+
+    def _stepping(self) -> WorkerPost | None:
+        """Where it is inside of ``run``."""
+        session = sessions.current()
+        return self._post if session.state is not None or session.training else None
 
 
 Convert = Callable[[Any], Any]

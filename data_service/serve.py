@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import click
 
 from data_service.flight import DEFAULT_CAPACITY, ReaderServer
-from edl.errors import ProtocolError
+from edl.adapters.child import private_stdout, secret_line
 from edl.wire.address import address
 
 
@@ -26,15 +26,8 @@ class _Leave(Exception):
 
 def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
     """Be a reader process; returns its exit status. Raises ``PortInUse``."""
-    answers = _private_stdout()
-    order = sys.stdin.readline()
-    try:
-        secret = str(json.loads(order)["secret"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(
-            'the first line of standard input must be {"secret": "…"}. Readers are started by a launcher: '
-            "python -m edl.launch --role=reader"
-        ) from error
+    answers = private_stdout()
+    secret = secret_line("Readers", "--role=reader")
     server = ReaderServer(host, port, secret, capacity)
     try:
         signal.signal(signal.SIGTERM, _leave)
@@ -66,13 +59,6 @@ def reader_command(host: str, port: int, capacity: int, grace: float) -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
     raise _Leave
-
-
-def _private_stdout() -> TextIO:
-    """The launcher's pipe for ourselves; what users' functions print goes to standard error."""
-    mine = os.dup(1)
-    os.dup2(2, 1)
-    return os.fdopen(mine, "w")
 
 
 def _end(status: int) -> NoReturn:

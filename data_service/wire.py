@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Rank 0: these are the shards. The same again changes nothing."""
+    """Rank 0, or anybody in mode "free": these are the shards. The same again changes nothing."""
 
     id: int
     dataset: str
@@ -142,7 +142,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Mode "free": give the present position a name. In the store when answered."""
+    """Mode "free": give the present position a name. In the store when answered; ``Done.ledger`` is the position."""
 
     id: int
     dataset: str
@@ -156,6 +156,11 @@ class Rollback:
     id: int
     dataset: str
     name: str
+    ledger: str = ""
+    """The position itself, ``Ledger.encode()``, for a Master that has never heard the name."""
+    history: int = 0
+    """Of the parameters that go with it: for each history this is done once, whoever asks first, and never for one
+    before the last. 0: always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """For ``edl status`` only; no answer comes, and ``id`` is not looked at."""
+    """For ``edl status``, and a sign of life; no answer comes, and ``id`` is not looked at."""
 
     id: int
     dataset: str
@@ -255,6 +260,8 @@ class Done:
     """Mode "free": acknowledgements of all workers so far, this one included."""
     kept: int = 0
     """Those of them that are in the store."""
+    ledger: str = ""
+    """After ``Commit``: the position that has the name now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +495,7 @@ _CHECKS: dict[type[Any], dict[str, Callable[[object], Any]]] = {
     NextEpoch: {**_HEAD, "epoch": needs.natural, "dropped": needs.natural},
     Ack: {**_HEAD, "epoch": needs.natural, "shards": _ACKS},
     Commit: {**_HEAD, "name": needs.name},
-    Rollback: {**_HEAD, "name": needs.name},
+    Rollback: {**_HEAD, "name": needs.name, "ledger": needs.string, "history": needs.natural},
     Gone: dict(_HEAD),
     Pace: {**_HEAD, "records_per_s": needs.number, "waited": needs.number},
     Registered: {**_HEAD, **_SET},
@@ -510,7 +517,7 @@ _CHECKS: dict[type[Any], dict[str, Callable[[object], Any]]] = {
         "files": needs.strings,
         "state": needs.string,
     },
-    Done: {**_HEAD, **_COUNTS, "epoch": needs.natural},
+    Done: {**_HEAD, **_COUNTS, "epoch": needs.natural, "ledger": needs.string},
     Refused: {
         "id": needs.natural,
         "dataset": needs.string,

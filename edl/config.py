@@ -8,6 +8,7 @@ made, with a message that names the value. This is also the one place, besides c
 from __future__ import annotations
 
 import enum
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -228,6 +229,14 @@ class JobSpec:
     data: str = ""
     """Data sets that workers find by name, as JSON; empty for none."""
     hyper: HyperPolicy = field(default_factory=HyperPolicy)
+    servers: str = ""
+    """How a job with parameter servers trains, as JSON: options of the launcher and their values. Empty: it has none,
+    and its workers step together."""
+
+    @property
+    def independent(self) -> bool:
+        """Workers need no others: when the world changes, those that live train on."""
+        return bool(self.servers)
 
     def __post_init__(self) -> None:
         check_job_id(self.job)
@@ -238,7 +247,9 @@ class JobSpec:
         """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
         mine, theirs = self._flags(), other._flags()
         return [
-            f"{flag}={mine[flag]} (the running job has {theirs[flag]})" for flag in mine if mine[flag] != theirs[flag]
+            f"{flag}={mine[flag]} (the running job has {theirs[flag]})"
+            for flag in mine
+            if flag in theirs and mine[flag] != theirs[flag]
         ]
 
     def _flags(self) -> dict[str, str]:
@@ -257,6 +268,8 @@ class JobSpec:
             "--hang-timeout": f"{self.timeouts.hang_s:g}",
             "--data": self.data or "''",
             **self.hyper.flags(),
+            "--run-mode": "ps" if self.servers else "collective",
+            **(json.loads(self.servers) if self.servers else {}),
         }
 
 

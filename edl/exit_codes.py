@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import enum
 
+BEGIN_ANEW = 75
+"""With this status (EX_TEMPFAIL) a worker of a job with parameter servers asks to be started again: what it has in its
+memory is of no use any more. It is no failure, and no launcher ends with it."""
+
 
 class ExitCode(enum.IntEnum):
     """Exit status of ``python -m edl.launch`` and of the ``edl`` commands."""

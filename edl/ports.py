@@ -151,6 +151,43 @@ class Guard:
         return CreatedAt(self.key, self.token)
 
 
+class LineListener(Protocol):
+    """What a line to a helper process has to say, in order for each of them; names are those of their keys, below the
+    prefix of all helpers (``<service>/<name>``). Called from the event loop; returns at once."""
+
+    def up(self, name: str) -> None:
+        """The line stands (again): what was sent before may be lost."""
+        ...
+
+    def down(self, name: str, refused: bool) -> None:
+        """It broke, or could not be made; ``refused``: the port refuses connections, the process is dead."""
+        ...
+
+    def heard(self, name: str, body: str) -> None:
+        """The helper says something."""
+        ...
+
+
+class Lines(Protocol):
+    """Lines from a Master to helper processes of its services. Nothing here waits."""
+
+    def put(self, name: str, value: bytes) -> None:
+        """A helper's key is there, with this value: keep a line to it. Does nothing for helpers that have none."""
+        ...
+
+    def gone(self, name: str) -> None:
+        """The key is gone: nothing more is told of this helper."""
+        ...
+
+    def send(self, name: str, body: str) -> None:
+        """Say something. Lost when the line is down."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all lines; nothing more is told."""
+        ...
+
+
 class CommandKind(enum.Enum):
     """How a worker's command line is to be read."""
 

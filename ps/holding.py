@@ -1,1 +1,668 @@
-"""Being written."""
+"""What one pserver does about its orders: which buckets it serves, whom it copies them to, whose word a push waits for.
+
+Pure: events in, effects out. The shell carries effects out in their order, and gives events in the order in which they
+happened to it. What it has to see to:
+
+- A request for a bucket is served while ``allowed[bucket]`` is ``SERVED``; it waits (bounded, then MOVED) while that is
+  ``WAITING``; otherwise the answer is MOVED. The check and the applying happen under the lock of the bucket's shard.
+- ``Stop`` takes effect under that lock too. A push that was applied but is not yet answered when one of its buckets is
+  stopped is answered MOVED: it is repeated, with the same seq, to whoever has the bucket then.
+- ``Feed``: from now on pieces of these buckets go to these followers, and a push is answered only when those in
+  ``wait`` have acknowledged its pieces (also pushes applied before; a follower that got no piece of a push has it by
+  image). Waiting for a follower that is not in ``to`` is waiting until the next ``Feed``. Streams to all in ``to`` are
+  made, whether there is anything to send or not. A push that is repeated (its seq is known) waits just the same: for
+  all that is in the streams when it comes.
+- ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that very
+  moment, none before. A copy whose follower is not in the bucket's newest ``Feed`` when its turn comes is left out.
+- ``Release`` goes into the stream behind everything that is in it.
+- Streams are ordered; a broken one is never continued: ``LineLost`` once, then nothing more goes to that follower until
+  ``LineMade``, and after that only what effects ask for anew. A stream is made when it is first needed. It names the
+  number of the pserver that it is meant for, and the sender's history; the other side takes it only when both are its
+  own, and otherwise closes it, to be tried again.
+- A new stream from a pserver ends the last one from it: nothing is taken any more of what came through that one.
+- Whatever arrives in a stream is shown to ``refuses`` first; what is refused is not taken, and the sender is told which
+  buckets, with the ``version`` here: there it is ``Fenced``, before anything behind it is acknowledged.
+- ``MasterLine`` for each new line to the Master, before anything else is said on it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ps import words
+from ps.spec import BUCKETS, Replication
+from ps.words import NOBODY, RESTORE, Orders
+
+MOVED, SERVED, WAITING = 0, 1, 2
+"""Of a bucket, in ``Holding.allowed``."""
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLine:
+    """A new line to the Master: what was said before may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersCame:
+    """Orders from the Master, new or again."""
+
+    orders: Orders
+
+
+@dataclass(frozen=True, slots=True)
+class ImageAcked:
+    """The follower has these buckets' images of the copy ``number``."""
+
+    follower: int
+    number: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MarkAcked:
+    """The follower has everything that went into its stream before ``Mark(follower, number)``."""
+
+    follower: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineLost:
+    """The stream to this follower broke, or cannot be made."""
+
+    follower: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineMade:
+    """It stands, and is empty. Not said for a stream that was never lost."""
+
+    follower: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The follower refused something about these buckets: orders ``version``, its newest, do not have it so."""
+
+    follower: int
+    version: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A giver's RELEASE has come through its stream, all that was before it is applied here."""
+
+    giver: int
+    version: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """These buckets are loaded, as ``Restore`` of this number asked."""
+
+    number: int
+    buckets: tuple[int, ...]
+
+
+Event = MasterLine | OrdersCame | ImageAcked | MarkAcked | LineLost | LineMade | Fenced | Released | Restored
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """All rows and seqs go, and all streams in and out: this pserver has a new number, or a new history begins."""
+
+    number: int
+    history: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Requests for these buckets are served from now on."""
+
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """They are not served any more. ``waiting``: requests wait; otherwise the answer is MOVED."""
+
+    buckets: tuple[int, ...]
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Put these buckets' images into the follower's stream."""
+
+    follower: int
+    number: int
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Pieces of these buckets go ``to`` these followers, and pushes wait for those in ``wait``. Replaces the last
+    ``Feed`` of each of these buckets."""
+
+    buckets: tuple[int, ...]
+    to: tuple[int, ...]
+    wait: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Say ``MarkAcked`` when the follower has acknowledged all that is in its stream now."""
+
+    follower: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Put RELEASE of these buckets into the follower's stream."""
+
+    follower: int
+    buckets: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Load these buckets from the cut, then say ``Restored``; or ``CutDone(…, failed=…)`` to the Master."""
+
+    cut: words.Cut
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Rows and seqs of these buckets go."""
+
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """This follower is dead or unknown: close the stream to it for good."""
+
+    follower: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """To the Master. Lost when there is no line."""
+
+    word: Any
+
+
+Effect = Reset | Serve | Stop | Copy | Feed | Mark | Release | Restore | Drop | Part | Say
+
+
+@dataclass(slots=True)
+class _Follower:
+    """What this pserver knows of another one that it feeds. Each bucket is in one of the first three at most."""
+
+    copying: dict[int, int] = field(default_factory=dict)
+    """Number of the copy whose image is on its way."""
+    acked: set[int] = field(default_factory=set)
+    """It has the image; pushes wait for it."""
+    step: set[int] = field(default_factory=set)
+    """It has all that was ever acknowledged."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """By bucket: ``since`` under which the copy was begun."""
+    said: dict[int, int] = field(default_factory=dict)
+    """By bucket: version of the last ``Synced``."""
+    given: set[int] = field(default_factory=set)
+    """Buckets whose release is in the stream, as far as is known."""
+    broken: set[int] = field(default_factory=set)
+    """Out of step while the Master may believe otherwise: ``Unsynced`` is said until orders change the bucket."""
+    marks: dict[int, set[int]] = field(default_factory=dict)
+    up: bool = True
+
+    def lose(self, bucket: int) -> None:
+        """Whatever it had of this bucket is worth nothing."""
+        self.copying.pop(bucket, None)
+        self.acked.discard(bucket)
+        self.step.discard(bucket)
+
+    def fed(self, bucket: int) -> bool:
+        """Pieces go to it."""
+        return bucket in self.step or bucket in self.acked or bucket in self.copying
+
+
+class _Todo:
+    """What one event asks for, gathered by kind, so that many buckets make few effects."""
+
+    def __init__(self) -> None:
+        self.serve: list[int] = []
+        self.stop: list[int] = []
+        self.wait: list[int] = []
+        self.drop: list[int] = []
+        self.restore: list[int] = []
+        self.took: list[int] = []
+        self.copy: dict[int, list[int]] = {}
+        self.release: dict[int, list[int]] = {}
+        self.touched: set[int] = set()
+        """Buckets whose feed may have changed."""
+        self.effects: list[Effect] = []
+        self.said: list[Effect] = []
+        """At the end."""
+
+
+class Holding:
+    """The buckets of one pserver. Not thread-safe: one event at a time."""
+
+    def __init__(self, name: str, *, buckets: int = BUCKETS, most_bytes: int = 0) -> None:
+        self.name, self.buckets, self.most_bytes = name, buckets, most_bytes
+        self.number = NOBODY
+        self.history = 0
+        self.version = 0
+        self.orders: Orders | None = None
+        """The newest."""
+        self.allowed = bytearray(buckets)
+        self.owner = array("h", bytes(2 * buckets))
+        self.backup = array("h", self.owner)
+        self.joining = array("h", self.owner)
+        self._giver = array("h", self.owner)
+        self._since = array("i", bytes(4 * buckets))
+        self._has = bytearray(buckets)
+        """1 where there may be rows."""
+        self._followers: dict[int, _Follower] = {}
+        self._fenced: set[int] = set()
+        self._early: dict[int, tuple[int, int]] = {}
+        """Releases that came before the orders that they are about: (giver, version)."""
+        self._beyond: dict[int, tuple[int, int]] = {}
+        """(version, sender) of a feed by somebody who has newer orders."""
+        self._born = 0
+        """Version with which this history began here."""
+        self._numbers = 0
+        """Of copies and marks."""
+        self._known: frozenset[int] = frozenset()
+        """Numbers of the pservers that live."""
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Take one event."""
+        todo = _Todo()
+        match event:
+            case MasterLine():
+                return (Say(self.hello()), *self._say_all())
+            case OrdersCame(orders):
+                self._orders(todo, orders)
+            case ImageAcked(follower, number, buckets):
+                self._image_acked(todo, follower, number, buckets)
+            case MarkAcked(follower, number):
+                self._mark_acked(todo, follower, number)
+            case LineLost(follower):
+                self._line_lost(todo, follower)
+            case LineMade(follower):
+                self._line_made(todo, follower)
+            case Fenced(follower, version, buckets):
+                self._was_fenced(todo, follower, version, buckets)
+            case Released(giver, version, buckets):
+                self._released(todo, giver, version, buckets)
+            case Restored(number, buckets):
+                cut = self.orders.cut if self.orders is not None else None
+                if cut is not None and cut.number == number:
+                    self._take(todo, [b for b in buckets if self._giver[b] == RESTORE])
+        return self._finish(todo)
+
+    def refuses(self, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
+        """Of these buckets, those for which nothing is taken from ``sender``, whose newest orders are ``version``."""
+        refused = []
+        for bucket in buckets:
+            if version > self.version:
+                known = self._beyond.get(bucket, (0, NOBODY))
+                if version >= known[0]:
+                    self._beyond[bucket] = (version, sender)
+                elif sender != known[1]:
+                    refused.append(bucket)
+                    continue
+                self._has[bucket] = 1
+            elif not self._is_fed_by(bucket, sender) or version < self._born:
+                refused.append(bucket)
+        return refused
+
+    def _is_fed_by(self, bucket: int, sender: int) -> bool:
+        """Orders give this pserver a copy of the bucket from ``sender``."""
+        if self._beyond.get(bucket, (0, sender))[1] != sender or sender not in self._known:
+            return False
+        if self.owner[bucket] == self.number:
+            return self._giver[bucket] == sender and self.allowed[bucket] != SERVED
+        return self.owner[bucket] == sender and self.number in (self.backup[bucket], self.joining[bucket])
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def _orders(self, todo: _Todo, orders: Orders) -> None:
+        chart = orders.chart
+        if chart.version < self.version:
+            return
+        if orders.you != self.number or chart.history != self.history:
+            self._reset(todo, orders)
+        elif chart.version == self.version:
+            todo.effects += self._say_all()
+            return
+        self.orders, self.version = orders, chart.version
+        before = self._since
+        self.owner, self.backup, self.joining, self._giver = (
+            words.unpack(text, self.buckets) for text in (chart.owner, chart.backup, chart.joining, orders.giver)
+        )
+        self._since = words.unpack(orders.since, self.buckets, "i")
+        self._known = frozenset(server.number for server in chart.servers)
+        for number in [number for number in self._followers if number not in self._known]:
+            todo.touched |= set(self._followers.pop(number).begun)
+            todo.effects.append(Part(number))
+        if self._beyond:
+            self._beyond = {bucket: seen for bucket, seen in self._beyond.items() if seen[0] > self.version}
+        again, self._fenced = self._fenced, set()
+        if before != self._since:
+            changed = [bucket for bucket, (old, new) in enumerate(zip(before, self._since, strict=True)) if old != new]
+            for bucket in changed:
+                self._change(todo, bucket)
+            again.difference_update(changed)
+        for bucket in again:
+            self._change(todo, bucket)
+        todo.said = [*self._say_broken(), Say(words.Followed(self.version))]
+
+    def _reset(self, todo: _Todo, orders: Orders) -> None:
+        """Begin anew, empty."""
+        todo.effects.append(Reset(orders.you, orders.chart.history))
+        self.number, self.history, self._born = orders.you, orders.chart.history, orders.chart.version
+        self.allowed = bytearray(self.buckets)
+        self._has = bytearray(self.buckets)
+        self._since = array("i", [-1]) * self.buckets
+        self._followers, self._fenced, self._early, self._beyond = {}, set(), {}, {}
+
+    def _change(self, todo: _Todo, bucket: int) -> None:
+        """Orders say something new about a bucket, or it was fenced under the last ones."""
+        todo.touched.add(bucket)
+        if self.owner[bucket] == self.number:
+            self._has[bucket] = 1
+            self._own(todo, bucket)
+            return
+        if self.allowed[bucket]:
+            self.allowed[bucket] = MOVED
+            todo.stop.append(bucket)
+        if self._giver[bucket] == self.number:
+            self._give(todo, bucket)
+        for follower in self._followers.values():
+            follower.lose(bucket)
+            follower.begun.pop(bucket, None)
+            follower.said.pop(bucket, None)
+            if self._giver[bucket] != self.number:
+                follower.broken.discard(bucket)
+                follower.given.discard(bucket)
+        self._is_released_early(bucket)
+        roles = (self.backup[bucket], self.joining[bucket], self._giver[bucket])
+        if self.number in roles:
+            self._has[bucket] = 1
+        elif self._has[bucket] and bucket not in self._beyond:
+            self._has[bucket] = 0
+            todo.drop.append(bucket)
+
+    def _give(self, todo: _Todo, bucket: int) -> None:
+        """The bucket is another one's: release it, if everything has gone into an unbroken stream."""
+        heir = self._follower(self.owner[bucket])
+        heir.broken.discard(bucket)
+        if bucket in heir.step or bucket in heir.given:
+            todo.release.setdefault(self.owner[bucket], []).append(bucket)
+            heir.given.add(bucket)
+        else:
+            heir.broken.add(bucket)
+
+    def _own(self, todo: _Todo, bucket: int) -> None:
+        """The bucket is this pserver's: serve it, as soon as nobody else does."""
+        followers = (self.backup[bucket], self.joining[bucket])
+        for number, follower in self._followers.items():
+            follower.broken.discard(bucket)
+            follower.given.discard(bucket)
+            if number not in followers:
+                follower.lose(bucket)
+                follower.begun.pop(bucket, None)
+                follower.said.pop(bucket, None)
+        giver = self._giver[bucket]
+        released = self._is_released_early(bucket)
+        if self.allowed[bucket] == SERVED:
+            self._follow(todo, bucket)
+        elif giver == RESTORE:
+            self._waits(todo, bucket)
+            todo.restore.append(bucket)
+        elif giver == NOBODY or released or giver not in self._known or giver == self.number:
+            self._take(todo, [bucket])
+        else:
+            self._waits(todo, bucket)
+        if giver != NOBODY and self.allowed[bucket] == SERVED:
+            todo.took.append(bucket)
+
+    def _is_released_early(self, bucket: int) -> bool:
+        """Its release came before the orders that it is about, which are here now."""
+        giver, version = self._early.get(bucket, (NOBODY, 0))
+        if version > self.version:
+            return False
+        self._early.pop(bucket, None)
+        return giver != NOBODY and giver == self._giver[bucket] and version >= self._since[bucket]
+
+    def _waits(self, todo: _Todo, bucket: int) -> None:
+        if self.allowed[bucket] != WAITING:
+            self.allowed[bucket] = WAITING
+            todo.wait.append(bucket)
+
+    def _take(self, todo: _Todo, buckets: Iterable[int]) -> None:
+        """Nobody else serves these buckets any more."""
+        for bucket in buckets:
+            if self.owner[bucket] != self.number or self.allowed[bucket] == SERVED:
+                continue
+            self.allowed[bucket] = SERVED
+            todo.serve.append(bucket)
+            todo.touched.add(bucket)
+            giver = self._giver[bucket]
+            if giver != NOBODY:
+                todo.took.append(bucket)
+            if giver > NOBODY and giver == self.backup[bucket] and giver in self._known:
+                old = self._follower(giver)
+                if old.up:  # both have had the same when it was released
+                    old.step.add(bucket)
+                    old.begun[bucket] = self._since[bucket]
+            self._follow(todo, bucket)
+
+    def _follow(self, todo: _Todo, bucket: int) -> None:
+        """See to the followers of a bucket that is served here."""
+        backup, joining = self.backup[bucket], self.joining[bucket]
+        if backup:
+            follower = self._follower(backup)
+            if bucket not in follower.step:
+                follower.lose(bucket)
+                follower.broken.add(bucket)
+        if joining:
+            self._copy(todo, bucket, joining)
+
+    def _copy(self, todo: _Todo, bucket: int, number: int) -> None:
+        """Begin a copy, unless one that orders have asked for since is under way."""
+        follower = self._follower(number)
+        if follower.begun.get(bucket) == self._since[bucket] and follower.fed(bucket):
+            return
+        follower.lose(bucket)
+        follower.said.pop(bucket, None)
+        if follower.up:
+            follower.begun[bucket] = self._since[bucket]
+            todo.copy.setdefault(number, []).append(bucket)
+            follower.copying[bucket] = self._numbers + 1
+            todo.touched.add(bucket)
+
+    # --- streams to followers ----------------------------------------------------------------------------------------
+
+    def _image_acked(self, todo: _Todo, number: int, copy: int, buckets: tuple[int, ...]) -> None:
+        follower = self._followers.get(number)
+        if follower is None:
+            return
+        acked = {bucket for bucket in buckets if follower.copying.get(bucket) == copy}
+        for bucket in acked:
+            del follower.copying[bucket]
+        follower.acked |= acked
+        todo.touched |= acked
+        if acked:
+            self._numbers += 1
+            follower.marks[self._numbers] = acked
+            self._feeds(todo)
+            todo.effects.append(Mark(number, self._numbers))
+
+    def _mark_acked(self, todo: _Todo, number: int, mark: int) -> None:
+        follower = self._followers.get(number)
+        if follower is None:
+            return
+        synced = follower.marks.pop(mark, set()) & follower.acked
+        follower.acked -= synced
+        follower.step |= synced
+        if synced:
+            follower.said.update(dict.fromkeys(synced, self.version))
+            todo.effects.append(Say(words.Synced(self.version, number, words.to_ranges(synced))))
+
+    def _line_lost(self, todo: _Todo, number: int) -> None:
+        if number not in self._known:
+            return
+        follower = self._follower(number)
+        follower.up = False
+        follower.marks.clear()
+        self._lose(todo, number, [*follower.copying, *follower.acked, *follower.step])
+        follower.broken |= follower.given
+        follower.given.clear()
+        todo.effects += self._say_broken()
+
+    def _lose(self, todo: _Todo, number: int, buckets: Iterable[int]) -> None:
+        """A follower has lost step with these buckets."""
+        follower = self._follower(number)
+        for bucket in buckets:
+            believed = self.backup[bucket] == number or follower.said.get(bucket, -1) >= self._since[bucket]
+            follower.lose(bucket)
+            todo.touched.add(bucket)
+            if believed and self._giver[bucket] != number:
+                follower.broken.add(bucket)
+
+    def _line_made(self, todo: _Todo, number: int) -> None:
+        follower = self._followers.get(number)
+        if follower is None or follower.up:
+            return
+        follower.up = True
+        for bucket in range(self.buckets):
+            mine = self.owner[bucket] == self.number and self.allowed[bucket] == SERVED
+            if mine and self.joining[bucket] == number and bucket not in follower.broken:
+                self._copy(todo, bucket, number)
+
+    def _was_fenced(self, todo: _Todo, number: int, version: int, buckets: tuple[int, ...]) -> None:
+        """What was refused is not there. If that was for newer orders, these are on their way: serve none of these
+        buckets until they are here."""
+        mine = [bucket for bucket in buckets if self.allowed[bucket] == SERVED]
+        self._lose(todo, number, mine)
+        for bucket in mine:
+            if version > self.version:
+                self._fenced.add(bucket)
+                self._waits(todo, bucket)
+            elif self.joining[bucket] == number and bucket not in self._follower(number).broken:
+                self._copy(todo, bucket, number)
+        todo.effects += self._say_broken()
+
+    # --- hand-over ---------------------------------------------------------------------------------------------------
+
+    def _released(self, todo: _Todo, giver: int, version: int, buckets: tuple[int, ...]) -> None:
+        for bucket in buckets:
+            if version > self.version:
+                self._early[bucket] = (giver, version)
+            elif self._giver[bucket] == giver and version >= self._since[bucket]:
+                self._take(todo, [bucket])
+
+    # --- what comes of it --------------------------------------------------------------------------------------------
+
+    def _follower(self, number: int) -> _Follower:
+        return self._followers.setdefault(number, _Follower())
+
+    def _feeds(self, todo: _Todo) -> None:
+        """Say where pieces of the touched buckets go."""
+        plans: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for bucket in sorted(todo.touched):
+            plans.setdefault(self._plan(bucket), []).append(bucket)
+        todo.effects += [Feed(tuple(buckets), *plan) for plan, buckets in plans.items()]
+        todo.touched.clear()
+
+    def _plan(self, bucket: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Who gets pieces of a bucket, and whom its pushes wait for."""
+        if self.owner[bucket] != self.number:
+            return (), ()
+        to, wait = [], []
+        backup, joining = self.backup[bucket], self.joining[bucket]
+        if backup:
+            follower = self._follower(backup)
+            fed = bucket in follower.step
+            if fed:
+                to.append(backup)
+            if not fed or self.orders is None or self.orders.training.replication is Replication.SYNC:
+                wait.append(backup)
+        if joining:
+            follower = self._follower(joining)
+            if follower.fed(bucket):
+                to.append(joining)
+            believed = follower.said.get(bucket, -1) >= self._since[bucket]
+            if believed or bucket in follower.step or bucket in follower.acked:
+                wait.append(joining)
+        return tuple(to), tuple(wait)
+
+    def _finish(self, todo: _Todo) -> tuple[Effect, ...]:
+        effects = todo.effects
+        if todo.stop:
+            effects.append(Stop(tuple(todo.stop), waiting=False))
+        if todo.wait:
+            effects.append(Stop(tuple(todo.wait), waiting=True))
+        effects += [Release(heir, tuple(buckets), self.version) for heir, buckets in todo.release.items()]
+        if todo.drop:
+            effects.append(Drop(tuple(todo.drop)))
+        self._feeds(todo)
+        if todo.serve:
+            effects.append(Serve(tuple(todo.serve)))
+        if todo.copy:
+            self._numbers += 1
+            effects += [Copy(follower, self._numbers, tuple(buckets)) for follower, buckets in todo.copy.items()]
+        cut = self.orders.cut if self.orders is not None else None
+        if todo.restore and cut is not None:
+            effects.append(Restore(cut, tuple(todo.restore)))
+        if todo.took:
+            effects.append(Say(words.Took(self.version, words.to_ranges(todo.took))))
+        return (*effects, *todo.said)
+
+    def _say_broken(self) -> list[Effect]:
+        return [
+            Say(words.Unsynced(self.version, number, words.to_ranges(follower.broken)))
+            for number, follower in self._followers.items()
+            if follower.broken
+        ]
+
+    def _say_all(self) -> list[Effect]:
+        """What the Master may have missed. Saying it twice does no harm."""
+        said = self._say_broken()
+        for number, follower in self._followers.items():
+            synced = [bucket for bucket in follower.step if self.joining[bucket] == number]
+            if synced:
+                follower.said.update(dict.fromkeys(synced, self.version))
+                said.append(Say(words.Synced(self.version, number, words.to_ranges(synced))))
+        served = zip(self.owner, self._giver, self.allowed, strict=True)
+        took = [b for b, (owner, giver, now) in enumerate(served) if owner == self.number and giver and now == SERVED]
+        if took:
+            said.append(Say(words.Took(self.version, words.to_ranges(took))))
+        return [*said, Say(words.Followed(self.version))] if self.version else said
+
+    def hello(self) -> words.Hello:
+        """The first word on each line to the Master."""
+        holds = [0] * self.buckets
+        for bucket in range(self.buckets):
+            if self.owner[bucket] == self.number:
+                holds[bucket] = 1
+            elif self._has[bucket]:
+                holds[bucket] = 2 if self.backup[bucket] == self.number else 3
+        text = words.pack(holds if self.number else bytes(self.buckets))
+        return words.Hello(self.name, self.history, self.version, text, self.most_bytes, self.number)

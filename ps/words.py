@@ -12,7 +12,7 @@ import base64
 import json
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,24 +22,41 @@ from ps.spec import BUCKETS, TableSpec, Training
 
 NOBODY = 0
 """In place of a pserver's number. Real numbers begin at 1."""
+RESTORE = -1
+"""In place of a giver's number: the bucket comes from a checkpoint."""
 
 
-def pack(numbers: Sequence[int]) -> str:
-    """One number a bucket (-1 .. 32767), as text."""
-    packed = array("h", numbers)
-    return base64.b64encode(zlib.compress(packed.tobytes(), 1)).decode("ascii")
+def pack(numbers: Sequence[int], code: str = "h") -> str:
+    """One number a bucket (-1 .. 32767; with ``code="i"`` up to 2**31), as text."""
+    return base64.b64encode(zlib.compress(array(code, numbers).tobytes(), 1)).decode("ascii")
 
 
-def unpack(text: str) -> array[int]:
+def unpack(text: str, buckets: int = BUCKETS, code: str = "h") -> array[int]:
     """The inverse of ``pack``. Raises ``ProtocolError``."""
-    found = array("h")
+    found = array(code)
     try:
-        found.frombytes(zlib.decompress(base64.b64decode(text, validate=True), bufsize=2 * BUCKETS))
+        found.frombytes(zlib.decompress(base64.b64decode(text, validate=True), bufsize=found.itemsize * buckets))
     except (ValueError, zlib.error) as error:
-        raise ProtocolError(f"not a list of pservers by bucket: {error}") from None
-    if len(found) != BUCKETS:
-        raise ProtocolError(f"a list of pservers by bucket has {len(found)} entries instead of {BUCKETS}")
+        raise ProtocolError(f"not a list of numbers by bucket: {error}") from None
+    if len(found) != buckets:
+        raise ProtocolError(f"a list of numbers by bucket has {len(found)} entries instead of {buckets}")
     return found
+
+
+def to_ranges(buckets: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Buckets as half-open ranges, in order."""
+    ranges: list[list[int]] = []
+    for bucket in sorted(buckets):
+        if ranges and ranges[-1][1] == bucket:
+            ranges[-1][1] = bucket + 1
+        else:
+            ranges.append([bucket, bucket + 1])
+    return tuple((begin, end) for begin, end in ranges)
+
+
+def of_ranges(ranges: Iterable[tuple[int, int]], buckets: int = BUCKETS) -> list[int]:
+    """The inverse of ``to_ranges``; what lies outside ``0 .. buckets`` is left out."""
+    return [bucket for begin, end in ranges for bucket in range(max(begin, 0), min(end, buckets))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +79,15 @@ class Chart:
 
     version: int = 0
     history: int = 1
-    """Raised when the parameters were rolled back to a checkpoint: a trainer of an earlier history has to begin anew."""
+    """Raised when the parameters were rolled back to a checkpoint: trainers of an earlier history begin anew."""
     servers: tuple[Server, ...] = ()
     """Those that live. Who is not in this list is dead, for everybody."""
     owner: str = ""
     """``pack``ed. ``NOBODY``: the bucket waits to be restored, or the job for its first pservers."""
     backup: str = ""
-    """Its copy in step (or to be again, see ``unsynced``); ``NOBODY``: there is none."""
+    """Its copy, always in step: one that loses step becomes ``joining``. ``NOBODY``: there is none."""
     joining: str = ""
     """Who is being given a copy: the next owner or the next backup."""
-    unsynced: str = ""
-    """1 where the backup has lost step with the owner: it counts for nothing until the owner has copied it anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +116,16 @@ class Cut:
 
     number: int
     phase: str
-    """``mark``: note all rows as they are now, without delay. ``write``: write them. ``restore``: load them."""
+    """``find``: say ``Found`` (one pserver is asked, before any bucket has an owner). ``mark``: note all rows as they
+    are now, without delay. ``write``: write those of the buckets owned at the mark. ``complete``: write the manifest
+    (one pserver is asked). ``restore``: load what the chart gives to this pserver."""
     run: str = ""
-    """Folder, below the checkpoint directory, of the cut to restore."""
+    """``restore``: folder, below the checkpoint directory, of the cut. ``write``: the newest complete cut of this
+    history that was taken while these pservers ran, to write only what has changed since; empty: write all."""
     extra: str = ""
-    """``write``: what the manifest has to say about trainers: positions and values, as JSON."""
+    """``complete``: what the manifest has to say about trainers: step, positions and values, as JSON."""
+    parts: tuple[str, ...] = ()
+    """``complete``: what each pserver has told (``CutDone.told``) about what it has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +148,15 @@ class Orders:
     revoked: tuple[int, ...] = ()
     """Trainers that are gone but may still have a push under way: refuse them."""
     drain: bool = False
-    """The pserver leaves: others take its buckets; it ends when it has none (``Orders`` then has it not in servers)."""
+    """The pserver leaves: others take its buckets."""
+    go: bool = False
+    """It has none any more, and may end."""
+    since: str = ""
+    """``pack``ed with ``code="i"``: the version in which anything about the bucket was last changed. What a pserver
+    says about a bucket counts only if it was said under that version or a later one."""
+    giver: str = ""
+    """``pack``ed: whose release the owner has to wait for before it serves the bucket; ``NOBODY``: nobody's;
+    ``RESTORE``: it has to load it from the checkpoint in ``cut``."""
 
 
 # --- pserver to Master -----------------------------------------------------------------------------------------------
@@ -146,6 +174,8 @@ class Hello:
     """``pack``ed: per bucket 0 nothing, 1 as owner, 2 as copy in step, 3 as copy not in step."""
     most_bytes: int
     """Memory that its rows may take."""
+    number: int = 0
+    """The number that it goes by; 0: it has had no orders yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +198,21 @@ class Synced:
 @dataclass(frozen=True, slots=True)
 class Unsynced:
     """The owner says: the line to ``follower`` broke. Until orders take it out of step or away, no push is
-    acknowledged that it should have."""
+    acknowledged that it should have. Of a giver: the new owner may not have got everything, nor the release."""
 
     version: int
     follower: int
+    buckets: tuple[tuple[int, int], ...]
+    """Half-open ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """The owner says: these buckets have been released to it, or loaded, and it serves them."""
+
+    version: int
+    buckets: tuple[tuple[int, int], ...]
+    """Half-open ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +231,31 @@ class CutDone:
     failed: str = ""
     told: str = ""
     """JSON: what was written or restored (files, rows, bytes, seconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCut:
+    """A complete cut that looks usable: its rows have not been read yet."""
+
+    run: str
+    """Its folder, below the checkpoint directory."""
+    number: int
+    step: int
+    tables: tuple[TableSpec, ...] = ()
+    extra: str = ""
+    """What its manifest says about trainers, as ``Cut.extra`` of the phase ``complete`` gave it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to ``Cut(phase="find")``: what lies in the checkpoint directory."""
+
+    top: int
+    """The highest number that any cut there has, complete or not: new ones get higher ones."""
+    cuts: tuple[FoundCut, ...] = ()
+    """Newest first, at most 3: when one cannot be restored, the next is tried."""
+    refused: tuple[str, ...] = ()
+    """Why others cannot be used, a line each. With ``cuts`` empty: the job must not begin anew by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +372,8 @@ class Joined:
     """Where to begin: the step of those that train, or of the restored checkpoint."""
     restored: str = ""
     """The checkpoint that the parameters come from, and what it says of trainers, as JSON; empty: none."""
+    secret: str = ""
+    """What pservers want to be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +429,7 @@ Word = TypeVar("Word")
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Orders, Hello, Followed, Synced, Unsynced, TrainerLost, CutDone, Load),
+        *(Orders, Hello, Followed, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
         *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
         *(Joined, Charted, Halt, NameData, GoOn, Saved, Refused),
     )

@@ -16,11 +16,9 @@ creeps has one too. Nothing is encrypted.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import logging
 import os
-import secrets
 import select
 import socket
 import struct
@@ -33,6 +31,7 @@ from typing import Any, TypeVar
 from edl.errors import CheckpointError, PortInUse, ProtocolError
 from edl.ports import Arrival, Clock, Label, Lent, Stock
 from edl.types import NodeId
+from edl.wire import proof
 from edl.wire.address import address
 from edl.wire.messages import Holding, Version
 
@@ -40,8 +39,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _MAGIC = b"edlcopy1"
-_NONCE_BYTES = 32
-_MAC_BYTES = 32
 _LENGTH = struct.Struct(">I")
 _LONGEST_FRAME = 4096
 _LONGEST_REASON = 1000
@@ -394,27 +391,23 @@ def _receive(line: _Line, label: Label, arrival: Arrival) -> None:
 
 def _introduce(line: _Line, token: str) -> None:
     """The caller's side of the proof."""
-    mine = secrets.token_bytes(_NONCE_BYTES)
+    mine = proof.draw()
     line.write(_MAGIC + mine)
-    theirs = line.read(_NONCE_BYTES)
-    if not hmac.compare_digest(line.read(_MAC_BYTES), _proof(token, b"server", mine, theirs)):
+    theirs = line.read(proof.NONCE_BYTES)
+    if not proof.holds(line.read(proof.PROOF_BYTES), token, proof.CALLED, mine, theirs):
         raise ProtocolError("does not know this job's token")
-    line.write(_proof(token, b"client", mine, theirs))
+    line.write(proof.prove(token, proof.CALLER, mine, theirs))
 
 
 def _admit(line: _Line, token: str) -> None:
     """The side that is called."""
     if line.read(len(_MAGIC)) != _MAGIC:
         raise ProtocolError("speaks another protocol")
-    theirs = line.read(_NONCE_BYTES)
-    mine = secrets.token_bytes(_NONCE_BYTES)
-    line.write(mine + _proof(token, b"server", theirs, mine))
-    if not hmac.compare_digest(line.read(_MAC_BYTES), _proof(token, b"client", theirs, mine)):
+    theirs = line.read(proof.NONCE_BYTES)
+    mine = proof.draw()
+    line.write(mine + proof.prove(token, proof.CALLED, theirs, mine))
+    if not proof.holds(line.read(proof.PROOF_BYTES), token, proof.CALLER, theirs, mine):
         raise ProtocolError("does not know this job's token")
-
-
-def _proof(token: str, side: bytes, caller: bytes, called: bytes) -> bytes:
-    return hmac.digest(token.encode(), side + caller + called, "sha256")
 
 
 def _from_label(label: Label) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _park(turn: Turn) -> Deadline:
 
 
 def _thaw(turn: Turn) -> list[Deadline]:
-    if turn.state.phase is not AgentPhase.RUNNING:
+    if turn.state.phase is not AgentPhase.RUNNING and not turn.state.between:
         return []
     limit_s = turn.state.timeouts.lease_ttl_s
     deadlines: list[Deadline] = []

@@ -56,6 +56,8 @@ def worker_environment(
     environment.update(_paddle(base, world, member, local_rank, gpus))
     environment.update(_everywhere(base, spec, node, paths, gpus))
     environment.update(hyper.environment(world.settings, world.size, member.first_rank + local_rank))
+    if spec.servers:
+        environment.update(_paddle_trainer(environment["PADDLE_CURRENT_ENDPOINT"]))
     environment["EDL_ROUND"] = str(world.round)
     environment["EDL_NODES"] = str(len(world.members))
     return environment
@@ -73,6 +75,8 @@ def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: Loc
     }
     if spec.data:
         environment["EDL_DATA_SETS"] = spec.data
+    if spec.servers:
+        environment["EDL_PS"] = "1"
     if not gpus:
         # Without it Paddle on CPU forms no group at all and says nothing about it.
         environment["PADDLE_DISTRI_BACKEND"] = base.get("PADDLE_DISTRI_BACKEND", "gloo")
@@ -182,3 +186,9 @@ def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: i
         mine = [local_rank % gpus] if member.slots > 1 else range(gpus)
         environment["FLAGS_selected_gpus"] = ",".join(str(index) for index in mine)
     return environment
+
+
+def _paddle_trainer(endpoint: str) -> dict[str, str]:
+    """What Paddle's launcher adds for a trainer with parameter servers."""
+    host, _, port = endpoint.rpartition(":")
+    return {"PADDLE_ROLE": "TRAINER", "POD_IP": host.strip("[]"), "PADDLE_PORT": port}

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from edl.agent import rounds
+from edl.agent import independent, rounds
 from edl.agent.deadlines import watch_deadlines
 from edl.agent.events import (
     Connected,
@@ -45,7 +45,7 @@ from edl.agent.events import (
 )
 from edl.agent.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
 from edl.agent.turn import SIGINT, SIGKILL, SIGTERM, Turn
-from edl.exit_codes import ExitCode
+from edl.exit_codes import BEGIN_ANEW, ExitCode
 from edl.types import NodeId, Round
 from edl.wire.messages import (
     Dismissed,
@@ -163,9 +163,9 @@ def _heard(turn: Turn, event: Heard) -> None:
         return
     match event.message:
         case StartRound(world=world, reason=reason):
-            rounds.start(turn, world, reason)
+            (independent if turn.state.independent else rounds).start(turn, world, reason)
         case StopRound() as order:
-            rounds.stop(turn, order)
+            (independent if turn.state.independent else rounds).stop(turn, order)
         case Hold() as order:
             rounds.hold(turn, order)
         case Switch() as order:
@@ -204,7 +204,9 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
     if worker.status is not WorkerStatus.ALIVE or state.world is None:
         rounds.ended_outside(turn, worker, what)
         turn.exit_if_empty()
-    elif state.phase is not AgentPhase.RUNNING:
+    elif state.independent and event.exit_code == BEGIN_ANEW and independent.may_renew(worker):
+        independent.renew(turn, worker)
+    elif state.phase is not AgentPhase.RUNNING and not state.between:
         turn.set_worker(worker.local_rank, status=WorkerStatus.STOPPED, gone=what)
         if not _expected_end(state, event.exit_code) and not worker.condemned:
             # It ended of something else than our signal: maybe the very cause of the stop.
@@ -269,7 +271,7 @@ def _thawed(turn: Turn, event: WorkerThawed) -> None:
 def _entered(turn: Turn, event: WorkerEntered) -> None:
     worker = _worker(turn, event.round, event.local_rank)
     if worker is not None:
-        rounds.entered(turn, worker, event.rejoins, event.why_not)
+        rounds.entered(turn, worker, event.rejoins and not turn.state.independent, event.why_not)
 
 
 def _parked(turn: Turn, event: WorkerParked) -> None:
@@ -280,7 +282,7 @@ def _parked(turn: Turn, event: WorkerParked) -> None:
 
 def _underway(turn: Turn, event: WorkerUnderway) -> None:
     worker = _worker(turn, event.round, event.local_rank)
-    if worker is not None:
+    if worker is not None and not turn.state.independent:
         rounds.underway(turn, worker, event.joined)
 
 

@@ -13,29 +13,42 @@ from edl.agent.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
 from edl.agent.turn import SIGTERM, Turn
 from edl.types import Rank, Round
 from edl.wire import local
-from edl.wire.messages import Boundary, Hold, Preparing, Purpose, StopRound, Switch, Underway, World
+from edl.wire.messages import Boundary, Hold, Member, Preparing, Purpose, StopRound, Switch, Underway, World
 
 IN_PROCESS = "in process"
 
 
 def start(turn: Turn, world: World, reason: str) -> None:
     """Take part in a world: hand it to the workers that wait and start the others."""
+    member = admitted(turn, world)
+    if member is None:
+        return
+    workers = tuple(_take_place(turn, index, world, Rank(member.first_rank + index)) for index in range(member.slots))
+    waiting = tuple(w.local_rank for w in turn.state.workers if w.status is WorkerStatus.PARKED)
+    begin(turn, world, workers, waiting, reason)
+
+
+def admitted(turn: Turn, world: World) -> Member | None:
+    """This node's place in a world that it can take part in now."""
     state = turn.state
     member = world.member(state.info.node)
     mine = state.registered and member is not None and member.incarnation == state.info.incarnation
     if member is None or not mine or world.round <= state.seen_round:
-        return
+        return None
     turn.set(seen_round=world.round)
     if state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
-        return  # not ready any more; the Master learns it from the round that the next Ready has seen
-    workers = tuple(_take_place(turn, index, world, Rank(member.first_rank + index)) for index in range(member.slots))
-    waiting = tuple(w.local_rank for w in state.workers if w.status is WorkerStatus.PARKED)
+        return None  # not ready any more; the Master learns it from the round that the next Ready has seen
+    return member
+
+
+def begin(turn: Turn, world: World, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str) -> None:
+    """The world begins here with these workers: those ``placed`` live and are told, those new in it are started."""
     missing = tuple(w.local_rank for w in workers if w.born == world.round)
     turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False, kill_at_s=None)
     turn.set(hold=0, park_by_s=None, ahead_failed="")
     turn.log(reason)
-    if waiting:
-        turn.do(GivePlace(world, waiting))
+    if placed:
+        turn.do(GivePlace(world, placed))
     if missing:
         turn.do(Start(world, missing))
 
@@ -43,11 +56,12 @@ def start(turn: Turn, world: World, reason: str) -> None:
 def _take_place(turn: Turn, local_rank: int, world: World, rank: Rank) -> Worker:
     old = turn.worker(local_rank)
     if old is None or old.status not in (WorkerStatus.PARKED, WorkerStatus.STARTING):
-        return Worker(local_rank, rank, born=world.round, how=_restarted(old, "started with the world"))
+        return Worker(local_rank, rank, born=world.round, how=restarted(old, "started with the world"))
     return Worker(local_rank, rank, born=old.born, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how)
 
 
-def _restarted(old: Worker | None, how: str) -> str:
+def restarted(old: Worker | None, how: str) -> str:
+    """How a new process came into its slot, and what became of the one before."""
     return f"restarted ({old.gone})" if old is not None and old.gone else how
 
 
@@ -119,7 +133,7 @@ def _filled(turn: Turn, local_rank: int) -> Worker:
     old = turn.worker(local_rank)
     if old is not None and old.status in HAS_PROCESS:
         return old
-    how = _restarted(old, "started ahead")
+    how = restarted(old, "started ahead")
     return Worker(local_rank, Rank(-1), WorkerStatus.STARTING, born=turn.state.seen_round, how=how)
 
 

@@ -73,6 +73,8 @@ class Worker:
     """It has been sent a signal to end by: whatever it still says, it will not live."""
     condemned: str = ""
     """Why it was killed by this agent, when it was: its end is reported in these words."""
+    renewals: int = 0
+    """How often the process in this slot has asked to be started again (``edl.agent.independent``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class AgentState:
     """The nursery is up; without it nothing can be started."""
     connected: bool = False
     """The stream to the Master is open."""
+    independent: bool = False
+    """Workers need no others, and train on from world to world; see ``edl.agent.independent``."""
     registered: bool = True
     """The lease lives, as far as this node knows."""
     contact_s: float = 0.0
@@ -147,10 +151,15 @@ class AgentState:
         return tuple(worker for worker in self.workers if worker.status is WorkerStatus.ALIVE)
 
     @property
+    def between(self) -> bool:
+        """No world runs here, but independent workers may: they train on until the next one."""
+        return self.independent and self.phase in (AgentPhase.IDLE, AgentPhase.WARMING)
+
+    @property
     def unbroken(self) -> bool:
         """The round goes on here, or is being left at a boundary: nobody has been told to stop at once."""
         leaving = self.phase is AgentPhase.STOPPING and self.leave is Leave.AT_BOUNDARY
-        return self.phase is AgentPhase.RUNNING or leaving
+        return self.phase is AgentPhase.RUNNING or leaving or (self.between and bool(self.in_world))
 
     @property
     def parked(self) -> bool:

@@ -11,7 +11,14 @@ import click
 from edl import __version__
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
-from edl.launch.cli import launcher_options, reader_settings_from, settings_from, with_both_spellings
+from edl.launch.cli import (
+    launcher_options,
+    pserver_settings_from,
+    reader_settings_from,
+    serves_only,
+    settings_from,
+    with_both_spellings,
+)
 from edl.launch.console import let_go_of_console
 
 
@@ -31,10 +38,15 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     One machine, two workers:   edl-run --nproc-per-node=2 train.py
     Two to four machines:       edl-run --nnodes=2:4 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job train.py
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
+    Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
+    if options["role"] in ("reader", "pserver") and script:
+        raise click.UsageError(f"--role={options['role']} runs no script: drop {script}")
+    if serves_only(options):
+        from edl.launch.pservers import serve_parameters
+
+        sys.exit(asyncio.run(serve_parameters(pserver_settings_from(options))))
     if options["role"] == "reader":
-        if script:
-            raise click.UsageError(f"--role=reader runs no script: drop {script}")
         from edl.launch.readers import serve_readers
 
         sys.exit(asyncio.run(serve_readers(reader_settings_from(options))))

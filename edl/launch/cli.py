@@ -23,12 +23,22 @@ from typing import Any, TypeVar
 import click
 
 from edl.adapters.etcd_plan import parse_endpoints
-from edl.config import FaultTolerance, JobSpec, LogPlan, Standby, Timeouts, check_job_id, parse_nnodes
+from edl.config import FaultTolerance, JobSpec, LogPlan, NodeRange, Standby, Timeouts, check_job_id, parse_nnodes
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.accelerators import count_gpus
 from edl.launch.data_option import data_sets
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
-from edl.launch.settings import Backend, LaunchSettings, ReaderSettings, StateSettings, StoreSettings
+from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
+from edl.launch.settings import (
+    Backend,
+    HelperSettings,
+    LaunchSettings,
+    PserverSettings,
+    ReaderSettings,
+    ServerSettings,
+    StateSettings,
+    StoreSettings,
+)
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
@@ -103,12 +113,14 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option(
         "--role",
-        type=click.Choice(["node", "reader"]),
+        type=click.Choice(["node", "reader", "trainer", "pserver"]),
         default="node",
-        help="reader: run no script, only read data for the job's trainers. Default: node.",
+        help="reader, pserver: run no script, only have such processes for the job; trainer: have no pservers. "
+        "Default: node.",
     ),
     click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
     click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
+    *PS_OPTIONS,
     *HYPER_OPTIONS,
     click.option("--rack", default="", help="Where this node stands: copies of its state go to another rack."),
     click.option(
@@ -142,7 +154,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
     private = options["standalone"] or not named
     if options["standalone"] and named:
         raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a store of its own")
-    nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+    nodes, slots, servers, training = _sizes(options)
     store = _store(options)
     if private and store.backend is Backend.EMBEDDED and nodes.minimum > 1:
         raise SettingError(
@@ -152,7 +164,6 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
             "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
         )
     state = _state(options)
-    slots = _slots(options["nproc_per_node"])
     job = JobId(options["rdzv_id"] or (_private_name(state.checkpoint_dir) if private else "default"))
     spec = JobSpec(
         job,
@@ -162,6 +173,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         _timeouts(options),
         data=data_sets(options["data"]),
         hyper=policy_from(options, nodes, slots),
+        servers=training,
     )
     if not -1 <= options["node_rank"] < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
@@ -190,30 +202,62 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         error_file=str(folder / "error.json"),
         readers=_readers(options),
         reader_capacity=options["reader_capacity"],
+        servers=servers,
     )
+
+
+def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, str]:
+    """Nodes of the job, workers here, pservers here, and how a job with pservers trains."""
+    if not wants_servers(options):
+        nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+        return nodes, _slots(options["nproc_per_node"]), ServerSettings(), ""
+    found = sizes(options, _slots, _bytes("--pserver-memory", options["pserver_memory"]))
+    return found.nodes, found.slots, found.here, training_from(options)
+
+
+def serves_only(options: Mapping[str, Any]) -> bool:
+    """Whether this launcher is to have pservers and nothing else. Raises ``UsageError``."""
+    if options["role"] == "pserver":
+        return True
+    return options["role"] == "node" and _sizes(options)[1] == 0
 
 
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
+    common = _helper_settings(options, "readers")
+    return ReaderSettings(**common, count=_readers(options) or 1, capacity=options["reader_capacity"])
+
+
+def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:
+    """``--role=pserver``: the same with options of pservers. Raises ``UsageError``."""
+    common = _helper_settings(options, "pservers")
+    servers = _sizes(options)[2]
+    if not servers.count:
+        raise SettingError("--servers-per-node", servers.count, "--role=pserver needs at least 1")
+    return PserverSettings(**common, servers=servers, checkpoint_dir=_state(options).checkpoint_dir)
+
+
+def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Fields of ``HelperSettings``."""
+    role = what[:-1]
     if options["standalone"] or not _endpoints(options):
         advice = "Name the store of the job: --rdzv-endpoint=HOST:PORT"
-        raise SettingError("--role", "reader", "readers join a job that runs elsewhere", advice)
+        raise SettingError("--role", role, f"{what} join a job that runs elsewhere", advice)
     if not options["rdzv_id"]:
-        raise SettingError("--rdzv-id", "''", "--role=reader needs the name of the job", "Give the job's --rdzv-id")
+        raise SettingError("--rdzv-id", "''", f"--role={role} needs the name of the job", "Give the job's --rdzv-id")
     check_job_id(options["rdzv_id"])
     timeouts = _timeouts(options)
     node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     _check_node_id(node)
-    return ReaderSettings(
+    common = HelperSettings(
         job=JobId(options["rdzv_id"]),
         store=_store(options),
         node=node,
         local_addr=options["local_addr"],
-        count=_readers(options) or 1,
-        capacity=options["reader_capacity"],
         recover_s=timeouts.recover_s,
         grace_s=timeouts.shutdown_s,
     )
+    return {field.name: getattr(common, field.name) for field in dataclasses.fields(common)}
 
 
 def _readers(options: Mapping[str, Any]) -> int:

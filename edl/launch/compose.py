@@ -43,22 +43,26 @@ from edl.agent.steward import Steward
 from edl.agent.switches import Switches
 from edl.agent.vault import Vault, Writer
 from edl.agent.workers import WorkerGroup
-from edl.config import environment
+from edl.config import JobSpec, environment
 from edl.errors import EdlError, StoreUnavailable
+from edl.launch import pservers, readers
 from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console, listen_to_modules
+from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Launcher, Parts, ended_before
+from edl.launch.ps_options import training_of
 from edl.launch.reach import address_towards, etcd_store
-from edl.launch.readers import Kit, ReadersBeside, check_packages
 from edl.launch.settings import Backend, LaunchSettings
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
+from edl.master.service import Service
 from edl.master.shell import Surroundings as MasterSurroundings
-from edl.ports import Files, Store
+from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
-from edl.types import Incarnation, NodeId
+from edl.types import Incarnation, NodeId, Token
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo, Version
+from ps.machine import PlacementMachine
 
 STORE_RETRY_S = 0.1
 READERS_GRACE_S = 5.0
@@ -68,7 +72,9 @@ READERS_GRACE_S = 5.0
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
-    check_packages(settings.readers)
+    readers.check_packages(settings.readers)
+    if settings.spec.servers:
+        pservers.check_packages()
     files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
     switches = Switches(files, log) if files is not None else None
     if switches is not None:
@@ -90,9 +96,9 @@ async def launch(settings: LaunchSettings) -> int:
         except JobEnded as error:
             return ended_before(error, log)
         cleanup.push_async_callback(place.server.stop)
-        if settings.readers:
-            place.readers = ReadersBeside(_reader_kit(settings, store, place.info.host, log))
-            cleanup.push_async_callback(place.readers.leave)
+        for kind in _kinds(settings, place.registration.token):
+            place.beside.append(HelpersBeside(_kit(settings, store, place.info.host, log), kind))
+            cleanup.push_async_callback(place.beside[-1].leave)
         return await _put_together(settings, store, member, place, processes, warming, log).run()
 
 
@@ -167,7 +173,8 @@ class _Place:
     """The checkpoint directory."""
     switches: Switches | None
     """Its files by which somebody asks for something."""
-    readers: ReadersBeside | None = None
+    beside: list[HelpersBeside] = field(default_factory=list)
+    """Processes that are not workers."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     steward: Steward = field(init=False)
@@ -230,11 +237,24 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
     return keeper
 
 
-def _reader_kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> Kit:
+def _kit(settings: LaunchSettings, store: Store, host: str, log: Callable[[str], None]) -> Kit:
     spec = settings.spec
-    counts = (settings.readers, settings.reader_capacity)
-    # Their time to finish comes after that of the workers, so it is short.
-    return Kit(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, *counts, READERS_GRACE_S, log)
+    return Kit(store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, settings.node, host, log)
+
+
+def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
+    """Which processes run beside the workers."""
+    kinds: list[Kind] = []
+    spec, folder = settings.spec, settings.state.checkpoint_dir
+    if settings.readers:
+        # Their time to finish comes after that of the workers, so it is short.
+        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S))
+    if settings.servers.count:
+        secret, shutdown_s = pservers.secret_of(token), spec.timeouts.shutdown_s
+        kinds.append(
+            pservers.Pservers(settings.servers, spec.job, secret, checkpoint_dir=folder, shutdown_s=shutdown_s)
+        )
+    return kinds
 
 
 def _put_together(
@@ -259,7 +279,8 @@ def _put_together(
             log,
             wall_clock_s,
             settings.state.checkpoint_dir,
-            services=lambda: (LeaseMachine(),),
+            services=lambda: _services(spec),
+            lines=_lines(spec, info.node, log),
         ),
         Ruler(info.node, info.host, info.port),
         Callbacks(
@@ -285,10 +306,27 @@ def _put_together(
             note=HostNote(spec.job, info.node, place.endpoints),
             log=log,
             error_file=Path(settings.error_file),
-            leave_first=place.readers.leave if place.readers is not None else None,
+            beside=place.beside,
         )
     )
     return launcher
+
+
+def _services(spec: JobSpec) -> tuple[Service, ...]:
+    """What the Master hosts."""
+    if not spec.servers:
+        return (LeaseMachine(),)
+    return (LeaseMachine(), PlacementMachine(training_of(spec.servers)))
+
+
+def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
+    """The Master's connections to pservers."""
+    if not spec.servers:
+        return None
+    from ps import lines  # only now: it needs packages that other jobs do not
+
+    kit = lines.Kit(spec.timeouts.lease_ttl_s, log, name=node)
+    return lambda token, listener: lines.HelperLines(kit, token, listener)
 
 
 def _agent(
@@ -302,12 +340,13 @@ def _agent(
 ) -> AgentShell:
     spec, clock, node, registration = settings.spec, SystemClock(), place.info.node, place.registration
     around = Local(paddle_gpus(), settings.state.checkpoint_dir)
+    base = {**environment(), **pservers.environment_of(settings.servers)}
     return AgentShell(
         AgentSurroundings(
             clock=clock,
             processes=processes,
             warming=warming,
-            workers=WorkerGroup(processes, spec, node, environment(), settings.logs, around, settings.slots, log),
+            workers=WorkerGroup(processes, spec, node, base, settings.logs, around, settings.slots, log),
             keeper=place.steward,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
@@ -318,5 +357,5 @@ def _agent(
             activity=activity,
             switches=place.switches,
         ),
-        AgentState(place.info, spec.timeouts, contact_s=clock.now_s()),
+        AgentState(place.info, spec.timeouts, contact_s=clock.now_s(), independent=spec.independent),
     )

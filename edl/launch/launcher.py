@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +56,18 @@ class Member(Protocol):
         ...
 
 
+class Beside(Protocol):
+    """Processes of a launcher that are not its workers."""
+
+    def interrupt(self) -> None:
+        """The launcher has been told to leave; the second time: at once."""
+        ...
+
+    async def leave(self) -> None:
+        """End them."""
+        ...
+
+
 @dataclass(slots=True)
 class Parts:
     """What compose.py has put together."""
@@ -74,8 +86,8 @@ class Parts:
     """Tells ``edl status`` on this host where the job is."""
     log: Callable[[str], None]
     error_file: Path
-    leave_first: Callable[[], Awaitable[None]] | None = None
-    """What gives back other things of this launcher than its place, such as its readers of data."""
+    beside: Sequence[Beside] = ()
+    """What else this launcher has, such as readers of data."""
 
 
 class Launcher:
@@ -162,6 +174,8 @@ class Launcher:
     def _interrupt(self, number: int) -> None:
         self._parts.agent.post(Interrupted(number, again=self._signalled))
         self._signalled = True
+        for one in self._parts.beside:
+            one.interrupt()
 
     def _report(self, outcome: Outcome) -> None:
         parts = self._parts
@@ -186,8 +200,7 @@ class Launcher:
     async def _say_farewell(self, *, ended: bool) -> None:
         """Give the place back; others may still need the store member here, so it goes last."""
         parts = self._parts
-        if parts.leave_first is not None:
-            await parts.leave_first()
+        await asyncio.gather(*(one.leave() for one in parts.beside))
         with contextlib.suppress(StoreError):
             await parts.registration.leave()
         await parts.server.stop()

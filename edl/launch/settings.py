@@ -55,6 +55,21 @@ class StateSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Parameter servers of one launcher."""
+
+    count: int = 0
+    ports: tuple[int, ...] = ()
+    """One for each; empty: whichever are free."""
+    host: str = ""
+    """Address that trainers reach them at; empty: that of the node."""
+    memory_bytes: int = 0
+    """Most that the rows of each of them may take; 0: half of what is free at the start, split among them."""
+    listed: tuple[str, ...] = ()
+    """Addresses of all pservers of the job, if they were named one by one."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """Everything compose.py needs."""
 
@@ -77,23 +92,39 @@ class LaunchSettings:
     """Processes beside the workers that read data for all trainers of the job."""
     reader_capacity: int = 16
     """Streams that each of them serves at once."""
+    servers: ServerSettings = ServerSettings()
+    """Parameter servers beside the workers."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderSettings:
-    """What a launcher with ``--role=reader`` was told."""
+class HelperSettings:
+    """What a launcher was told that only has processes which help a job."""
 
     job: JobId
     store: StoreSettings
     node: str
-    """Begins the names of its readers."""
+    """Begins the names of its processes."""
     local_addr: str
     """Address trainers reach them at; empty: the one that leads to the store."""
+    recover_s: float
+    """How long to wait for the job to appear."""
+    grace_s: float
+    """How long what is under way may take when a process has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings(HelperSettings):
+    """What a launcher with ``--role=reader`` was told."""
+
     count: int
     """Reader processes."""
     capacity: int
     """Streams that each of them serves at once."""
-    recover_s: float
-    """How long to wait for the job to appear."""
-    grace_s: float
-    """How long streams under way may take when a reader has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PserverSettings(HelperSettings):
+    """What a launcher with ``--role=pserver`` was told."""
+
+    servers: ServerSettings
+    checkpoint_dir: str = ""

@@ -75,11 +75,20 @@ class Flawed:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A service cannot go on, and the job not without it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time asked for by ``WakeAt`` has come."""
 
 
-Event = NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Told | Flawed | Tick
+Event = (
+    NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Told | Flawed | Failed | Tick
+)
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 

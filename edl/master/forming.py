@@ -167,6 +167,11 @@ def end_if_all_done(turn: Turn) -> None:
             _end(turn, ExitCode.OK, reason)
 
 
+def end_as_failed(turn: Turn, reason: str) -> None:
+    """End the job for something that no restart repairs; workers are stopped by their agents."""
+    _end(turn, ExitCode.WORKER_FAILED, reason)
+
+
 def say_goodbye(turn: Turn) -> None:
     """After the end: go once every agent has heard of it and gone, or after a while."""
     ended_at_s = turn.now_s if turn.ended_at_s is None else turn.ended_at_s
@@ -279,6 +284,10 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
     for entry in entries:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=False, prestarted=False)
         turn.tell(entry, StartRound(world, turn.reason))
+    if turn.spec.independent:
+        # Workers that were not stopped have to hear that their node has no part in it.
+        for entry in turn.ready():
+            turn.tell(entry, StartRound(world, turn.reason))
 
 
 def _note_state(turn: Turn, restore: Restore) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from edl.master import service as sv
 from edl.master.service import Service
 from edl.master.state import Phase, Record
-from edl.wire.messages import World
+from edl.wire.messages import NO_SETTINGS, Settings, World
 from edl.wire.status import Count, ServiceView
 
 
@@ -31,9 +31,12 @@ class Gathered:
     kept: list[tuple[str, sv.Keep]] = field(default_factory=list)
     notes: list[sv.Note] = field(default_factory=list)
     flaws: list[sv.Flaw] = field(default_factory=list)
+    sent: list[tuple[str, sv.Send]] = field(default_factory=list)
+    failures: list[sv.Fail] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.words) + len(self.kept) + len(self.notes) + len(self.flaws)
+        every = (self.words, self.kept, self.notes, self.flaws, self.sent, self.failures)
+        return sum(len(some) for some in every)
 
 
 class Hosting:
@@ -43,6 +46,7 @@ class Hosting:
         self._services = {service.name: service for service in services}
         self._gathered = Gathered()
         self._world: World | None = None
+        self._settings: Settings = NO_SETTINGS
         self._due: dict[str, float] = {}
 
     def __bool__(self) -> bool:
@@ -84,7 +88,7 @@ class Hosting:
                 self._gather(name, self._services[name].step(hosted.event, now_s))
 
     def follow(self, record: Record, now_s: float, *, taken_over: bool = False) -> None:
-        """Tell the services when a world has begun or is over."""
+        """Tell the services when a world has begun or is over, and when other settings hold."""
         if record.phase is Phase.FORMING and self._world is not None:
             return  # its workers may be on their way to the step boundary agreed on; the next world ends it
         running = record.world if record.phase is Phase.RUNNING else None
@@ -93,6 +97,9 @@ class Hosting:
             self.take(Hosted(None, sv.WorldEnded(before.round, record.reason)), now_s)
         if running is not None and (before is None or running.round != before.round):
             self.take(Hosted(None, sv.WorldBegan(running, taken_over)), now_s)
+        if record.settings != self._settings:
+            self._settings = record.settings
+            self.take(Hosted(None, sv.SettingsHold(record.settings)), now_s)
 
     def views(self) -> tuple[ServiceView, ...]:
         """What ``edl status`` shows."""
@@ -114,6 +121,10 @@ class Hosting:
                     gathered.notes.append(effect)
                 case sv.Flaw():
                     gathered.flaws.append(effect)
+                case sv.Send():
+                    gathered.sent.append((name, effect))
+                case sv.Fail():
+                    gathered.failures.append(effect)
                 case sv.WakeAt(at_s):
                     self._due[name] = min(at_s, self._due.get(name, at_s))
 

@@ -178,6 +178,8 @@ def reply(state: MasterState, underway: bool, wish: str) -> Answer:
         return Answer(str(error), ok=False)
     if underway:
         return Answer("holds from the next step boundary on", ok=True)
+    if state.spec.independent and state.record.phase is Phase.RUNNING and not state.record.done:
+        return Answer("holds at once", ok=True)
     return Answer(f"no world with edl.State is in training: {_later(state.record)}", ok=True)
 
 
@@ -185,6 +187,11 @@ def wants_boundary(turn: Turn) -> bool:
     """Whether the workers are to agree on a boundary from which other settings hold."""
     free = turn.agreement is None and turn.underway and not turn.record.done and not turn.settings_failed
     return free and turn.record.policy is not None and _pending(turn)
+
+
+def wants_world(turn: Turn) -> bool:
+    """Whether other settings are to hold at once, by way of a new world: that costs independent workers nothing."""
+    return turn.spec.independent and turn.record.policy is not None and not turn.record.done and _pending(turn)
 
 
 def agreed(turn: Turn, number: int, commit: int, reason: str) -> Switch:

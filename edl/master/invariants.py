@@ -70,5 +70,7 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
             if effect.message.world.settings.number > after.record.settings.number:
                 yield f"round {effect.message.world.round} begins with settings that are not recorded"
             member = effect.message.world.member(effect.node)
+            if member is None and after.spec.independent:
+                continue  # its workers were not stopped, and are to hear that it has no place
             if member is None or member.incarnation != effect.incarnation:
                 yield f"start order to {effect.node}, which has no place in round {effect.message.world.round}"

@@ -16,6 +16,7 @@ from edl.master import planning
 from edl.master.events import (
     Decision,
     Event,
+    Failed,
     Flawed,
     Kind,
     NodeAttached,
@@ -29,6 +30,7 @@ from edl.master.events import (
 )
 from edl.master.forming import (
     WARMING_PATIENCE_S,
+    end_as_failed,
     end_if_all_done,
     interrupt,
     order_stop,
@@ -432,6 +434,11 @@ def _flawed(turn: Turn, event: Flawed) -> None:
         turn.write(flaws=(*others, Flaw(event.name, event.text)) if event.text else others)
 
 
+def _failed(turn: Turn, event: Failed) -> None:
+    if turn.record.phase is not Phase.ENDED:
+        end_as_failed(turn, event.text)
+
+
 def _tick(turn: Turn, event: Tick) -> None:
     """Only time has passed; ``_settle`` looks at every deadline."""
 
@@ -445,5 +452,6 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeSaid: _said,
     Told: _told,
     Flawed: _flawed,
+    Failed: _failed,
     Tick: _tick,
 }

@@ -139,8 +139,11 @@ def consider_growth(turn: Turn) -> None:
 
 def consider_settings(turn: Turn) -> None:
     """Have the workers take up what has been changed by hand, unless the world is about to change anyway."""
+    reason = turn.record.wish or "settings changed by hand"
     if hyper.wants_boundary(turn):
-        agree(turn, Purpose.SET, turn.record.wish or "settings changed by hand")
+        agree(turn, Purpose.SET, reason)
+    elif hyper.wants_world(turn):
+        stop_world(turn, reason)
 
 
 def _is_cut_to_size(turn: Turn) -> bool:

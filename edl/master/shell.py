@@ -24,7 +24,7 @@ from edl.master.machine import absent, step, take_over
 from edl.master.service import Service
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status, reply
-from edl.ports import ChangeKind, Clock, Delete, Guard, Operation, Put, Store
+from edl.ports import ChangeKind, Clock, Delete, Guard, LineListener, Lines, Operation, Put, Store
 from edl.tasks import Alarm, Chores
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
@@ -77,6 +77,8 @@ class Surroundings:
     """Empty when the job has none, None when that is not known here."""
     services: Callable[[], Sequence[Service]] = tuple
     """Makes the services that this Master hosts, anew for each rule."""
+    lines: Callable[[Token, LineListener], Lines] | None = None
+    """Makes the lines to helper processes, for one rule; None: services of this job want none."""
 
 
 class MasterShell:
@@ -94,6 +96,8 @@ class MasterShell:
         self._stored: Record | None = None
         self._hosting = Hosting(around.services())
         self._services_alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
+        listener = _Listener(self._events)
+        self._lines = around.lines(token, listener) if around.lines is not None and self._hosting else None
         self.journal = Journal()
         self._over = False
         self.concluded = asyncio.Event()
@@ -138,6 +142,9 @@ class MasterShell:
             self._chores.begin(self._watch_helpers(snapshot.revision))
         now_s = self._around.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
+        if self._lines is not None:
+            for name, value in helpers.items():
+                self._lines.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
         await self._carry_out(take_over(self._around.spec, record, nodes, now_s))
         await self._serve()
@@ -205,14 +212,23 @@ class MasterShell:
             stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
             if stream is not None:
                 stream.put_nowait(ServiceTold(service, word.caller.slot, word.body))
+        if self._lines is not None:
+            for service, sent in gathered.sent:
+                self._lines.send(f"{service}/{sent.name}", sent.body)
+        for failure in gathered.failures:
+            assert self._state is not None  # noqa: S101 - as above
+            await self._carry_out(step(self._state, ev.Failed(failure.text), self._around.clock.now_s()))
 
     async def _keep(self, kept: Sequence[tuple[str, sv.Keep]], added: list[JournalEntry]) -> None:
-        """In order, in transactions that the store takes."""
+        """In order, in transactions that the store takes: of several values for one name the last one."""
         keys = self._around.keys
+        newest = {(service, one.name): index for index, (service, one) in enumerate(kept)}
         operations: list[Operation] = [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
         operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
         size = 0
-        for service, one in kept:
+        for index, (service, one) in enumerate(kept):
+            if newest[service, one.name] != index:
+                continue
             if operations and (size + len(one.value) > MOST_BYTES or len(operations) >= MOST_OPERATIONS):
                 await self._guarded(operations)
                 operations, size = [], 0
@@ -271,10 +287,15 @@ class MasterShell:
         prefix = self._around.keys.helpers
         try:
             async for change in self._around.store.watch(prefix, revision):
-                service, _, name = change.entry.key[len(prefix) :].partition("/")
+                whole = change.entry.key[len(prefix) :]
+                service, _, name = whole.partition("/")
                 if change.kind is ChangeKind.PUT:
                     self._events.put_nowait(Hosted(service, sv.KeyPut(name, change.entry.value)))
+                    if self._lines is not None:
+                        self._lines.put(whole, change.entry.value)
                 else:
+                    if self._lines is not None:
+                        self._lines.gone(whole)
                     self._events.put_nowait(Hosted(service, sv.KeyGone(name)))
         except StoreError as error:
             self._events.put_nowait(error)  # as above
@@ -392,9 +413,33 @@ class MasterShell:
         self._alarm.set(None)
         self._services_alarm.set(None)
         self._chores.drop()
+        if self._lines is not None:
+            self._lines.close()
         for stream in self._streams.values():
             stream.put_nowait(None)
         self.journal.close()
+
+
+class _Listener:
+    """Puts what lines have to say before the service whose helper it is."""
+
+    def __init__(self, events: asyncio.Queue[ev.Event | Hosted | StoreError]) -> None:
+        self._events = events
+
+    def up(self, name: str) -> None:
+        """See ``LineListener``."""
+        service, _, key = name.partition("/")
+        self._events.put_nowait(Hosted(service, sv.LineUp(key)))
+
+    def down(self, name: str, refused: bool) -> None:
+        """See ``LineListener``."""
+        service, _, key = name.partition("/")
+        self._events.put_nowait(Hosted(service, sv.LineDown(key, refused)))
+
+    def heard(self, name: str, body: str) -> None:
+        """See ``LineListener``."""
+        service, _, key = name.partition("/")
+        self._events.put_nowait(Hosted(service, sv.Heard(key, body)))
 
 
 def _below(prefix: str, values: Mapping[str, bytes]) -> dict[str, bytes]:

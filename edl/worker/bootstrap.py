@@ -150,6 +150,11 @@ def _fail(error: BaseException) -> NoReturn:
     while step is not None and step.tb_frame.f_code.co_filename == __file__:
         step = step.tb_next
     error = error.with_traceback(step)
+    status = getattr(error, "worker_status", None)
+    if status is not None:
+        # What has to begin anew says so (edl.exit_codes.BEGIN_ANEW); where the script was is of no use to anybody.
+        sys.stderr.write(f"edl: {error}\n")
+        sys.exit(status)
     if isinstance(error, Exception):
         _write_error_file(error)
     sys.excepthook(type(error), error, step)

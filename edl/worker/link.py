@@ -126,6 +126,7 @@ class Link:
         self._streams = {name: _Stream({}) for name in (local.STATE, local.OWN)}
         self._pieces: dict[str, Memory | str] = {}
         self._listeners: dict[str, Callable[[str | None], None]] = {}
+        self._follower: Callable[[Seat], None] | None = None
         self._thread = threading.Thread(target=self._read, name="edl-link", daemon=True)
         _links.add(self)
 
@@ -197,6 +198,15 @@ class Link:
             return place
 
         return self._wait(placed)
+
+    def follow(self, heard: Callable[[Seat], None]) -> None:
+        """``heard`` is called, on the side thread, with each place that comes from now on; at once with one that has
+        come and that nobody has waited for. It may hear of one twice. A later call replaces it."""
+        with self._changed:
+            self._follower = heard
+            place, self._place = self._place, None
+        if place is not None:
+            heard(place)
 
     def broken(self, number: int) -> bool:
         """Whether the round is over, or this worker has been told to stop."""
@@ -349,6 +359,11 @@ class Link:
         before may be lost. A later call replaces it."""
         self._listeners[service] = heard
 
+    def remind(self) -> None:
+        """Have everybody who listens say again what may be lost."""
+        for heard in list(self._listeners.values()):
+            _tell(heard, None)
+
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait(self, ask: Callable[[], _Answer | None], longest_s: float | None = None) -> _Answer | Any:
@@ -394,11 +409,11 @@ class Link:
         self._gone()
 
     def _take(self, message: local.ToWorker, descriptors: list[int]) -> None:
-        group = None
+        group = seat = None
         with self._awakening():
             match message:
                 case local.Place():
-                    self._sit(_read_seat(descriptors[0]))
+                    seat = self._sit(_read_seat(descriptors[0]))
                 case local.Break():
                     group = self._break(message)
                 case local.Stop(reason):
@@ -426,11 +441,12 @@ class Link:
                     self._keep_piece(name, why or "no reason given")
         if group is not None:
             _abort(group)
+        if seat is not None and self._follower is not None:
+            _tell(self._follower, seat)
 
     def _pass_on(self, message: local.Told | local.Reattached, descriptors: list[int]) -> None:
         if isinstance(message, local.Reattached):
-            for heard in list(self._listeners.values()):
-                _tell(heard, None)
+            self.remind()
             return
         listener = self._listeners.get(message.service)
         if listener is not None:
@@ -444,15 +460,16 @@ class Link:
             finally:
                 self._changed.notify_all()
 
-    def _sit(self, seat: Seat) -> None:
+    def _sit(self, seat: Seat) -> Seat | None:
         if seat.round <= self._round:
-            return  # said twice
+            return None  # said twice
         self._place, self._round = seat, seat.round
         if self._broken < seat.round:
             self._boundary.begin(seat.restore_commit, seat.settings)
         for stream in self._streams.values():
             stream.refused = ""  # there may be memory now
         self._drop_pieces()
+        return seat
 
     def _break(self, message: local.Break) -> Group | None:
         """Returns the group to abort."""
@@ -505,11 +522,11 @@ def _abort(group: Group) -> None:
         sys.stderr.write(f"edl: aborting the communicator failed: {type(error).__name__}: {error}\n")
 
 
-def _tell(heard: Callable[[str | None], None], body: str | None) -> None:
+def _tell(heard: Callable[[_Answer], None], word: _Answer) -> None:
     try:
-        heard(body)
+        heard(word)
     except Exception as error:  # noqa: BLE001 - as above
-        sys.stderr.write(f"edl: a service's word could not be taken: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"edl: what the agent says could not be taken: {type(error).__name__}: {error}\n")
 
 
 def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:

@@ -82,6 +82,10 @@ def _drive(session: Session, framework: Framework, state: State, train: Callable
 def _check(session: Session, state: State) -> None:
     if not isinstance(state, State):
         raise StateError(f"a function decorated with run takes a State first, not a {type(state).__name__}")
+    if session.environment.get("EDL_PS"):
+        raise StateError(
+            "run is for workers that step together; with --run-mode=ps use the framework's ps module instead"
+        )
     if session.training:
         raise StateError("a function decorated with run was called inside another one; call the plain function")
     if session.state is not None and session.state is not state:

@@ -71,6 +71,20 @@ class Session:
             self.rejoins = self._entered = not why_not
             self.link.send(local.Enter(framework.name, self.rejoins, why_not))
 
+    def enter_alone(self) -> None:
+        """Tell the agent that this worker needs no others: the world may change around it."""
+        if self.link is not None and self._entered is None:
+            self.rejoins = self._entered = False
+            self.link.send(local.Enter("", rejoins=False))
+
+    def take_seat(self, seat: Seat) -> bool:
+        """Such a worker's place has changed; False when it is no news. The environment stays as it is: the script may
+        be reading it."""
+        if self.seat is None or seat.round <= self.seat.round:
+            return False
+        self.seat, self.settings = seat, seat.settings
+        return True
+
     def place(self) -> Seat:
         """The current place if its round still runs; else park and wait for the next one. Raises ``SystemExit(0)`` when
         there will be none."""

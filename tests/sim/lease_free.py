@@ -99,6 +99,7 @@ class FreeSim:
         self.whole: list[int] = []
         """Records counted in each epoch that is over."""
         self.names: list[str] = []
+        self.history = 1
         self.lost = False
         """The position has gone back to what was kept: what trainers believe may be wrong until they open again."""
         self.events = 0
@@ -160,6 +161,7 @@ class FreeSim:
 
     def _fault(self) -> None:
         kinds = ("world", "master", "cut", "lose", "again", "silent", "die", "commit", "commit", "rollback", "gone")
+        kinds += ("restore",)
         kind = self.rng.choice(kinds)
         trainer = self.rng.choice(list(self.trainers.values()))
         if kind == "world":
@@ -193,6 +195,10 @@ class FreeSim:
             trainer.queue.append(Commit(0, NAME, name))
         elif kind == "rollback" and self.names:
             trainer.queue.append(Rollback(0, NAME, self.rng.choice(self.names[-4:])))
+        elif kind == "restore" and self.names:
+            # Several trainers begin from one checkpoint of the parameters: it is done once.
+            self.history += self.rng.random() < 0.4
+            trainer.queue.append(Rollback(0, NAME, self.rng.choice(self.names[-4:]), history=self.history))
         elif kind == "gone" and not trainer.queue and trainer.waiting is None and not trainer.unkept:
             trainer.queue += [Gone(0, NAME), self._open(trainer)]
             trainer.hands, trainer.told = {}, {}

@@ -165,6 +165,12 @@ class BenchPost:
     def anew(self) -> bool:
         return False
 
+    def alone(self) -> BenchPost:
+        return self
+
+    def where(self) -> tuple[int, int] | None:
+        return None
+
 
 class ArrayData(Loader):
     """``Data`` of numpy."""

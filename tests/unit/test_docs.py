@@ -17,6 +17,8 @@ from edl.agent.switches import NAMES
 from edl.config import JobSpec, LrRule, NodeRange
 from edl.launch.cli import CONF_KEYS, launcher_options
 from edl.launch.data_option import data_sets
+from edl.launch.pservers import environment_of
+from edl.launch.settings import ServerSettings
 from edl.master.events import Kind
 from edl.master.hyper import NAMES as SETTINGS
 from edl.master.state import NodeStatus, Phase
@@ -116,11 +118,11 @@ def test_every_setting_of_the_store_is_documented() -> None:
 
 
 def worker_variables() -> set[str]:
-    """Every variable that edl sets, on CPUs and on GPUs, in a world of two workers on one node."""
+    """Every variable that edl sets, on CPUs and on GPUs, in a world of two workers on one node, with pservers."""
     member = Member(NodeId("a"), Incarnation(1), "host", 2, Rank(0), (1, 2, 3))
     world = World(Round(1), (member,), 0)
-    spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)))
-    found: set[str] = set()
+    spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)), servers="{}")
+    found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):
         found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), gpus))
     return found

@@ -16,7 +16,17 @@ from edl.master.shell import MasterShell
 from edl.master.state import Phase, Record
 from edl.ports import Condition, Delete, Operation, Put
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Finish, Member, ServiceSaid, ServiceTold, StartRound, WorkersDone, World
+from edl.wire.messages import (
+    NO_SETTINGS,
+    Finish,
+    Member,
+    ServiceSaid,
+    ServiceTold,
+    Settings,
+    StartRound,
+    WorkersDone,
+    World,
+)
 from tests.unit.master_bench import KEYS, TTL_S, Agent, Bench, play, turns, until
 
 
@@ -26,7 +36,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Echo:
-    """Says back what it hears, and does what it is told: ``keep``, ``wake``, ``note``, ``flaw``."""
+    """Says back what it hears, and does what it is told: ``keep``, ``wake``, ``note``, ``flaw``, ``send``, ``fail``."""
 
     name = "echo"
 
@@ -47,12 +57,18 @@ class Echo:
         match word:
             case "keep":
                 return (sv.Keep("thing", rest.encode()), answer)
+            case "twice":
+                return (sv.Keep("thing", b"an older one"), sv.Keep("other", b"x"), sv.Keep("thing", b"last"), answer)
             case "large":
                 return (*(sv.Keep(f"part-{n}", b"x" * 700_000) for n in range(int(rest))), answer)
             case "wake":
                 return (sv.WakeAt(now_s + float(rest)), answer)
             case "note":
                 return (sv.Note(rest), answer)
+            case "send":
+                return (sv.Send("helpers/h1", rest), answer)
+            case "fail":
+                return (sv.Keep("thing", b"last words"), sv.Fail(rest), answer)
             case "flaw":
                 return (sv.Flaw("data", rest), answer)
             case _:
@@ -154,6 +170,19 @@ def test_large_things_are_written_in_parts_that_the_store_takes() -> None:
     play(scene)
 
 
+def test_of_several_values_for_one_name_the_last_counts() -> None:
+    """Several events may come before the store is written, and etcd takes no key twice in one transaction."""
+
+    async def scene(bench: Bench) -> None:
+        stage = Stage(bench)
+        _, agent = await stage.running()
+        say(agent, "twice")
+        await answer(agent, "twice")
+        assert stage.kept() == {"echo/thing": b"last", "echo/other": b"x"}
+
+    play(scene)
+
+
 def test_the_next_master_loads_what_was_kept() -> None:
     async def scene(bench: Bench) -> None:
         stage = Stage(bench)
@@ -217,6 +246,30 @@ def test_a_world_that_is_being_left_goes_on_for_its_services() -> None:
     ]
 
 
+def test_services_hear_which_settings_hold() -> None:
+    """When they change, and what a Master that takes over has found; nothing where nothing is prescribed."""
+    world = World(Round(1), (), 0)
+    first, second = Settings(1, global_batch=64), Settings(2, global_batch=64, scale=0.5)
+    echo = Echo()
+    hosting = Hosting((echo,))
+    for settings in (NO_SETTINGS, first, first, second):
+        hosting.follow(Record(Phase.RUNNING, world=world, settings=settings), 0.0)
+    assert echo.events == [sv.WorldBegan(world), sv.SettingsHold(first), sv.SettingsHold(second)]
+    heir = Echo()
+    Hosting((heir,)).follow(Record(Phase.RUNNING, world=world, settings=second), 0.0, taken_over=True)
+    assert heir.events == [sv.WorldBegan(world, True), sv.SettingsHold(second)]
+
+
+def test_words_to_helpers_need_lines_and_are_dropped_without() -> None:
+    async def scene(bench: Bench) -> None:
+        stage = Stage(bench)
+        _, agent = await stage.running()
+        say(agent, "send orders")
+        await answer(agent, "send orders")
+
+    play(scene)
+
+
 def test_ticks_come_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(bench: Bench) -> None:
         stage = Stage(bench)
@@ -257,6 +310,23 @@ def test_a_flaw_can_be_taken_back() -> None:
         assert shell.status().flaws == ()
         assert bench.history()[-1].text == "all is well"
         assert bench.history()[-1].kind == "service"
+
+    play(scene)
+
+
+def test_a_service_that_cannot_go_on_ends_the_job() -> None:
+    async def scene(bench: Bench) -> None:
+        stage = Stage(bench)
+        _, agent = await stage.running()
+        say(agent, "fail 17 buckets are lost")
+        finish = await agent.hears(Finish)
+        assert isinstance(finish, Finish)
+        assert (finish.exit_code, finish.reason) == (ExitCode.WORKER_FAILED, "17 buckets are lost")
+        assert stage.kept() == {"echo/thing": b"last words"}
+        say(agent, "fail again")  # too late to change the outcome
+        agent.say(None)
+        await until(stage.run.done)
+        assert stage.run.result().reason == "17 buckets are lost"
 
     play(scene)
 

@@ -513,3 +513,12 @@ def test_random_changes_lose_no_step(trainers: Any, seed: int) -> None:
         assert one.entered[-1] == (9, restore[1])
         assert np.all(one.model.weight.data == restore[1] + 20)
         assert one.state.commits == one.state.step == restore[1] + 20
+
+
+def test_run_is_refused_where_workers_need_no_others() -> None:
+    one = Trainer(Barriers(), steps=2)
+    one.worker.environment["EDL_PS"] = "1"
+    one.start()
+    with pytest.raises(StateError, match="--run-mode=ps"):
+        one.worker.join()
+    one.worker.close()

@@ -18,7 +18,19 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
 from edl.types import Round, Token
 from edl.wire.local import Target
-from edl.wire.messages import NO_SETTINGS, NO_STATE, Dismissed, Expelled, Finish, Purpose, Settings, Version, World
+from edl.wire.messages import (
+    NO_SETTINGS,
+    NO_STATE,
+    Dismissed,
+    Expelled,
+    Finish,
+    Purpose,
+    Settings,
+    StartRound,
+    StopRound,
+    Version,
+    World,
+)
 
 NEWS_S = 2.0
 """How long it may take until the Master knows that a node has a copy."""
@@ -211,7 +223,9 @@ class Checks:
         self.steps += 1
         after = decision.state
         node = after.info.node
-        if after.phase is AgentPhase.IDLE and any(w.status is not WorkerStatus.PARKED for w in after.alive):
+        if self.spec.independent:
+            self._undisturbed(before, event, decision)
+        elif after.phase is AgentPhase.IDLE and any(w.status is not WorkerStatus.PARKED for w in after.alive):
             self.fail(f"{node} is idle with living workers")
         for effect in decision.effects:
             if isinstance(effect, ag.Start | ag.GivePlace) and not before.registered:
@@ -233,6 +247,17 @@ class Checks:
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
             if not (told or late or isinstance(event, ag.Interrupted | ag.Fatal)):
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
+
+    def _undisturbed(self, before: AgentState, event: ag.Event, decision: ag.Decision) -> None:
+        """A change of the world signals no independent worker whose node has a part in the next one."""
+        if not isinstance(event, ag.Heard) or before.phase not in (AgentPhase.RUNNING, AgentPhase.IDLE):
+            return
+        member = isinstance(event.message, StartRound) and event.message.world.member(before.info.node) is not None
+        if member or isinstance(event.message, StopRound):
+            frozen = {worker.local_rank for worker in before.workers if worker.frozen_since_s is not None}
+            done = [effect for effect in decision.effects if isinstance(effect, ag.SignalWorkers | ag.TellWorkers)]
+            if any(not set(effect.local_ranks) or set(effect.local_ranks) - frozen for effect in done):
+                self.fail(f"{before.info.node} disturbs its workers on {event.message}: {done}")
 
     def worker_started(self, worker: Worker, world: World | None) -> None:
         """An agent has created a worker process."""

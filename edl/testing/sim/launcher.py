@@ -80,7 +80,8 @@ class Launcher(Candidate):
         self.store_seen_s = self.now_s
         self.say(f"registered as {self.info.node} incarnation {found}")
         if self.agent is None:
-            self.agent = AgentState(self.info, self.around.spec.timeouts, contact_s=self.now_s)
+            spec = self.around.spec
+            self.agent = AgentState(self.info, spec.timeouts, contact_s=self.now_s, independent=spec.independent)
             self._run_effects(begin(self.agent).effects)
         else:
             self.tell_agent(ag.Registered(self.info))

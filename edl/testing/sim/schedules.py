@@ -92,6 +92,14 @@ class Schedule:
             plan = plan.with_wishes(others)
         return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, plan, script, saved, racks)
 
+    @classmethod
+    def independent(cls, seed: int) -> Schedule:
+        """The same job and the same faults, with workers that need no others."""
+        drawn = cls.draw(seed)
+        spec = dataclasses.replace(drawn.spec, servers="{}")
+        plan = drawn.plan.with_wishes(random.Random(f"wishes {seed}"))  # noqa: S311 - not for secrets
+        return dataclasses.replace(drawn, spec=spec, plan=plan, script=None, saved=())
+
 
 def _draw_policy(rng: random.Random) -> HyperPolicy:
     return HyperPolicy(

@@ -17,6 +17,7 @@ from edl.rendezvous.rules import next_size
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
+from edl.testing.sim.lone import LoneJob
 from edl.testing.sim.network import STORE, Network, Pair
 from edl.testing.sim.process import MASTER_KEY, Surroundings
 from edl.testing.sim.ruling import describe
@@ -24,7 +25,7 @@ from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
-from edl.types import Incarnation, NodeId
+from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose
 
 LOOK_EVERY_S = 0.5
@@ -61,11 +62,7 @@ class SimWorld:
         self.checks = checks = Checks(spec, timeline)
         self.directory = directory or Directory()
         self.states = StateNet(timeline, rng, self.network, self.directory)
-        self.training: Job = (
-            PlainJob(timeline, rng, checks, self.directory, total_s)
-            if script is None
-            else SteppingJob(timeline, rng, checks, self.directory, total_s, script)
-        )
+        self.training = self._job(total_s, script)
         checks.training, checks.keepers = self.training, self.states.keepers
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
@@ -76,9 +73,17 @@ class SimWorld:
         self.retired: list[Launcher] = []
         """Earlier ones."""
         self._healed = False
+        self._world_since = (Round(0), 0.0)
+        """The newest world that was seen, and since when."""
         self.store.changed = self._store_changed
         self.network.changed.append(self._store_changed)
         timeline.after(LOOK_EVERY_S, self._look_around)
+
+    def _job(self, total_s: float, script: Script | None) -> Job:
+        parts = self.timeline, self.rng, self.checks, self.directory, total_s
+        if self.spec.independent:
+            return LoneJob(*parts, lambda: self.checks.record.world if self.checks.record else None)
+        return PlainJob(*parts) if script is None else SteppingJob(*parts, script)
 
     # --- people's doings ---------------------------------------------------------------------------------------------
 
@@ -249,6 +254,7 @@ class SimWorld:
         master = self.master
         for launcher in self.alive():
             self._note_contact(launcher, master)
+            self._look_at_spare(launcher, limit_s)
             since_s = launcher.cut_off_s
             if since_s is None or self.timeline.now_s - since_s <= limit_s:
                 continue
@@ -257,6 +263,19 @@ class SimWorld:
         if self._healed:
             self._replenish()
         self.timeline.after(LOOK_EVERY_S, self._look_around)
+
+    def _look_at_spare(self, launcher: Launcher, limit_s: float) -> None:
+        """Independent workers are not stopped with their round; those of a node without a place must not go on."""
+        record = self.checks.record
+        if not self.spec.independent or record is None or record.world is None:
+            return
+        round, since_s = self._world_since
+        if round != record.round:
+            self._world_since = record.round, self.timeline.now_s
+        elif record.phase is Phase.RUNNING and self.timeline.now_s - since_s > limit_s:
+            spare = record.world.member(launcher.node) is None and launcher.cut_off_s is None and not launcher.paused
+            if spare and any(worker.alive and not worker.frozen for worker in launcher.workers):
+                self.checks.fail(f"{launcher.node} has no place in round {round} and its workers still run")
 
     def _note_contact(self, launcher: Launcher, master: Launcher | None) -> None:
         reaches_store = not self.store.away and self.network.both(launcher.host, STORE)

@@ -1,4 +1,9 @@
-"""One reader process, a launcher's child: ``python -m data_service reader``; see ``data_service/serve.py``."""
+"""One process that helps a job, a launcher's child: ``python -m data_service reader`` or ``python -m ps server``.
+
+The two talk in lines over pipes. The launcher writes an order, one line of JSON with the secret by which others are
+known, and then ``?`` now and then; the process writes one line of JSON once it listens, and answers each ``?`` with a
+line that begins with ``!``. ``!0`` says that no Master has been heard of lately.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +12,32 @@ import asyncio.subprocess
 import contextlib
 import json
 import os
-import secrets
 import signal
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import edl.adapters.with_parent
 from edl.errors import WorkerStartError
 from edl.tasks import end
 
 START_S = 60.0
-"""From its start until it listens. Importing pyarrow takes a second, much longer from a cold network disk."""
+"""From its start until it listens. Importing what it needs takes a second, much longer from a cold network disk."""
 ASK_S = 2.0
 """Between two questions whether it still answers."""
 FROZEN_S = 15.0
 """One that does not answer for so long is killed. A user's function may hold Python's lock for a while."""
 
 
-class ReaderProcess:
+class HelperProcess:
     """Made by ``start``. It dies with this process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, secret: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, ready: Mapping[str, Any]) -> None:
         self._process = process
-        self.port = port
-        self.secret = secret
-        """Whoever knows it is served."""
+        self.ready = ready
+        """What it has said once it listened."""
+        self.masterless = False
+        """No Master has been in touch with it, it says."""
 
     @property
     def pid(self) -> int:
@@ -38,26 +45,26 @@ class ReaderProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, host: str, capacity: int, grace_s: float) -> ReaderProcess:
-        """Returns once it listens, at a port of its choice. Only for the main thread. Raises ``WorkerStartError``."""
+    async def start(cls, what: str, module: Sequence[str], order: Mapping[str, Any]) -> HelperProcess:
+        """``python -m MODULE``; returns once it listens, at a port of its choice. Only for the main thread. Raises
+        ``WorkerStartError``, which says ``what`` could not be started."""
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
             *wrapper,
-            *(sys.executable, "-m", "data_service", "reader"),
-            *(f"--host={host}", f"--capacity={capacity}", f"--grace={grace_s:g}"),
+            *(sys.executable, "-m", *module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends it in good order
         )
-        secret = secrets.token_hex(16)
         try:
-            first = await asyncio.wait_for(_say(process, json.dumps({"secret": secret})), START_S)
-            return cls(process, int(json.loads(first)["port"]), secret)
+            ready = json.loads(await asyncio.wait_for(_say(process, json.dumps(order)), START_S))
+            int(ready["port"])
+            return cls(process, ready)
         except (OSError, ValueError, TypeError, KeyError, asyncio.TimeoutError) as error:
             await _kill(process)
             status = f"ended with status {process.returncode}" if not isinstance(error, asyncio.TimeoutError) else ""
             raise WorkerStartError(
-                f"a reader process {status or f'did not listen within {START_S:g} s'}. What it says is above"
+                f"a {what} process {status or f'did not listen within {START_S:g} s'}. What it says is above"
             ) from error
         except BaseException:
             await _kill(process)
@@ -83,8 +90,10 @@ class ReaderProcess:
         while True:
             await asyncio.sleep(ASK_S)
             try:
-                if not await asyncio.wait_for(_say(self._process, "?"), FROZEN_S):
+                answer = await asyncio.wait_for(_say(self._process, "?"), FROZEN_S)
+                if not answer:
                     return False
+                self.masterless = answer.startswith(b"!0")
             except asyncio.TimeoutError:
                 return True
             except OSError:
@@ -96,11 +105,16 @@ class ReaderProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    async def stop(self, grace_s: float) -> None:
-        """Let it finish what it streams, for so long."""
+    def ask_to_end(self) -> None:
+        """SIGTERM: it ends by itself when nothing is left to do."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
+
+    async def stop(self, grace_s: float) -> None:
+        """Let it finish what it does, for so long; 0: not at all."""
+        if self._process.returncode is None and grace_s > 0:
+            self.ask_to_end()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         await _kill(self._process)

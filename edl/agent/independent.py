@@ -1,0 +1,75 @@
+"""Workers that need no others: the trainers of a job with parameter servers.
+
+The world changes around them. When a round is stopped its workers are not: the node says at once that it is ready, and
+they train on. With the next world those that live are told their new places, those that have ended with success stay
+ended, and those that have failed are started anew. They are only ended where others must be sure that they are gone:
+the node has left the world, its lease or all contact is lost, or the launcher leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edl.agent import rounds
+from edl.agent.events import Start
+from edl.agent.state import AgentPhase, Worker, WorkerStatus
+from edl.agent.turn import Turn
+from edl.types import Rank
+from edl.wire.messages import Member, StopRound, WorkersDone, World
+
+BEGAN_ANEW = "began anew"
+MOST_RENEWALS = 50
+"""Of one slot, as long as it does not fail otherwise."""
+
+
+def start(turn: Turn, world: World, reason: str) -> None:
+    """Take part in a world, or have no part in it any more."""
+    state = turn.state
+    if state.registered and world.member(state.info.node) is None and world.round > state.seen_round:
+        if state.unbroken:
+            turn.log(f"{reason}: this node has no part in it, so its workers end")
+            rounds.break_off(turn)
+        return
+    member = rounds.admitted(turn, world)
+    if member is None:
+        return
+    workers = tuple(_take_place(turn, index, world, member) for index in range(member.slots))
+    placed = tuple(worker.local_rank for worker in state.in_world)
+    rounds.begin(turn, world, workers, placed, reason)
+    if turn.state.done:
+        turn.say(WorkersDone(world.round))
+
+
+def _take_place(turn: Turn, local_rank: int, world: World, member: Member) -> Worker:
+    old, rank = turn.worker(local_rank), Rank(member.first_rank + local_rank)
+    if old is not None and old.status in (WorkerStatus.ALIVE, WorkerStatus.DONE):
+        return dataclasses.replace(old, rank=rank)
+    renewals = old.renewals if old is not None and old.gone == BEGAN_ANEW else 0
+    how = rounds.restarted(old, "started with the world")
+    return Worker(local_rank, rank, born=world.round, how=how, renewals=renewals)
+
+
+def stop(turn: Turn, order: StopRound) -> None:
+    """The round is over: nobody here needs to stop for that."""
+    state = turn.state
+    if state.phase is AgentPhase.RUNNING and order.round >= state.running_round:
+        turn.log(order.reason)
+        rounds.get_ready(turn)
+    elif state.phase is AgentPhase.IDLE:
+        turn.announce()
+
+
+def may_renew(worker: Worker) -> bool:
+    """Whether a worker that asks to begin anew is believed. One that does nothing else has failed."""
+    return not worker.ending and worker.renewals < MOST_RENEWALS
+
+
+def renew(turn: Turn, worker: Worker) -> None:
+    """A worker has ended because it has to begin anew, which is no failure: its slot is filled again at once."""
+    world, told = turn.state.world, worker.renewals + 1
+    turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
+    if turn.state.phase is AgentPhase.RUNNING and world is not None:
+        turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) begins anew")
+        anew = Worker(worker.local_rank, worker.rank, born=world.round, how=f"restarted ({BEGAN_ANEW})", renewals=told)
+        turn.set(workers=tuple(anew if one.local_rank == anew.local_rank else one for one in turn.state.workers))
+        turn.do(Start(world, (worker.local_rank,)))

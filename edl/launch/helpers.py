@@ -1,0 +1,441 @@
+"""Processes that help a job and are no nodes of it: readers of data, parameter servers.
+
+A launcher keeps a number of them running. Each has a key in the job's store, all on one lease of that launcher; the
+Master's service that uses them hears of them by these keys. They come and go while training goes on. A launcher may
+have them beside its workers, or do nothing else (``--role``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edl.adapters.clock import SystemClock
+from edl.config import JobSpec
+from edl.errors import LeaseLost, StoreError, StoreUnavailable, UsageError, WorkerStartError
+from edl.exit_codes import ExitCode
+from edl.launch.console import console
+from edl.launch.helper_process import HelperProcess
+from edl.launch.launcher import SIGNALS
+from edl.launch.reach import address_towards, etcd_store
+from edl.launch.settings import HelperSettings
+from edl.ports import Delete, Operation, Put, Store
+from edl.tasks import end
+from edl.types import JobId
+from edl.wire import plain
+from edl.wire.keys import JobKeys
+from edl.wire.messages import Finish
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+"""Between the end of a process and the start of the next, doubled each time, unless it has lived for so long."""
+START_TRIES = 3
+RETRY_S = 0.2
+LOOK_S = 1.0
+"""How often a launcher that has nothing else looks whether the job has come or ended."""
+
+
+class Kind(Protocol):
+    """What kind of process it is."""
+
+    what: str
+    """For people."""
+    service: str
+    """The Master's service that hears of them."""
+    folder: str
+    """Their keys lie in it, below the service's."""
+    count: int
+    grace_s: float
+    """For what is under way when one has to end, once its key is gone; 0: they are killed."""
+    farewell_s: float
+    """How long the keys of those that leave are gone before they refuse: others hear of it meanwhile."""
+    drain_s: float
+    """How long those that have been asked to end are waited for with their keys in place; 0: not at all."""
+    fenced: bool
+    """Others take over what they hold once their keys are gone: they must not live then."""
+
+    async def start(self, index: int, name: str, host: str) -> HelperProcess:
+        """Start number ``index``. Raises ``WorkerStartError``."""
+        ...
+
+    def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
+        """What its key says."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What a group of them needs to know."""
+
+    store: Store
+    keys: JobKeys
+    lease_ttl_s: float
+    node: str
+    host: str
+    """Where trainers reach them."""
+    log: Callable[[str], None]
+
+
+class Helpers:
+    """A number of processes, started again when they die, and their keys."""
+
+    def __init__(self, kit: Kit, kind: Kind) -> None:
+        self._kit = kit
+        self._kind = kind
+        self._clock = SystemClock()
+        self._numbers: Iterator[int] | None = None
+        self._known = asyncio.Event()
+        """Which numbers are free."""
+        self._running: dict[str, HelperProcess] = {}
+        self._changed = asyncio.Event()
+        self._lease = 0
+        self._renewed_s = self._clock.now_s()
+        self._away = False
+        self._ever = False
+        self._leaving = False
+        self._drain_by_s: float | None = None
+        self._alone = False
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ``WorkerStartError`` when not a single one can be started at all."""
+        tasks = [asyncio.ensure_future(self._keep_keys())]
+        tasks += [asyncio.ensure_future(self._keep_one(index)) for index in range(self._kind.count)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._leaving = True
+            for task in tasks:
+                await end(task)
+
+    def drain(self) -> None:
+        """Have them end when others have what they hold. ``run`` has to go on meanwhile."""
+        if self._kind.drain_s and self._drain_by_s is None:
+            self._drain_by_s = self._clock.now_s() + self._kind.drain_s
+            self._alone = False  # others may have come since the store was read
+            for process in self._running.values():
+                process.ask_to_end()
+            self._changed.set()
+
+    async def drained(self) -> None:
+        """Until those that were asked to end have, or have had their time, or nobody is there to take over."""
+        while self._running and self._drain_by_s is not None and self._clock.now_s() < self._drain_by_s:
+            if self._alone:
+                self._kit.log(f"no other {self._kind.what} is there to take over what those here hold")
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def leave(self) -> None:
+        """Take the keys back, then end the processes, which finish what they do."""
+        lease, self._lease = self._lease, 0
+        if lease:
+            with contextlib.suppress(StoreError):
+                await self._kit.store.revoke_lease(lease)
+        if self._running:
+            await asyncio.sleep(self._kind.farewell_s)
+            # It ends by itself when its time is over; killing it is for one that cannot.
+            grace_s = self._kind.grace_s + 1.0 if self._kind.grace_s else 0.0
+            await asyncio.gather(*(process.stop(grace_s) for process in self._running.values()))
+            self._running.clear()
+
+    def hurry(self) -> None:
+        """End the processes at once."""
+        for process in self._running.values():
+            process.kill()
+
+    # --- the processes ---------------------------------------------------------------------------------------------
+
+    async def _keep_one(self, index: int) -> None:
+        """One process after the other."""
+        await self._known.wait()
+        failures = 0
+        while self._drain_by_s is None:
+            started_s = self._clock.now_s()
+            try:
+                await self._live_one(index)
+            except WorkerStartError as error:
+                if failures + 1 >= START_TRIES and not self._ever:
+                    raise
+                self._kit.log(str(error))
+            failures = 0 if self._clock.now_s() - started_s > LONGEST_PAUSE_S else failures + 1
+            await asyncio.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, failures - 1)))
+        await asyncio.Event().wait()  # it is over when ``run`` is
+
+    async def _live_one(self, index: int) -> None:
+        """One process from its start to its end, with its key while it lives."""
+        kit, what = self._kit, self._kind.what
+        assert self._numbers is not None  # noqa: S101 - known by now
+        name = f"{kit.node}-{next(self._numbers)}"
+        process = await self._kind.start(index, name, kit.host)
+        self._ever = True
+        self._running[name] = process
+        self._changed.set()
+        kit.log(f"{what} {name} (pid {process.pid}) serves at port {process.ready['port']}")
+        if self._drain_by_s is not None:
+            process.ask_to_end()
+        try:
+            how = await process.ended()
+        finally:
+            if not self._leaving:  # else it is ended in good order
+                self._running.pop(name, None)
+                self._changed.set()
+        more = "" if self._drain_by_s is not None else "; another one is started"
+        kit.log(f"{what} {name} (pid {process.pid}) {how}{more}")
+
+    # --- their keys ------------------------------------------------------------------------------------------------
+
+    async def _keep_keys(self) -> None:
+        """Keep the lease, and on it a key of each process that runs and of no other."""
+        what = self._kind.what
+        while True:
+            self._changed.clear()
+            try:
+                await self._bring_up_to_date()
+                pause_s = self._kit.lease_ttl_s / 3
+                if self._away:
+                    self._away = False
+                    self._kit.log("the store answers again")
+            except LeaseLost:
+                self._lease, pause_s = 0, 0.0
+                self._fence("its lease has ended, others take over")
+            except StoreUnavailable:
+                pause_s = RETRY_S
+                if not self._away:
+                    self._away = True
+                    self._kit.log(f"the store does not answer: {what}s go on, trainers hear of new ones when it does")
+                self._look_around()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), pause_s)
+
+    def _look_around(self) -> None:
+        """Without the store and without a Master for as long as the lease lasts: others may have taken over."""
+        late = self._clock.now_s() - self._renewed_s >= self._kit.lease_ttl_s
+        if late and self._running and all(process.masterless for process in self._running.values()):
+            self._fence(f"neither the store nor a Master has been in reach for {self._kit.lease_ttl_s:g} s")
+
+    def _fence(self, why: str) -> None:
+        if self._kind.fenced and self._running:
+            self._kit.log(f"killing {len(self._running)} {self._kind.what}s: {why}")
+            self.hurry()
+            # Their keys must not come back, not even for the moment until their ends are seen.
+            self._running.clear()
+
+    async def _bring_up_to_date(self) -> None:
+        """The store is read each time, so a key that anybody has removed comes back."""
+        kit, folder = self._kit, self._kind.folder
+        sent_s = self._clock.now_s()
+        if self._lease:
+            await kit.store.renew_lease(self._lease)
+        else:
+            self._lease = await kit.store.grant_lease(kit.lease_ttl_s)
+        self._renewed_s = sent_s
+        here = kit.keys.helper(self._kind.service, f"{folder}/{kit.node}-")
+        snapshot = await kit.store.read(kit.keys.helper(self._kind.service, f"{folder}/"))
+        self._alone = all(entry.key.startswith(here) or _drains(entry.value) for entry in snapshot.entries)
+        mine = [entry for entry in snapshot.entries if entry.key.startswith(here)]
+        if self._numbers is None:
+            # A launcher of the same name may have died a moment ago: its names are not used again.
+            self._numbers = itertools.count(1 + max((_number(entry.key) for entry in mine), default=0))
+            self._known.set()
+        wanted = {kit.keys.helper(self._kind.service, f"{folder}/{n}"): self._told(p) for n, p in self._running.items()}
+        there = {entry.key: entry.value for entry in mine if entry.lease == self._lease}
+        operations: list[Operation] = [Delete(key) for key in there if key not in wanted]
+        operations += [Put(key, value, self._lease) for key, value in wanted.items() if there.get(key) != value]
+        for begin in range(0, len(operations), 100):  # etcd takes at most 128 in one transaction
+            await kit.store.write(operations[begin : begin + 100])
+
+    def _told(self, process: HelperProcess) -> bytes:
+        told = dict(self._kind.told(process, self._kit.host))
+        if self._drain_by_s is not None:
+            told["draining"] = True
+        return json.dumps(told).encode()
+
+
+def _number(key: str) -> int:
+    text = key.rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0
+
+
+def _drains(value: bytes) -> bool:
+    """Whether what lies under a key says so."""
+    try:
+        return bool(json.loads(value).get("draining"))
+    except (ValueError, AttributeError):
+        return False
+
+
+class HelpersBeside:
+    """Those of a launcher that does something else. If they cannot be started, it goes on without them."""
+
+    def __init__(self, kit: Kit, kind: Kind) -> None:
+        self._helpers = Helpers(kit, kind)
+        self._what = kind.what
+        self._log = kit.log
+        self._signalled = False
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._helpers.run()
+        except (StoreError, WorkerStartError) as error:
+            self._log(f"no {self._what}s here: {error}")
+
+    def interrupt(self) -> None:
+        """The launcher has been told to leave; the second time: at once."""
+        if self._signalled:
+            self._helpers.hurry()
+        self._signalled = True
+        self._helpers.drain()
+
+    async def leave(self) -> None:
+        """End them. Doing it twice does nothing."""
+        if not self._task.done():
+            await self._helpers.drained()
+        await end(self._task)
+        await self._helpers.leave()
+
+
+# --- the role --------------------------------------------------------------------------------------------------------
+
+
+MakeKind = Callable[[JobSpec, str], Kind]
+"""What is to be run, for a job with these settings and this token."""
+
+
+async def serve_helpers(settings: HelperSettings, make: MakeKind, leaving_text: str) -> int:
+    """A launcher that does nothing else: wait for the job, have the processes while it runs; returns the exit
+    status."""
+    log = console(settings.node)
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    store = etcd_store(settings.store, settings.store.endpoints)
+    party: list[Helpers] = []
+
+    def interrupt() -> None:
+        for helpers in party:
+            (helpers.hurry if told.is_set() else helpers.drain)()
+        told.set()
+
+    for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
+        loop.add_signal_handler(number, interrupt)
+    leaving = asyncio.ensure_future(told.wait())
+    work = asyncio.ensure_future(_take_part(settings, store, party, make, log))
+    try:
+        await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        log(leaving_text)
+        for helpers in party:
+            await helpers.drained()
+        return int(ExitCode.OK)
+    finally:
+        await end(work)
+        await end(leaving)
+        for helpers in party:
+            await helpers.leave()
+        await store.close()
+
+
+async def _take_part(
+    settings: HelperSettings, store: Store, party: list[Helpers], make: MakeKind, log: Callable[[str], None]
+) -> int:
+    """From the job's beginning to its end. What runs is added to ``party``; it still has to leave."""
+    keys = JobKeys(settings.job)
+    look = _Look(store, keys, settings.recover_s)
+    found = await look.until_there(log)
+    if found is None:
+        log(look.reason)
+        return int(ExitCode.OK)
+    spec, token = found
+    host = settings.local_addr or address_towards(settings.store.endpoints[0])
+    helpers = Helpers(Kit(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
+    party.append(helpers)
+    running = asyncio.ensure_future(helpers.run())
+    watching = asyncio.ensure_future(look.until_over(spec.timeouts.recover_s))
+    try:
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        code = watching.result()
+        log(look.reason)
+        return code
+    finally:
+        await end(running)
+        await end(watching)
+
+
+class _Look:
+    """Looks now and then whether the job is there."""
+
+    def __init__(self, store: Store, keys: JobKeys, patience_s: float) -> None:
+        self._store = store
+        self._keys = keys
+        self._patience_s = patience_s
+        self._clock = SystemClock()
+        self.reason = ""
+        """Why the launcher ends."""
+
+    async def until_there(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
+        """Wait for the job: its settings and its token; None when it has just ended. Raises ``UsageError`` or
+        ``StoreUnavailable`` in the end."""
+        deadline_s, said, job = self._clock.now_s() + self._patience_s, False, self._keys.job
+        while True:
+            problem: StoreUnavailable | None = None
+            try:
+                if await self._has_ended():
+                    return None
+                spec, token = await self._value(self._keys.spec), await self._value(self._keys.token)
+                if spec and token and (await self._store.read(self._keys.nodes)).entries:
+                    return plain.loads(JobSpec, spec), token.decode()
+            except StoreUnavailable as error:
+                problem = error
+            if self._clock.now_s() >= deadline_s:
+                raise problem or _no_job(job, self._patience_s)
+            if not said:
+                said = True
+                log(f"waiting for job {job}" if problem is None else f"waiting for the store: {problem}")
+            await asyncio.sleep(LOOK_S)
+
+    async def until_over(self, patience_s: float) -> int:
+        """Wait until the job has ended; returns the exit status. Raises ``StoreUnavailable`` after ``patience_s``."""
+        seen_s = self._clock.now_s()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if await self._has_ended():
+                    return int(ExitCode.OK)
+                there = await self._value(self._keys.token)
+                nodes = (await self._store.read(self._keys.nodes)).entries
+            except StoreUnavailable:
+                if self._clock.now_s() - seen_s >= patience_s:
+                    raise
+                continue
+            if not there:
+                self.reason = f"job {self._keys.job} has ended"
+                return int(ExitCode.OK)
+            if nodes:
+                seen_s = self._clock.now_s()
+            elif self._clock.now_s() - seen_s >= patience_s:
+                self.reason = f"job {self._keys.job} has had no node for {patience_s:g} s"
+                return int(ExitCode.NOT_ENOUGH_NODES)
+
+    async def _has_ended(self) -> bool:
+        farewell = await self._value(self._keys.farewell)
+        if farewell:
+            outcome = plain.loads(Finish, farewell)
+            self.reason = f"job {self._keys.job} has ended: {outcome.reason}"
+        return bool(farewell)
+
+    async def _value(self, key: str) -> bytes:
+        entries = (await self._store.read(key)).entries
+        return next((entry.value for entry in entries if entry.key == key), b"")
+
+
+def _no_job(job: JobId, patience_s: float) -> UsageError:
+    return UsageError(f"no job {job} in this store after {patience_s:g} s. Check --rdzv-id and --rdzv-endpoint")

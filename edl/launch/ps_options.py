@@ -1,0 +1,285 @@
+"""The launcher's options for parameter servers, with the spellings of ``paddle.distributed.launch``.
+
+What all launchers of a job must agree on becomes ``JobSpec.servers``: options and their values, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from edl.config import NodeRange, parse_nnodes
+from edl.errors import SettingError
+from edl.launch.settings import ServerSettings
+from edl.wire.address import address
+from ps.spec import Mode, Replication, Training
+
+MOST_SERVERS_HERE = 256
+"""Pservers of one launcher."""
+MOST_SERVERS = 1000
+
+PS_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--run-mode",
+        type=click.Choice(["collective", "ps"]),
+        default="collective",
+        help="ps: trainers with parameter servers. Default: collective.",
+    ),
+    click.option("--servers", default="", metavar="MIN:MAX|HOST:PORT,…", help="Pservers of the whole job, or which."),
+    click.option(
+        *("--trainers", "--workers"), default="", metavar="MIN:MAX|HOST:PORT,…", help="Trainers of the whole job."
+    ),
+    click.option("--server-nnodes", default="", metavar="N|MIN:MAX", help="Nodes with pservers, instead of --servers."),
+    click.option(
+        *("--servers-per-node", "--server-num"), default="", metavar="N", help="Pservers here. Default: 1 with ps."
+    ),
+    click.option(
+        *("--trainer-num", "--worker-num"), default="", metavar="N", help="Trainers on this node: --nproc-per-node."
+    ),
+    click.option("--pserver-memory", default="0", metavar="BYTES", help="For each pserver here. Default: see docs."),
+    click.option(
+        "--ps-mode",
+        type=click.Choice([mode.value for mode in Mode]),
+        default=Mode.ASYNC.value,
+        help="How trainers go together. Default: async.",
+    ),
+    click.option("--staleness", default="0", metavar="STEPS", help="Most that one may be ahead; 0 for any number."),
+    click.option("--staleness-lr", is_flag=True, help="The later a gradient comes, the smaller its LR."),
+    click.option("--geo-steps", default="10", metavar="N", help="Steps between exchanges with --ps-mode=geo."),
+    click.option(
+        "--replication",
+        type=click.Choice([kind.value for kind in Replication]),
+        default=Replication.SYNC.value,
+        help="What a push waits for. Default: sync.",
+    ),
+    click.option("--replication-lag", default="0.5", metavar="SECONDS", help="Most with --replication=async."),
+    click.option("--ps-save-every", default="0", metavar="SECONDS", help="A checkpoint so often; 0 for none."),
+]
+_FLAGS = {
+    "mode": "--ps-mode",
+    "staleness": "--staleness",
+    "staleness_lr": "--staleness-lr",
+    "geo_steps": "--geo-steps",
+    "replication": "--replication",
+    "lag_s": "--replication-lag",
+    "servers": "--servers",
+    "save_every_s": "--ps-save-every",
+}
+"""The option for each field of ``Training``."""
+_ONLY_PS = {
+    "ps_mode": Mode.ASYNC.value,
+    "staleness": "0",
+    "staleness_lr": False,
+    "geo_steps": "10",
+    "replication": Replication.SYNC.value,
+    "replication_lag": "0.5",
+    "ps_save_every": "0",
+    "pserver_memory": "0",
+}
+"""Options that say nothing without parameter servers, and their defaults."""
+_SIZES = ("servers", "trainers", "server_nnodes", "servers_per_node", "trainer_num")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many trainers and pservers there are, and how many of them are here."""
+
+    nodes: NodeRange
+    """Nodes with trainers."""
+    slots: int
+    """Trainers here; 0: none."""
+    here: ServerSettings
+
+
+def wants_servers(options: Mapping[str, Any]) -> bool:
+    """Whether the job has parameter servers. Raises ``SettingError`` for an option that has no meaning then."""
+    wanted = options["run_mode"] == "ps" or any(options[name] for name in _SIZES)
+    wanted = wanted or options["role"] in ("trainer", "pserver")
+    if not wanted:
+        for name, default in _ONLY_PS.items():
+            if options[name] != default:
+                flag = "--" + name.replace("_", "-")
+                raise SettingError(flag, options[name], "is for parameter servers", "Add --run-mode=ps, or drop it")
+    elif options["hang_timeout"]:
+        raise SettingError(
+            "--hang-timeout",
+            f"{options['hang_timeout']:g}",
+            "trainers of --run-mode=ps do not wait for one another",
+            "Drop it: each call to a pserver has a deadline of its own",
+        )
+    return wanted
+
+
+def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Sizes:
+    """Who is here, and how many there may be. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
+    trainers, servers = options["trainers"].strip(), options["servers"].strip()
+    slots = _slots(options, slots_of)
+    nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+    count = 0 if options["role"] == "trainer" else _count("--servers-per-node", options["servers_per_node"] or "1")
+    here = ServerSettings(count, memory_bytes=memory)
+    if _is_list(trainers):
+        endpoints = _endpoints("--trainers", trainers)
+        slots = len(_mine(endpoints, options["local_addr"]))
+        total = len({host for host, _ in endpoints})
+        nodes = NodeRange(total, total)
+    elif trainers:
+        nodes = _nodes_of(trainers, slots, options)
+    if _is_list(servers):
+        everywhere = _endpoints("--servers", servers)
+        mine = _mine(everywhere, options["local_addr"]) if options["role"] != "trainer" else []
+        host, ports = (mine[0][0] if mine else ""), tuple(port for _, port in mine)
+        here = ServerSettings(len(mine), ports, host, memory, tuple(address(*one) for one in everywhere))
+    if not slots and not here.count:
+        raise SettingError(
+            "--trainers",
+            trainers,
+            "neither it nor --servers names an address of this host",
+            "Name one, or --local-addr",
+        )
+    return Sizes(nodes, slots, here)
+
+
+def training_from(options: Mapping[str, Any]) -> str:
+    """What all launchers of the job agree on, as JSON. Raises ``SettingError``."""
+    told = {
+        "--servers": ":".join(map(str, _bounds(options))),
+        "--ps-mode": options["ps_mode"],
+        "--staleness": options["staleness"],
+        "--staleness-lr": "yes" if options["staleness_lr"] else "no",
+        "--geo-steps": options["geo_steps"],
+        "--replication": options["replication"],
+        "--replication-lag": options["replication_lag"],
+        "--ps-save-every": options["ps_save_every"],
+    }
+    text = json.dumps(told)
+    training_of(text)  # what nobody could follow is refused here
+    return text
+
+
+def training_of(text: str) -> Training:
+    """The inverse of ``training_from``: how the job trains. Raises ``SettingError``."""
+    told = json.loads(text)
+    low, high = (int(part) for part in told["--servers"].split(":"))
+    try:
+        return Training(
+            mode=Mode(told["--ps-mode"]),
+            staleness=_whole("--staleness", told["--staleness"]),
+            staleness_lr=told["--staleness-lr"] == "yes",
+            geo_steps=_whole("--geo-steps", told["--geo-steps"]),
+            replication=Replication(told["--replication"]),
+            lag_s=_seconds("--replication-lag", told["--replication-lag"]),
+            servers=(low, high),
+            save_every_s=_seconds("--ps-save-every", told["--ps-save-every"]),
+        )
+    except SettingError as error:
+        raise error.renamed(_FLAGS.get(error.setting, error.setting)) from None
+
+
+# --- counts and addresses --------------------------------------------------------------------------------------------
+
+
+def _slots(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> int:
+    slots = slots_of(options["nproc_per_node"])
+    if options["trainer_num"]:
+        number = _count("--trainer-num", options["trainer_num"], least=1)
+        if options["nproc_per_node"] not in ("1", str(number)):
+            raise SettingError(
+                *("--trainer-num", number, f"--nproc-per-node={options['nproc_per_node']} says the same otherwise"),
+                "Give one of them",
+            )
+        return number
+    return slots
+
+
+def _nodes_of(text: str, slots: int, options: Mapping[str, Any]) -> NodeRange:
+    low, high = _range("--trainers", text)
+    if low % slots or high % slots:
+        least, most = -(-low // slots) * slots, max(1, high // slots) * slots
+        raise SettingError(
+            *("--trainers", text, f"cannot be split into nodes of {slots} trainers each (--nproc-per-node={slots})"),
+            f"Use multiples of {slots}, such as --trainers={min(least, most)}:{most}, or another --nproc-per-node",
+        )
+    nodes = NodeRange(low // slots, high // slots, options["node_unit"])
+    given = parse_nnodes(options["nnodes"], options["node_unit"])
+    if options["nnodes"] != "1:1" and given != nodes:
+        raise SettingError(
+            "--trainers", text, f"is {nodes} nodes, and --nnodes={given} says otherwise", "Give one of them"
+        )
+    return nodes
+
+
+def _bounds(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Least and most pservers of the job."""
+    text, nodes = options["servers"].strip(), options["server_nnodes"].strip()
+    if _is_list(text):
+        count = len(_endpoints("--servers", text))
+        return count, count
+    if text:
+        low, high = _range("--servers", text)
+    elif nodes:
+        each = _count("--servers-per-node", options["servers_per_node"] or "1", least=1)
+        low, high = (each * number for number in _range("--server-nnodes", nodes))
+    else:
+        low, high = Training().servers
+    if high > MOST_SERVERS:
+        raise SettingError("--servers", f"{low}:{high}", f"at most {MOST_SERVERS} pservers are supported")
+    return low, high
+
+
+def _range(option: str, text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,7})(?::(\d{1,7}))?", text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high:
+        raise SettingError(option, text, "must be N or MIN:MAX with 1 <= MIN <= MAX", "Such as 2 or 1:4")
+    return low, high
+
+
+def _is_list(text: str) -> bool:
+    return bool(text) and re.fullmatch(r"[\d:]*", text) is None
+
+
+def _endpoints(option: str, text: str) -> list[tuple[str, int]]:
+    """``host:port,…``"""
+    found: list[tuple[str, int]] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        host, _, port = item.rpartition(":")
+        host = host.strip("[]")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingError(option, item, "is neither MIN:MAX nor a list of addresses", "Write HOST:PORT,HOST:PORT…")
+        if (host, int(port)) in found:
+            raise SettingError(option, item, "is named twice")
+        found.append((host, int(port)))
+    return found
+
+
+def _mine(endpoints: list[tuple[str, int]], local_addr: str) -> list[tuple[str, int]]:
+    """Those that this launcher is meant by."""
+    if local_addr:
+        return [one for one in endpoints if one[0] == local_addr]
+    from edl.adapters.etcd_cluster import can_bind  # only now: the network libraries are not needed to print the help
+
+    return [one for one in endpoints if can_bind(one[0], 0)]
+
+
+def _count(option: str, text: str, least: int = 0) -> int:
+    if not text.isdecimal() or not least <= int(text) <= MOST_SERVERS_HERE:
+        raise SettingError(option, text, f"must be a number from {least} to {MOST_SERVERS_HERE}")
+    return int(text)
+
+
+def _whole(option: str, text: str) -> int:
+    if not text.isdecimal():
+        raise SettingError(option, text, "must be a whole number, 0 or more")
+    return int(text)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(option, text, "must be a number of seconds") from None

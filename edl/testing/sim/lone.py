@@ -1,0 +1,137 @@
+"""Workers that need no others, as the simulator knows them: each has work of its own and ends when it is done."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections.abc import Callable, Iterable
+
+from edl.testing.sim.keepers import Directory
+from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.local import ToWorker
+from edl.wire.messages import Member, World
+
+Slot = tuple[NodeId, int]
+SHORTEST_S = 0.05
+"""A process whose work had been done by the one before it needs so long to find out."""
+
+
+class LoneJob(Job):
+    """What a worker has done is kept elsewhere: the next process in its slot goes on from there."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        watcher: Watcher,
+        directory: Directory,
+        total_s: float,
+        world: Callable[[], World | None],
+    ) -> None:
+        """``world``: the one that is recorded."""
+        super().__init__(timeline, rng, watcher, directory)
+        self._total_s = total_s
+        self._world = world
+        self._left_s: dict[Slot, float] = {}
+        self._since_s: dict[int, float] = {}
+        """Since when a process works, by its ``id``."""
+        self._ends: dict[int, Timer] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Time that the slots of the recorded world still need."""
+        world = self._world()
+        members = world.members if world is not None else ()
+        slots = [(member.node, index) for member in members for index in range(member.slots)]
+        return max((self._left_s.get(slot, self._total_s) for slot in slots), default=self._total_s)
+
+    @property
+    def longest_s(self) -> float:
+        """Time that a slot needs from the beginning."""
+        return self._total_s + SHORTEST_S
+
+    def group(self, number: Round) -> Group | None:
+        """There are none."""
+        return None
+
+    def shorten(self, left_s: float) -> None:
+        """See that not much is left to do."""
+        self._total_s = min(self._total_s, left_s)
+        for worker in self.alive():
+            self._stand_still(worker)
+        for slot, left in self._left_s.items():
+            self._left_s[slot] = min(left, left_s)
+        for worker in self.alive():
+            self._go_on(worker)
+
+    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+        """Create a node's workers."""
+        workers = []
+        for index in local_ranks:
+            rank = Rank(member.first_rank + index)
+            worker = Worker(parent, member.node, member.incarnation, world.round, index, self.deaf(), world.round, rank)
+            self.watcher.worker_started(worker, world)
+            self._left_s.setdefault((member.node, index), self._total_s)
+            self.timeline.after(self.rng.uniform(0.02, 0.4), self._comes_up, worker)
+            workers.append(worker)
+        self.processes += workers
+        return workers
+
+    def _comes_up(self, worker: Worker) -> None:
+        worker.up = True
+        self._go_on(worker)
+
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+        """Nobody waits for a world here."""
+        self.watcher.fail(f"{owner[0]} starts a worker ahead although workers are independent")
+        raise AssertionError("unreachable")
+
+    def give_place(self, worker: Worker, world: World) -> None:
+        """The world changes around it."""
+        member = world.member(worker.node)
+        assert member is not None  # noqa: S101 - the agent has looked
+        worker.round, worker.rank = world.round, Rank(member.first_rank + worker.local_rank)
+        self.watcher.placed(worker, world)
+
+    def hear(self, worker: Worker, message: ToWorker) -> None:
+        """Nobody is interrupted here."""
+        self.watcher.fail(f"{worker} is told {message} although workers are independent")
+
+    def _go_on(self, worker: Worker) -> None:
+        if worker.alive and worker.up and not worker.frozen and id(worker) not in self._ends:
+            self._since_s[id(worker)] = self.timeline.now_s
+            left_s = max(SHORTEST_S, self._left_s[worker.node, worker.local_rank])
+            self._ends[id(worker)] = self.timeline.after(left_s, self._complete, worker)
+
+    def _stand_still(self, worker: Worker) -> None:
+        end = self._ends.pop(id(worker), None)
+        if end is not None:
+            end.cancel()
+            done_s = self.timeline.now_s - self._since_s.pop(id(worker))
+            slot = worker.node, worker.local_rank
+            self._left_s[slot] = max(0.0, self._left_s[slot] - done_s)
+
+    def _complete(self, worker: Worker) -> None:
+        del self._ends[id(worker)], self._since_s[id(worker)]
+        self._left_s[worker.node, worker.local_rank] = 0.0
+        worker.done = True
+        self.end(worker, 0)
+
+    def end(self, worker: Worker, code: int, peer_loss: bool = False) -> None:
+        """A worker process ends."""
+        if not worker.alive or (worker.frozen and code != -SIGKILL):
+            return
+        self._stand_still(worker)
+        worker.alive = False
+        worker.parent.worker_ended(worker, code, peer_loss)
+
+    def freeze(self, worker: Worker) -> None:
+        """SIGSTOP."""
+        self._stand_still(worker)
+        worker.frozen = True
+
+    def thaw(self, worker: Worker) -> None:
+        """SIGCONT."""
+        worker.frozen = False
+        self._go_on(worker)

@@ -1,0 +1,71 @@
+"""Three models of clicks in PyTorch, whose embeddings lie on the parameter servers."""
+
+import torch
+from clicks import FIELDS, NUMBERS
+from torch import nn
+
+import edl.torch.ps as ps
+
+WIDTH = 8
+"""Of a factor vector."""
+ADAGRAD = ps.Adagrad(lr=0.05, initial_accumulator=1e-5)
+"""Gradients of a mean over a batch are small; the accumulator keeps the first steps of rare keys short."""
+FTRL = ps.Ftrl(lr=0.05, l1=1e-6, initial_accumulator=1e-5)
+
+Batch = dict[str, torch.Tensor]
+
+
+class Linear(nn.Module):
+    """Logistic regression: a weight for each value. What the others are compared with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = ps.Embedding("single", 1, optimizer=ADAGRAD, initial=ps.Zeros(), combiner="sum")
+        self.numbers = nn.Linear(len(NUMBERS), 1)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        logit: torch.Tensor = self.single(batch["keys"]) + self.numbers(batch["numbers"])
+        return logit.squeeze(-1)
+
+
+class WideDeep(nn.Module):
+    """Wide&Deep (Cheng et al. 2016): weights for values and for pairs of them, beside a network over embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = ps.Embedding("wide", 1, optimizer=FTRL, initial=ps.Zeros(), combiner="sum")
+        self.factors = ps.Embedding("factors", WIDTH, optimizer=ADAGRAD, initial=ps.Normal(0.02))
+        self.deep = _network()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        wide = self.wide(torch.cat([batch["keys"], batch["crossed"]], dim=1))
+        vectors = self.factors(batch["keys"])
+        logit: torch.Tensor = wide + self.deep(torch.cat([vectors.flatten(1), batch["numbers"]], dim=1))
+        return logit.squeeze(-1)
+
+
+class DeepFM(nn.Module):
+    """DeepFM (Guo et al. 2017): a factorization machine and a network over the same embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = ps.Embedding("single", 1, optimizer=ADAGRAD, initial=ps.Zeros(), combiner="sum")
+        self.factors = ps.Embedding("factors", WIDTH, optimizer=ADAGRAD, initial=ps.Normal(0.02))
+        self.deep = _network()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        vectors = self.factors(batch["keys"])
+        # The sum over all pairs of fields of the products of their vectors.
+        pairs = 0.5 * (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1, keepdim=True)
+        deep = self.deep(torch.cat([vectors.flatten(1), batch["numbers"]], dim=1))
+        logit: torch.Tensor = self.single(batch["keys"]) + pairs + deep
+        return logit.squeeze(-1)
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(FIELDS * WIDTH + len(NUMBERS), 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+    )
+
+
+MODELS = {"linear": Linear, "wide-deep": WideDeep, "deepfm": DeepFM}

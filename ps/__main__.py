@@ -1,0 +1,59 @@
+"""``python -m ps``: the processes and tools of the parameter servers."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from edl.errors import EdlError
+
+
+@click.group(name="ps")
+def commands() -> None:
+    """Serve parameters, and work on what was saved of them."""
+
+
+@commands.command("server", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def server(arguments: tuple[str, ...]) -> None:
+    """Hold rows for trainers elsewhere; started by a launcher (--run-mode=ps)."""
+    from ps.process import server_command  # numpy and the kernels take a moment to load
+
+    server_command.main(args=list(arguments), prog_name="ps server", standalone_mode=False)
+
+
+@commands.command("export")
+@click.argument("checkpoint")
+@click.argument("out")
+@click.option("--format", type=click.Choice(["arrow", "safetensors"]), default="arrow", show_default=True)
+@click.option("--dtype", type=click.Choice(["f4", "f2"]), default="f4", show_default=True, help="Of the weights.")
+@click.option("--table", "tables", multiple=True, help="Only this one; may be given several times.")
+def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str, ...]) -> None:
+    """Write the weights of a checkpoint for inference, into the folder OUT.
+
+    CHECKPOINT: path or URL that ends in ps/<job>/cut-<number>, or in ps/<job> for the newest one."""
+    from ps.export import export_cut
+
+    done = export_cut(checkpoint, out, format=format, dtype=dtype, tables=tables)
+    for table, rows in done.rows.items():
+        click.echo(f"{table}: {rows:,} rows")
+    click.echo(f"{done.bytes:,} bytes in {done.folder}")
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        commands.main(standalone_mode=False)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except EdlError as error:
+        click.echo(f"ps: error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""What a pserver answers to trainers: pulls, pushes, scans.
+
+A request waits in its connection's thread, at most as long as its sender does: for other trainers (the gate), for a
+bucket that is on its way here, and a push for the copies. Every answer to a request with an older chart has the new one
+in its head.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError
+from ps import words
+from ps.averaging import Averaging, Held, Revoked
+from ps.budget import Full
+from ps.carrying import Carrier, Sent
+from ps.connection import now_s
+from ps.frames import Frame, Op, pack_head
+from ps.handshake import TRAINER
+from ps.hashing import buckets_of
+from ps.narrow import narrow
+from ps.requests import Refusal, Wanted, read_pull, read_push, rows_bytes
+from ps.rows import Op as Does
+from ps.rows import Part, Push, Pushed, encode
+from ps.spec import BUCKETS, Mode, Replication, TableSpec
+from ps.store import Store
+from ps.transport import Peer, Reply
+
+PATIENCE_S = 30.0
+"""Of a sender who does not say."""
+PATIENCE_SHARE = 0.9
+"""The answer has to travel, too."""
+STREAM_BYTES = 256 << 20
+"""Pushes wait when more than this is on its way to one copy."""
+FULL_S = 1.0
+
+
+class View:
+    """The newest orders, as requests need them. Never changed."""
+
+    def __init__(self, orders: words.Orders) -> None:
+        self.orders = orders
+        self.version, self.history = orders.chart.version, orders.chart.history
+        self.epoch, self.members = orders.epoch, orders.members
+        self.revoked = frozenset(orders.revoked)
+        self.training = orders.training
+        self.tables: dict[str, TableSpec] = {table.name: table for table in orders.tables}
+        self._charted = ""
+
+    @property
+    def charted(self) -> str:
+        """For trainers with an older chart."""
+        if not self._charted:
+            orders = self.orders
+            self._charted = words.encode(words.Charted(orders.token, orders.chart, orders.epoch, orders.members))
+        return self._charted
+
+    def rates(self, step: int, divisor: float) -> dict[str, float]:
+        """The LR of each table in a step."""
+        found = {}
+        for name, table in self.tables.items():
+            holds = [hold for hold in self.orders.lr if hold.step <= step and hold.table in ("", name)]
+            found[name] = table.optimizer.lr * (holds[-1].factor if holds else 1.0) / divisor
+        return found
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has been done since the start."""
+
+    pulls: int = 0
+    pushes: int = 0
+    keys: int = 0
+    top_step: int = 0
+    damaged: int = 0
+    applied: int = 0
+    own: dict[int, deque[int]] = field(default_factory=dict)
+    """By trainer: ``applied`` as it was with each of its last pushes."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def others(self, trainer: int, base: int) -> int:
+        """Pushes of others that were applied since."""
+        if base < 0:
+            return 0
+        own = sum(1 for one in self.own.get(trainer, ()) if one > base)
+        return max(0, self.applied - base - own)
+
+    def applied_one(self, trainer: int) -> None:
+        """One more push."""
+        with self.lock:
+            self.pushes += 1
+            self.applied += 1
+            self.own.setdefault(trainer, deque(maxlen=64)).append(self.applied)
+
+
+class Evicting(Protocol):
+    """What makes room when memory is full."""
+
+    def make_room(self) -> bool:
+        """Begin now, if any table can lose rows; whether that is so."""
+        ...
+
+
+@dataclass(slots=True)
+class _Done:
+    """What became of one application."""
+
+    pushed: Pushed
+    sent: Sent
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that has been looked at."""
+
+    head: dict[str, Any]
+    view: View
+    trainer: int
+    until_s: float
+
+    @property
+    def step(self) -> int:
+        step = self.head.get("step", 0)
+        if type(step) is not int or not 0 <= step < 1 << 32:
+            raise Refusal("word", f"step {step!r}: a number from 0 to {(1 << 32) - 1} was expected")
+        return step
+
+
+class Waited(Exception):
+    """What a request waits for has not come in time, or never will: answered with ``op``."""
+
+    def __init__(self, op: Op, **content: Any) -> None:
+        self.op, self.content = op, content
+        super().__init__(op.name)
+
+
+class Answering:
+    """The handlers. ``view`` is set with each orders."""
+
+    def __init__(self, name: str, store: Store, carrier: Carrier, evicting: Evicting) -> None:
+        self.view: View | None = None
+        self.counts = Counts()
+        self.gate = Averaging()
+        self._name, self._store, self._carrier, self._evicting = name, store, carrier, evicting
+        self.stream_bytes = STREAM_BYTES
+
+    def answer(self, peer: Peer, frame: Frame) -> Reply:
+        """PULL, PUSH or SCAN."""
+        view = self.view
+        head: dict[str, Any] = {}
+        try:
+            head = frame.json()
+            asked = self._asked(peer, frame, head, view)
+            view = asked.view
+            if frame.op is Op.PULL:
+                return self._pull(peer, frame.body, asked)
+            if frame.op is Op.PUSH:
+                return self._push(frame.body, asked)
+            return self._scan(asked)
+        except Waited as told:
+            return self._no(told.op, head, view, **told.content)
+        except Held as held:
+            text = f"waiting for {held.names} in step {head.get('step')}"
+            return self._no(Op.WAIT, head, view, text=text, **{"for": "trainers"})
+        except Revoked:
+            return self._no(Op.STALE, head, view, kind="trainer", text="this trainer counts as gone: begin anew")
+        except Refusal as refusal:
+            return self._no(Op.REFUSED, head, view, kind=refusal.kind, text=f"pserver {self._name}: {refusal}")
+        except Full as full:
+            return self._full(str(full), head, view)
+        except MemoryError:
+            return self._full("the system gives it no more memory", head, view)
+        except PsError as error:
+            kind = "damaged" if "NaN" in str(error) else "table"
+            return self._no(Op.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
+
+    # --- what all requests have --------------------------------------------------------------------------------------
+
+    def _asked(self, peer: Peer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
+        if view is None:
+            raise Waited(Op.BUSY, after_s=0.2, text="this pserver has had no orders yet")
+        until_s = now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
+        trainer = peer.number if peer.role == TRAINER else 0
+        if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
+            raise Refusal("word", f"trainer {trainer} pushes in the name of {head.get('trainer')!r}")
+        history = head.get("history", view.history)
+        with self._carrier.news:
+            while history > view.history:
+                if now_s() >= until_s:
+                    raise Waited(Op.WAIT, text="its orders are older than yours", **{"for": "release"})
+                self._carrier.news.wait(until_s - now_s())
+                view = self.view or view
+        if history < view.history:
+            text = "the parameters were rolled back to a checkpoint: begin anew"
+            raise Waited(Op.ROLLED_BACK, history=view.history, text=text)
+        if trainer in view.revoked:
+            raise Revoked
+        return _Asked(head, view, trainer, until_s)
+
+    def _no(self, op: Op, head: dict[str, Any], view: View | None, **content: Any) -> Reply:
+        if op is Op.MOVED and view is not None:
+            content["chart"] = view.version
+        return Reply(op, pack_head({**content, **self._news(head)}))
+
+    def _news(self, head: dict[str, Any]) -> dict[str, Any]:
+        view = self.view
+        known = head.get("version")
+        return {"charted": view.charted} if view is not None and known is not None and known < view.version else {}
+
+    def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> Reply:
+        view = self.view or asked.view
+        head = {"applied": self.counts.applied, "epoch": view.epoch, "version": view.version, **content}
+        return Reply(Op.OK, pack_head({**head, **self._news(asked.head)}), parts)
+
+    def _full(self, text: str, head: dict[str, Any], view: View | None) -> Reply:
+        text = f"pserver {self._name}: {text}. Its memory is set with --pserver-memory"
+        if self._evicting.make_room():
+            return self._no(Op.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
+        return self._no(Op.REFUSED, head, view, kind="memory", text=text)
+
+    def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
+        """Until all of these are served here."""
+        carrier = self._carrier
+        with carrier.news:
+            while not carrier.served[buckets].all():
+                missing = buckets[carrier.served[buckets] == 0].tolist()
+                if not carrier.waiting(missing):
+                    raise Waited(Op.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
+                if now_s() >= until_s:
+                    text = f"bucket {missing[0]} is on its way to pserver {self._name}"
+                    raise Waited(Op.WAIT, text=text, **{"for": "release"})
+                carrier.news.wait(until_s - now_s())
+
+    # --- pull --------------------------------------------------------------------------------------------------------
+
+    def _pull(self, peer: Peer, body: memoryview, asked: _Asked) -> Reply:
+        parts = read_pull(asked.head, body, asked.view.tables)
+        insert = bool(asked.head.get("insert", True))
+        step = asked.step
+        if insert and asked.trainer:
+            self.gate.pull(asked.trainer, step, asked.until_s)
+        room = peer.room(sum(rows_bytes(len(one.keys), one.dim, one.dtype) for one in parts))
+        at = 0
+        for one in parts:
+            size = rows_bytes(len(one.keys), one.dim, one.dtype)
+            self._rows(one, room[at : at + size], step, insert, asked.until_s)
+            at += size
+        counts = self.counts
+        with counts.lock:
+            counts.pulls += 1
+            counts.keys += sum(len(one.keys) for one in parts)
+        return self._ok(asked, [room[:at]])
+
+    def _rows(self, one: Wanted, room: memoryview, step: int, insert: bool, until_s: float) -> None:
+        count, dim = len(one.keys), one.dim
+        if not count:
+            return
+        if one.dtype == "f4":
+            out = np.frombuffer(room, np.float32, count * dim).reshape(count, dim)
+        else:
+            out = np.empty((count, dim), np.float32)
+        served = self._carrier.served
+        while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
+            self._await_served(_buckets([one]), until_s)
+        if one.dtype != "f4":
+            small = narrow(out, one.dtype)
+            room[: small.nbytes] = small.reshape(-1).view(np.uint8).data
+
+    # --- push --------------------------------------------------------------------------------------------------------
+
+    def _push(self, body: memoryview, asked: _Asked) -> Reply:
+        head, view = asked.head, asked.view
+        seq, base = head.get("seq"), head.get("base", -1)
+        if type(seq) is not int or seq < 0 or type(base) is not int:
+            raise Refusal("word", f"seq {seq!r} and base {base!r}: whole numbers were expected")
+        trainer = asked.trainer or head.get("trainer", 0)
+        parts = _scaled(read_push(head, body, view.tables), head.get("scale", 1.0))
+        push, step = Push(trainer, seq, parts), asked.step
+        self._await_room(asked.until_s)
+        buckets = _buckets(parts)
+        self._await_served(buckets, asked.until_s)
+        if any(part.op != Does.GRAD for part in parts):
+            if any(part.op == Does.GRAD for part in parts):
+                raise Refusal("word", "gradients and other values cannot be in one push")
+            scale, done = 1.0, self._apply([push], step, 1.0, asked, base)
+        else:
+
+            def apply(pushes: Sequence[Push], at: int, scale: float) -> tuple[float, _Done]:
+                return scale, self._apply(pushes, at, scale, asked, base)
+
+            found = self.gate.push(push, step, apply, asked.until_s)
+            step = found.step
+            scale, done = found.result
+        counts = [done.pushed.fresh, done.pushed.skipped, done.pushed.damaged]
+        while done.pushed.refused:
+            self._await_served(buckets, asked.until_s)
+            done = self._apply([push], step, scale, asked, base)
+        self._await_copies(done, buckets, asked)
+        if counts[0] or not counts[1]:
+            self.counts.applied_one(trainer)
+        return self._ok(asked, step=step, fresh=counts[0], again=counts[1], damaged=counts[2])
+
+    def _apply(self, pushes: Sequence[Push], step: int, scale: float, asked: _Asked, base: int) -> _Done:
+        """Now, as one."""
+        view, counts = self.view or asked.view, self.counts
+        divisor = 1.0
+        if view.training.staleness_lr and view.training.mode is Mode.ASYNC:
+            divisor = 1 + counts.others(asked.trainer, base) / max(1, len(view.members))
+        sent = self._carrier.sent()
+        pushed = self._store.push(
+            pushes,
+            step=step,
+            lr=view.rates(step, divisor),
+            scale=scale,
+            allowed=self._carrier.served,
+            each=lambda piece: self._carrier.spread(piece, sent),
+        )
+        with counts.lock:
+            counts.keys += pushed.fresh
+            counts.damaged += pushed.damaged
+            counts.top_step = max(counts.top_step, step)
+        return _Done(pushed, sent)
+
+    def _await_room(self, until_s: float) -> None:
+        """Until the streams to copies are not too full."""
+        carrier = self._carrier
+        with carrier.news:
+            while follower := carrier.fullest(self.stream_bytes):
+                if now_s() >= until_s:
+                    under_way = f"{self.stream_bytes >> 20} MB are on the way to pserver {follower}"
+                    raise Waited(Op.BUSY, after_s=0.2, text=f"copies lag behind: more than {under_way}")
+                carrier.news.wait(until_s - now_s())
+
+    def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
+        """Until all copies that a push waits for have it."""
+        carrier, sent = self._carrier, done.sent
+        training = asked.view.training
+        lag_s = training.lag_s if training.replication is Replication.ASYNC else None
+        if done.pushed.skipped or done.pushed.refused:
+            sent = carrier.behind(sent, buckets)
+        with carrier.news:
+            while True:
+                if carrier.stopped(sent, buckets):
+                    raise Waited(Op.MOVED, text=f"a bucket left pserver {self._name} meanwhile: repeat this push")
+                follower = carrier.waits_for(sent, buckets, lag_s)
+                if not follower:
+                    return
+                if now_s() >= asked.until_s:
+                    text = f"pserver {self._name} waits for its copy on pserver {follower}"
+                    raise Waited(Op.WAIT, text=text, **{"for": "copies"})
+                carrier.news.wait(asked.until_s - now_s())
+
+    # --- scan --------------------------------------------------------------------------------------------------------
+
+    def _scan(self, asked: _Asked) -> Reply:
+        table, bucket = asked.head.get("table"), asked.head.get("bucket")
+        if table not in asked.view.tables:
+            raise Refusal("table", f"there is no table {str(table)[:100]!r}")
+        if type(bucket) is not int or not 0 <= bucket < BUCKETS:
+            raise Refusal("word", f"bucket {bucket!r}: a number from 0 to {BUCKETS - 1} was expected")
+        self._await_served(np.array([bucket], np.uint16), asked.until_s)
+        rows = self._store.image(bucket).rows.get(str(table))
+        parts = encode(rows) if rows is not None else []
+        size = sum(memoryview(part).nbytes for part in parts)
+        return self._ok(asked, parts, rows=0 if rows is None else len(rows), bytes=size)
+
+
+def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
+    """All that their keys fall into."""
+    found = np.zeros(BUCKETS, np.bool_)
+    for part in parts:
+        found[buckets_of(part.keys)] = True
+    return np.flatnonzero(found).astype(np.uint16)
+
+
+def _scaled(parts: list[Part], scale: Any) -> list[Part]:
+    if type(scale) not in (int, float) or not np.isfinite(scale):
+        raise Refusal("word", f"scale {scale!r}: a finite number was expected")
+    if scale == 1:
+        return parts
+    return [
+        Part(one.table, one.keys, one.grads * np.float32(scale), one.op) if one.op in (Does.GRAD, Does.ADD) else one
+        for one in parts
+    ]

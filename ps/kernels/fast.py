@@ -1,0 +1,249 @@
+"""The kernels, compiled by numba.
+
+A shelf's index is an open-addressing table of 32-bit entries: a slot (plus one) above seven more bits of the key's
+hash; 0 is empty. The key itself is only compared in the row's counters, which are needed anyway. Addresses and sizes of
+a shelf lie in a block of ``FIELDS`` numbers; a table's 64 blocks are one array, so that a call covers many shards. All
+functions run without the GIL and are told addresses only: they have one signature each, compiled before anybody waits.
+
+Each loop over keys has several stages that run some keys apart: each asks for the memory that the next one needs.
+"""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.hashing import SHARDS, splitmix64
+from ps.kernels import loops, updates
+from ps.kernels.loops import CAP, FIELDS, FREE_AT, MAP, ROWS, STATE, STRIDE, TOP, USED, VACANT
+from ps.rules import Layout
+from ps.shelf import Shelf, Shelves, Slots, Split
+from ps.spec import BUCKETS
+
+NAME = "numba"
+LOAD = 0.7
+FEWEST = 64
+STEP = 2**0.5
+"""An index grows by this factor: between 0.5 and 0.7 of it are in use."""
+Floats = NDArray[np.float32]
+
+
+def at(array: NDArray[Any]) -> int:
+    """Where an array lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+class FastShelf(Shelf):
+    """See ``Shelf``."""
+
+    def __init__(self, layout: Layout, number: int, block: NDArray[np.int64]) -> None:
+        super().__init__(layout, number)
+        self._block = block
+        block[STRIDE] = layout.stride
+        self._at = at(block)
+        self._map = np.zeros(0, np.uint32)
+        self._free = np.zeros(0, np.int32)
+        # Shards grow at different sizes, or a table of even keys would grow in all of them at once.
+        self._uneven = STEP ** (int(f"{number:06b}"[::-1], 2) / SHARDS)
+
+    @property
+    def top(self) -> int:
+        """Slots that have ever been used."""
+        return int(self._block[TOP])
+
+    @property
+    def vacant(self) -> int:
+        """Of those, how many have no row."""
+        return int(self._block[VACANT])
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int(self._block[USED])
+
+    def _capacity(self, rows: int) -> int:
+        """Of an index for so many rows."""
+        wanted = max(rows / LOAD, 1.0)
+        steps = np.ceil(np.log(max(wanted / (FEWEST * self._uneven), 1.0)) / np.log(STEP))
+        return int(FEWEST * self._uneven * STEP**steps) + 1
+
+    def room(self, more: int) -> None:
+        """Place for so many more rows, also in the index."""
+        super().room(more)
+        block = self._block
+        block[ROWS], block[STATE] = self._rows.address, self._state.address
+        needed = self.rows + more
+        if needed > LOAD * len(self._map):
+            fresh = np.zeros(self._capacity(needed), np.uint32)
+            loops.rebuild(self._at, at(fresh), len(fresh))
+            self._map = fresh
+            block[MAP], block[CAP] = at(fresh), len(fresh)
+
+    def find(self, keys: NDArray[np.int64]) -> Slots:
+        """The slot of each key, -1 where there is none."""
+        slots = np.empty(len(keys), np.int64)
+        loops.seek(self._at, 0, len(keys), at(_straight(keys)), at(slots), -1, 0, 0)
+        return slots
+
+    def insert(self, keys: NDArray[np.int64], mark: int, step: int) -> Slots:
+        """The slot of each key; those that have none get a new row with its first weights."""
+        keys = _straight(keys)
+        slots = np.empty(len(keys), np.int64)
+        self.room(len(keys))
+        layout = self.layout
+        loops.insert(
+            self._at, len(keys), at(keys), at(slots), mark, step, layout.dim, layout.slots, layout.start, layout.scale,
+            _seed(layout), layout.accumulated, layout.accumulator,
+        )  # fmt: skip
+        return slots
+
+    def remove(self, slots: Slots) -> None:
+        """These rows go."""
+        needed = self.vacant + len(slots)
+        if needed > len(self._free):
+            larger = np.empty(max(needed, 2 * len(self._free)), np.int32)
+            larger[: self.vacant] = self._free[: self.vacant]
+            self._free = larger
+            self._block[FREE_AT] = at(larger)
+        slots = np.ascontiguousarray(slots, np.int64)
+        loops.remove(self._at, len(slots), at(slots))
+
+    def within(self, buckets: NDArray[np.bool_]) -> Slots:
+        """The slots of rows whose keys belong to these buckets."""
+        slots = np.empty(self.rows, np.int64)
+        return slots[: loops.within(self._at, at(np.ascontiguousarray(buckets)), at(slots))]
+
+    def bytes(self) -> int:
+        """Memory in use."""
+        return self.top * self.layout.row_bytes + self._map.nbytes + self._free.nbytes
+
+    def bytes_for(self, more: int) -> int:
+        """At most what so many more rows take."""
+        needed = self.rows + more
+        index = 4 * self._capacity(needed) - self._map.nbytes if needed > LOAD * len(self._map) else 0
+        return max(0, more - self.vacant) * self.layout.row_bytes + index
+
+
+class FastShelves(Shelves):
+    """See ``Shelves``."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.blocks = np.zeros((SHARDS, FIELDS), np.int64)
+        super().__init__(layout, [FastShelf(layout, number, self.blocks[number]) for number in range(SHARDS)])
+        self.at = at(self.blocks)
+
+
+class Arena(threading.local):
+    """Memory that a thread uses again and again."""
+
+    def __init__(self) -> None:
+        self._bytes = [np.zeros(0, np.uint8) for _ in range(3)]
+
+    def take(self, which: int, size: int) -> int:
+        """The address of so many bytes, with anything in them."""
+        if len(self._bytes[which]) < size:
+            self._bytes[which] = np.empty(size + size // 4, np.uint8)
+        return at(self._bytes[which])
+
+
+_arena = Arena()
+
+
+def warm() -> None:
+    """Everything was compiled when this module was imported; run it once all the same."""
+    shelf = shelves(Layout.of(loops.EXAMPLE))
+    keys = np.arange(8, dtype=np.int64)
+    parts = split(keys)
+    find(shelf, parts, 0, SHARDS)
+    gather(shelf, parts, 0, SHARDS, np.empty((8, loops.EXAMPLE.dim), np.float32))
+
+
+def shelves(layout: Layout) -> Shelves:
+    """Empty ones."""
+    return FastShelves(layout)
+
+
+def split(keys: NDArray[np.int64]) -> Split:
+    """Keys by shard."""
+    count = len(keys)
+    found = Split(
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+        np.empty(SHARDS + 1, np.int64),
+        np.empty(BUCKETS, np.uint32),
+        np.empty(count, np.int64),
+    )
+    loops.split(at(keys), count, at(found.keys), at(found.order), at(found.starts), at(found.counts), at(found.slots))
+    return found
+
+
+def find(
+    shelves: Shelves, split: Split, first: int, last: int, step: int = -1, times: NDArray[np.uint32] | None = None
+) -> int:
+    """Fill ``split.slots``."""
+    blocks: int = shelves.at  # type: ignore[attr-defined]
+    counts = 0 if times is None else at(times)
+    return int(
+        loops.find(
+            blocks, first, last, at(split.starts), at(split.keys), at(split.slots), step, counts, at(split.order)
+        )
+    )
+
+
+def gather(shelves: Shelves, split: Split, first: int, last: int, out: Floats) -> None:
+    """Rows of the slots found, or first weights, to where each key was."""
+    layout = shelves.layout
+    loops.gather(
+        shelves.at, first, last, at(split.starts), at(split.keys), at(split.order), at(split.slots), at(out),  # type: ignore[attr-defined]
+        layout.dim, layout.start, layout.scale, _seed(layout),
+    )  # fmt: skip
+
+
+def apply(
+    shelves: Shelves, split: Split, first: int, last: int, values: Floats, rule: int, numbers: NDArray[np.float64],
+    nesterov: bool, step: int, mark: int,
+) -> tuple[list[Slots], int]:  # fmt: skip
+    """Sum the values of each row and let the rule take them."""
+    layout = shelves.layout
+    starts = split.starts[first : last + 1]
+    longest = int(np.diff(starts).max())
+    touched = np.empty(int(starts[-1] - starts[0]), np.int64)
+    begins = np.empty(last - first + 1, np.int64)
+    bits = max(4, (2 * longest).bit_length())
+    damaged = updates.apply(
+        shelves.at, first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,  # type: ignore[attr-defined]
+        layout.slots, rule, at(numbers), int(nesterov), layout.damaged, at(layout.corrections),
+        layout.corrections.shape[1], step, mark, at(touched), at(begins), _arena.take(0, 4 << bits), bits,
+        _arena.take(1, 8 * (longest + 1)), _arena.take(2, 4 * layout.dim * (longest + 2)),
+    )  # fmt: skip
+    edges = begins.tolist()
+    return [touched[low:high] for low, high in pairwise(edges)], int(damaged)
+
+
+def broken(values: Floats) -> int:
+    """The row of the first NaN or infinity, -1 if there is none."""
+    place = loops.broken(at(values), values.size)
+    return int(place) // values.shape[1] if place >= 0 else -1
+
+
+def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
+    """First weights of keys."""
+    keys = _straight(keys)
+    out = np.empty((len(keys), layout.dim), np.float32)
+    loops.first(len(keys), at(keys), at(out), layout.dim, layout.start, layout.scale, _seed(layout))
+    return out
+
+
+def _straight(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.require(keys, np.int64, ["C", "A"])
+
+
+def _seed(layout: Layout) -> int:
+    mixed = splitmix64(layout.seed)
+    return mixed - (1 << 64) if mixed >> 63 else mixed

@@ -1,0 +1,404 @@
+"""The compiled functions behind ``fast`` that find, make and copy rows: plain loops over addresses.
+
+numba counts in int64 unless told otherwise, and mixing it with uint64 gives floats: every hash constant is a uint64.
+Its cache on disk only notices changes of the file that a function is in: after a change of ``pointers.py``, or of what
+another file here takes from this one, remove ``__pycache__``.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ps import rules
+from ps.hashing import BUCKET_SHIFT, FIRST, GOLDEN, SECOND, SHARD_SHIFT, SHARDS
+from ps.kernels import normal
+from ps.kernels.pointers import compiled, copy, floats, integers, longs, octets, soon_read, soon_written, words
+from ps.spec import BUCKETS, TableSpec
+
+# Numbers of a shelf's block.
+MAP, CAP, ROWS, STRIDE, STATE, TOP, FREE_AT, VACANT, USED = range(9)
+HEAD = 24
+"""Bytes of a row's counters; its weights follow."""
+FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
+"""Counters, as uint32; the first two are the key."""
+FIELDS = 16
+EXAMPLE = TableSpec("example", 8)
+AHEAD = 24
+"""Keys between the stages of a lookup."""
+NEAR = 10
+"""Keys between asking for an entry and making one."""
+FLYING = 64
+"""Lines of memory that are asked for ahead of their use."""
+LINE = 64
+TAG_BITS = 7
+TAGS = (1 << TAG_BITS) - 1
+
+_U = np.uint64
+_GOLDEN, _FIRST, _SECOND = _U(GOLDEN), _U(FIRST), _U(SECOND)
+_R30, _R27, _R31, _R32, _R40 = _U(30), _U(27), _U(31), _U(32), _U(40)
+_LOW, _TAGS = _U(0xFFFFFFFF), _U(TAGS)
+_BUCKET, _SHARD = _U(BUCKET_SHIFT), _U(SHARD_SHIFT)
+_ONE, _TINY = np.float32(1), np.float32(2.0**-23)
+_LARGEST = np.float32(np.finfo(np.float32).max)
+_KNUTH = _U(0x9E3779B97F4A7C15)
+_FREE = rules.FREE
+_MOST = 0xFFFFFFFF
+_ODDS = (1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0)
+_A0, _A1, _A2, _A3, _A4, _A5 = normal.A
+_B0, _B1, _B2, _B3, _B4 = normal.B
+_C0, _C1, _C2, _C3, _C4, _C5 = normal.C
+_D0, _D1, _D2, _D3 = normal.D
+
+
+@compiled(forceinline=True)
+def _mix(value):
+    value = value + _GOLDEN
+    value = (value ^ (value >> _R30)) * _FIRST
+    value = (value ^ (value >> _R27)) * _SECOND
+    return value ^ (value >> _R31)
+
+
+@compiled(forceinline=True)
+def _home(mixed, capacity):
+    return np.int64(((mixed & _LOW) * np.uint64(capacity)) >> _R32)
+
+
+@compiled(forceinline=True)
+def _tag(mixed):
+    return np.int64((mixed >> _R32) & _TAGS)
+
+
+# --- first weights ----------------------------------------------------------------------------------------------------
+
+
+@compiled()
+def _logarithm(x):
+    mantissa, exponent = math.frexp(x)
+    if mantissa < 0.7071067811865476:
+        mantissa = mantissa * 2.0
+        exponent = exponent - 1
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    square = ratio * ratio
+    series = _ODDS[0]
+    for i in range(1, 9):
+        series = series * square + _ODDS[i]
+    return np.float64(exponent) * normal.LN2 + 2.0 * ratio * series
+
+
+@compiled()
+def _quantile(number):
+    upper = number >= 2147483648.0
+    tail = 4294967295.0 - number if upper else number
+    low = (tail + 0.5) * normal.UNIT
+    if low < normal.TAIL:
+        q = math.sqrt(-2.0 * _logarithm(low))
+        above = ((((_C0 * q + _C1) * q + _C2) * q + _C3) * q + _C4) * q + _C5
+        found = above / ((((_D0 * q + _D1) * q + _D2) * q + _D3) * q + 1.0)
+    else:
+        away = low - 0.5
+        r = away * away
+        above = (((((_A0 * r + _A1) * r + _A2) * r + _A3) * r + _A4) * r + _A5) * away
+        found = above / (((((_B0 * r + _B1) * r + _B2) * r + _B3) * r + _B4) * r + 1.0)
+    return -found if upper else found
+
+
+@compiled()
+def _begin(out, key, dim, start, scale, seed):
+    weights = floats(out)
+    if start < 2:
+        value = np.float32(scale) if start == 1 else np.float32(0)
+        for j in range(dim):
+            weights[j] = value
+        return
+    base = _mix(np.uint64(key) ^ np.uint64(seed))
+    if start == 2:
+        scaled = np.float32(scale)
+        for j in range(dim):
+            drawn = _mix(base + np.uint64(j) * _GOLDEN)
+            weights[j] = (np.float32(np.int64(drawn >> _R40)) * _TINY - _ONE) * scaled
+        return
+    for j in range(dim):
+        drawn = _mix(base + np.uint64(j) * _GOLDEN)
+        weights[j] = np.float32(_quantile(np.float64(np.int64(drawn >> _R32))) * scale)
+
+
+@compiled("void(int64,int64,int64,int64,int64,float64,int64)")
+def first(count, keys, out, dim, start, scale, seed):
+    """First weights of keys, in order."""
+    key = longs(keys)
+    for i in range(count):
+        _begin(out + 4 * dim * i, key[i], dim, start, scale, seed)
+
+
+# --- index ------------------------------------------------------------------------------------------------------------
+
+
+@compiled("void(int64,int64,int64,int64,int64,int64,int64)")
+def split(keys, count, sorted_keys, order, starts, counts, scratch):
+    """A counting sort by shard, which also counts the keys of each bucket."""
+    key, ordered, place = longs(keys), longs(sorted_keys), longs(order)
+    begin, number, shard = longs(starts), words(counts), octets(scratch)
+    for i in range(BUCKETS):
+        number[i] = 0
+    for i in range(count):
+        bucket = np.int64(_mix(np.uint64(key[i])) >> _BUCKET)
+        number[bucket] += 1
+        shard[i] = bucket >> 6
+    total = 0
+    for i in range(SHARDS):
+        begin[i] = total
+        for j in range(BUCKETS // SHARDS):
+            total += number[i * (BUCKETS // SHARDS) + j]
+    begin[SHARDS] = total
+    for i in range(count):
+        mine = np.int64(shard[i])
+        to = begin[mine]
+        begin[mine] = to + 1
+        ordered[to] = key[i]
+        place[to] = i
+    for i in range(SHARDS - 1, 0, -1):
+        begin[i] = begin[i - 1]
+    begin[0] = 0
+
+
+@compiled(forceinline=True)
+def _probe(block, key):
+    """The place of a key's entry in the index; if it has none, minus one minus the place where it belongs."""
+    entry, capacity, rows, stride = words(block[MAP]), block[CAP], block[ROWS], block[STRIDE]
+    mixed = _mix(np.uint64(key))
+    place, tag = _home(mixed, capacity), _tag(mixed)
+    while True:
+        found = np.int64(entry[place])
+        if found == 0:
+            return -1 - place
+        if (found & TAGS) == tag and longs(rows + stride * ((found >> TAG_BITS) - 1))[0] == key:
+            return place
+        place += 1
+        if place == capacity:
+            place = 0
+
+
+@compiled(forceinline=True)
+def _ask(index, capacity, key):
+    """Ask for the entry where a search begins; that place and the tag."""
+    mixed = _mix(np.uint64(key))
+    place = _home(mixed, capacity)
+    soon_read(index + 4 * place)
+    return (place << TAG_BITS) | _tag(mixed)
+
+
+@compiled(forceinline=True)
+def _guess(index, capacity, asked):
+    """The first slot with the right tag, nearly always the right one; -1 if there is none."""
+    entry, place, tag = words(index), asked >> TAG_BITS, asked & TAGS
+    found = np.int64(entry[place])
+    while found != 0 and (found & TAGS) != tag:
+        place += 1
+        if place == capacity:
+            place = 0
+        found = np.int64(entry[place])
+    return (found >> TAG_BITS) - 1
+
+
+@compiled(forceinline=True)
+def _sure(block, guess, key):
+    """The right slot, -1 if there is none."""
+    if guess < 0 or longs(block[ROWS] + block[STRIDE] * guess)[0] == key:
+        return guess
+    place = _probe(block, key)
+    return (np.int64(words(block[MAP])[place]) >> TAG_BITS) - 1 if place >= 0 else -1
+
+
+@compiled("int64(int64,int64,int64,int64,int64)")
+def seek(block_at, low, high, keys, slots):
+    """The slots of ``keys[low:high]`` in one shelf; how many have none."""
+    block = longs(block_at)
+    key, slot = longs(keys), longs(slots)
+    capacity, index, rows, stride = block[CAP], block[MAP], block[ROWS], block[STRIDE]
+    if capacity == 0:
+        for i in range(low, high):
+            slot[i] = -1
+        return high - low
+    missing = 0
+    for i in range(low, high + 2 * AHEAD):
+        if i < high:
+            slot[i] = _ask(index, capacity, key[i])
+        j = i - AHEAD
+        if low <= j < high:
+            slot[j] = _guess(index, capacity, slot[j])
+            if slot[j] >= 0:
+                soon_written(rows + stride * slot[j])
+        j = i - 2 * AHEAD
+        if j >= low:
+            slot[j] = _sure(block, slot[j], key[j])
+            missing += slot[j] < 0
+    return missing
+
+
+@compiled("int64(int64,int64,int64,int64,int64,int64)")
+def find(blocks, shard, last, starts, keys, slots):
+    """``seek`` in a range of shards."""
+    begin = longs(starts)
+    missing = 0
+    for number in range(shard, last):
+        missing += seek(blocks + 8 * FIELDS * number, begin[number], begin[number + 1], keys, slots)
+    return missing
+
+
+@compiled("void(int64,int64,int64)")
+def rebuild(block_at, index, capacity):
+    """Fill a larger index, which is all zero, from the counters."""
+    block = longs(block_at)
+    entry, rows, stride = words(index), block[ROWS], block[STRIDE]
+    for i in range(block[TOP] + AHEAD):
+        if i < block[TOP]:
+            soon_written(index + 4 * _home(_mix(np.uint64(longs(rows + stride * i)[0])), capacity))
+        slot = i - AHEAD
+        if slot >= 0 and words(rows + stride * slot)[CHANGED] != _FREE:
+            mixed = _mix(np.uint64(longs(rows + stride * slot)[0]))
+            place = _home(mixed, capacity)
+            while entry[place] != 0:
+                place += 1
+                if place == capacity:
+                    place = 0
+            entry[place] = np.uint32(((slot + 1) << TAG_BITS) | _tag(mixed))
+
+
+@compiled("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64,float64)")
+def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scale, seed, accumulated, accumulator):
+    """Slots of keys, new ones for those that have none. There is room."""
+    block = longs(block_at)
+    key, slot, free = longs(keys), longs(slots), integers(block[FREE_AT])
+    entry, capacity = words(block[MAP]), block[CAP]
+    for i in range(count):
+        if i + NEAR < count:
+            soon_written(block[MAP] + 4 * _home(_mix(np.uint64(key[i + NEAR])), capacity))
+        place = _probe(block, key[i])
+        if place >= 0:
+            slot[i] = (np.int64(entry[place]) >> TAG_BITS) - 1
+            continue
+        place = -1 - place
+        if block[VACANT] > 0:
+            block[VACANT] -= 1
+            mine = np.int64(free[block[VACANT]])
+        else:
+            mine = block[TOP]
+            block[TOP] += 1
+        slot[i] = mine
+        row = block[ROWS] + block[STRIDE] * mine
+        number = words(row)
+        longs(row)[0] = key[i]
+        number[FREQUENCY], number[UPDATES], number[SEEN], number[CHANGED] = 0, 0, step, mark
+        _begin(row + HEAD, key[i], dim, start, scale, seed)
+        state = floats(block[STATE] + 4 * state_dim * mine)
+        for j in range(state_dim):
+            state[j] = np.float32(accumulator) if j < accumulated else np.float32(0)
+        entry[place] = np.uint32(((mine + 1) << TAG_BITS) | _tag(_mix(np.uint64(key[i]))))
+        block[USED] += 1
+
+
+@compiled("void(int64,int64,int64)")
+def remove(block_at, count, slots):
+    """Rows go; entries behind theirs move up, so that no search ends too early."""
+    block = longs(block_at)
+    slot, free = longs(slots), integers(block[FREE_AT])
+    entry, capacity = words(block[MAP]), block[CAP]
+    rows, stride = block[ROWS], block[STRIDE]
+    for i in range(count):
+        mine = slot[i]
+        hole = _probe(block, longs(rows + stride * mine)[0])
+        place = hole
+        while True:
+            place = place + 1 if place + 1 < capacity else 0
+            found = np.int64(entry[place])
+            if found == 0:
+                break
+            home = _home(_mix(np.uint64(longs(rows + stride * ((found >> TAG_BITS) - 1))[0])), capacity)
+            behind_home = place - home if place >= home else place - home + capacity
+            behind_hole = place - hole if place >= hole else place - hole + capacity
+            if behind_home >= behind_hole:
+                entry[hole] = np.uint32(found)
+                hole = place
+        entry[hole] = np.uint32(0)
+        words(rows + stride * mine)[CHANGED] = _FREE
+        free[block[VACANT]] = mine
+        block[VACANT] += 1
+        block[USED] -= 1
+
+
+@compiled("int64(int64,int64,int64)")
+def within(block_at, buckets, slots):
+    """The slots of rows in some buckets; how many."""
+    block = longs(block_at)
+    wanted, slot = octets(buckets), longs(slots)
+    rows, stride = block[ROWS], block[STRIDE]
+    count = 0
+    for i in range(block[TOP]):
+        row = rows + stride * i
+        if words(row)[CHANGED] != _FREE and wanted[np.int64(_mix(np.uint64(longs(row)[0])) >> _BUCKET)]:
+            slot[count] = i
+            count += 1
+    return count
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
+def pull(blocks, shard, last, starts, keys, order, slots, out, step, times, dim, start, scale, seed):
+    """Find rows and copy them, or first weights, to where their keys were; count them unless ``step`` is negative."""
+    begin, key, place, slot = longs(starts), longs(keys), longs(order), longs(slots)
+    wide, missing = 4 * dim, 0
+    lines, row_lines = (wide + LINE - 1) // LINE, (wide + HEAD + LINE - 1) // LINE + 1
+    far = AHEAD + max(4, FLYING // (lines + row_lines))
+    for number in range(shard, last):
+        block = longs(blocks + 8 * FIELDS * number)
+        capacity, index, rows, stride = block[CAP], block[MAP], block[ROWS], block[STRIDE]
+        low, high = begin[number], begin[number + 1]
+        for i in range(low, high + far):
+            if i < high:
+                slot[i] = _ask(index, capacity, key[i]) if capacity else -1
+            j = i - AHEAD
+            if low <= j < high:
+                for line in range(lines):
+                    soon_written(out + wide * place[j] + line * LINE)
+                if capacity:
+                    slot[j] = _guess(index, capacity, slot[j])
+                    if slot[j] >= 0:
+                        for line in range(row_lines):
+                            soon_written(rows + stride * slot[j] + line * LINE)
+            j = i - far
+            if j < low:
+                continue
+            mine = slot[j] = _sure(block, slot[j], key[j])
+            if mine < 0:
+                missing += 1
+                _begin(out + wide * place[j], key[j], dim, start, scale, seed)
+                continue
+            counter = words(rows + stride * mine)
+            if step >= 0:
+                often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
+                counter[FREQUENCY] = min(often, _MOST)
+                counter[SEEN] = max(np.int64(counter[SEEN]), step)
+            copy(rows + stride * mine + HEAD, out + wide * place[j], dim)
+    return missing
+
+
+@compiled("int64(int64,int64)", fastmath={"reassoc"})
+def broken(values, count):
+    """The place of the first NaN or infinity, -1 if there is none. A finite number times 0 is 0, others are not."""
+    value = floats(values)
+    for begin in range(0, count, 4096):
+        end = min(begin + 4096, count)
+        total = np.float32(0)
+        for i in range(begin, end):
+            total += value[i] * np.float32(0)
+        if total != np.float32(0):
+            for i in range(begin, end):
+                if not (abs(value[i]) <= _LARGEST):
+                    return i
+    return -1

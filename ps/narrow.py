@@ -1,0 +1,51 @@
+"""Rows of 16 bits on the wire: half precision, and bfloat16: the upper half of a float32, which numpy does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import SettingError
+
+WIRE_DTYPES: dict[str, Any] = {"f4": np.dtype(np.float32), "f2": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
+"""What lies in a body, by its name in a head."""
+_CHUNK = 1 << 16
+"""Numbers that are converted at a time: what is in between stays in the cache."""
+
+
+def accept(name: str) -> str:
+    """``name``, if it is one. Raises ``SettingError``."""
+    if name not in WIRE_DTYPES:
+        raise SettingError("wire", repr(name), f"must be one of {', '.join(WIRE_DTYPES)}")
+    return name
+
+
+def narrow(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
+    """Rows as they go over the wire; themselves for ``f4``. What half precision cannot hold becomes an infinity."""
+    if name == "f4":
+        return rows
+    if name == "f2":
+        with np.errstate(over="ignore"):
+            return rows.astype(np.float16)
+    out = np.empty(rows.shape, np.uint16)
+    flat, target = rows.reshape(-1).view(np.uint32), out.reshape(-1)
+    for begin in range(0, len(flat), _CHUNK):
+        bits = flat[begin : begin + _CHUNK]
+        # To the nearest, of two equally near ones to the even one. Adding must not carry a NaN into the sign.
+        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+        nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        if nan.any():
+            rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+        target[begin : begin + _CHUNK] = rounded
+    return out
+
+
+def widen(values: NDArray[Any], name: str, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The inverse, into rows of the same shape, which it returns."""
+    if name == "bf16":
+        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    else:
+        out[...] = values
+    return out

@@ -1,0 +1,127 @@
+"""Optimizers and first weights by the names that scripts use; each gives what a table is defined with."""
+
+from __future__ import annotations
+
+from ps.spec import Initial, Optimizer, Rule, Start
+
+# Names and defaults are those of the frameworks, except that rows of tables follow the rules of ``ps.spec``.
+
+
+def SGD(lr: float = 0.01, *, weight_decay: float = 0.0, clip_value: float = 0.0, clip_norm: float = 0.0) -> Optimizer:
+    """Plain gradient descent."""
+    return Optimizer(Rule.SGD, lr, weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
+
+
+def Momentum(
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    *,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    clip_value: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Optimizer:
+    """A sparse row's velocity moves only when the row gets a gradient."""
+    return Optimizer(
+        Rule.MOMENTUM,
+        lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+    )
+
+
+def Adagrad(
+    lr: float = 0.01,
+    *,
+    initial_accumulator: float = 0.0,
+    eps: float = 1e-10,
+    weight_decay: float = 0.0,
+    clip_value: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Optimizer:
+    """One sum of squares a weight. Gradients of a mean over a batch are small: with ``initial_accumulator=0`` the first
+    step of each row is ``lr`` long, however small its gradient."""
+    return Optimizer(
+        Rule.ADAGRAD,
+        lr,
+        eps=eps,
+        initial_accumulator=initial_accumulator,
+        weight_decay=weight_decay,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+    )
+
+
+def RowAdagrad(
+    lr: float = 0.01,
+    *,
+    initial_accumulator: float = 0.0,
+    eps: float = 1e-10,
+    weight_decay: float = 0.0,
+    clip_value: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Optimizer:
+    """One sum of squares a row: nearly no memory beside the weights. For sparse tables only."""
+    return Optimizer(
+        Rule.ROW_ADAGRAD,
+        lr,
+        eps=eps,
+        initial_accumulator=initial_accumulator,
+        weight_decay=weight_decay,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+    )
+
+
+def Adam(
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    *,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip_value: float = 0.0,
+    clip_norm: float = 0.0,
+) -> Optimizer:
+    """Lazy: a row's moments move only when it gets a gradient. For rows that get one in each step, such as dense
+    parameters, it is the usual Adam."""
+    return Optimizer(
+        Rule.ADAM,
+        lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+    )
+
+
+def Ftrl(
+    lr: float = 0.1, *, l1: float = 0.0, l2: float = 0.0, lr_power: float = -0.5, initial_accumulator: float = 0.1
+) -> Optimizer:
+    """FTRL-proximal; ``l1`` makes weights exactly 0. Begin with ``Zeros()``."""
+    return Optimizer(Rule.FTRL, lr, l1=l1, l2=l2, lr_power=lr_power, initial_accumulator=initial_accumulator)
+
+
+def Uniform(scale: float = 0.01, seed: int = 0) -> Initial:
+    """``-scale .. scale``."""
+    return Initial(Start.UNIFORM, scale, seed)
+
+
+def Normal(scale: float = 0.01, seed: int = 0) -> Initial:
+    """Mean 0, standard deviation ``scale``."""
+    return Initial(Start.NORMAL, scale, seed)
+
+
+def Constant(value: float) -> Initial:
+    """All the same."""
+    return Initial(Start.CONSTANT, value)
+
+
+def Zeros() -> Initial:
+    """All 0."""
+    return Initial(Start.ZEROS, 0.0)

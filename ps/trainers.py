@@ -1,0 +1,264 @@
+"""The trainers' side of the placement machine: joining, counting, learning rates, charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from edl.errors import ProtocolError
+from edl.master.service import Caller
+from edl.wire.messages import Settings, World
+from ps import words
+from ps.book import CHART, LR, PEOPLE, TABLES, Book, Turn
+from ps.cuts import Cuts
+from ps.membership import Trainer
+from ps.spec import MOST_TABLES
+
+MOST_HOLDS = 256
+
+
+class Trainers:
+    """Acts on the book."""
+
+    def __init__(self, book: Book, cuts: Cuts, chart: Callable[[], words.Chart], secret: Callable[[], str]) -> None:
+        self._book, self._cuts, self._chart, self._secret = book, cuts, chart, secret
+        self._waiting: dict[Caller, words.Join] = {}
+        """They are answered when every bucket has an owner."""
+        self._ready: dict[Caller, Trainer] = {}
+        """To be answered at the end of this turn."""
+        self._beginning: dict[int, None] = {}
+        """They count as soon as the checkpoint is marked."""
+        self._world: World | None = None
+        self._told: tuple[object, ...] = ()
+
+    # --- worlds ------------------------------------------------------------------------------------------------------
+
+    def world_began(self, turn: Turn, world: World) -> None:
+        """Trainers whose place is gone are gone; the others train on."""
+        self._world = world
+        self._lost(turn, self._book.people.follow(world))
+        self._waiting = {caller: join for caller, join in self._waiting.items() if self._has_place(caller)}
+
+    def _has_place(self, caller: Caller) -> bool:
+        member = self._world.member(caller.node) if self._world is not None else None
+        return self._world is None or (member is not None and caller.slot < member.slots)
+
+    def lost(self, turn: Turn, number: int) -> None:
+        """A pserver says that a trainer's connections broke."""
+        self._lost(turn, self._book.people.lose([number]))
+
+    def _lost(self, turn: Turn, gone: list[Trainer]) -> None:
+        for one in gone:
+            if one.begun:
+                turn.note(f"trainer {one.name} (number {one.number}) is gone; nobody waits for it")
+            self._beginning.pop(one.number, None)
+            turn.change(PEOPLE)
+
+    def rolled_back(self, turn: Turn) -> None:
+        """A new history: all begin anew."""
+        book = self._book
+        text = f"{book.reason}: the parameters go back to the last checkpoint. Begin anew"
+        for one in book.people.trainers.values():
+            turn.tell(one.caller, words.Refused("stale", text))
+        book.people.lose(list(book.people.trainers))
+        self._beginning = {}
+        for caller, word in self._waiting.items():  # they have not been let in yet
+            self._join(turn, caller, word)
+        book.lr = []
+        turn.change(PEOPLE)
+        turn.change(LR)
+
+    # --- words -------------------------------------------------------------------------------------------------------
+
+    def said(self, turn: Turn, caller: Caller, body: str) -> None:
+        """A trainer says something."""
+        try:
+            word = words.decode(body)
+        except ProtocolError as error:
+            turn.tell(caller, words.Refused("word", f"not understood: {error}"))
+            return
+        if not self._has_place(caller):
+            turn.tell(
+                caller, words.Refused("stale", f"{caller.node}/{caller.slot} has no place in the job's world now")
+            )
+            return
+        if isinstance(word, words.Join):
+            self._join(turn, caller, word)
+            return
+        trainer = self._book.people.at(caller)
+        number = getattr(word, "number", trainer.number if trainer is not None else 0)
+        if trainer is None or number != trainer.number:
+            text = f"{caller.node}/{caller.slot}: another process has taken this place, or has never joined. Begin anew"
+            turn.tell(caller, words.Refused("stale", text, getattr(word, "ask", 0)))
+            return
+        self._word(turn, trainer, word)
+
+    def _word(self, turn: Turn, trainer: Trainer, word: Any) -> None:
+        match word:
+            case words.Begin():
+                self._begin(turn, trainer)
+            case words.Leave():
+                self._beginning.pop(trainer.number, None)
+                if self._book.people.leave(trainer.number):
+                    turn.change(PEOPLE)
+            case words.ChartPlease(version):
+                if self._book.version > version:
+                    turn.tell(trainer.caller, self.charted())
+            case words.Suspect(server, why):
+                one = self._book.servers.get(server)
+                if one is not None:
+                    turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
+                turn.tell(trainer.caller, self.charted())
+            case words.SetLr(_, hold):
+                self._set_lr(turn, trainer, hold)
+            case words.Save(ask):
+                self._cuts.ask(turn, trainer.caller, ask)
+            case words.AtCut():
+                self._cuts.at_cut(turn, trainer, word)
+            case words.DataNamed():
+                self._cuts.data_named(word)
+            case _:
+                text = f"{type(word).__name__} is nothing that a trainer says"
+                turn.tell(trainer.caller, words.Refused("word", text))
+
+    def _join(self, turn: Turn, caller: Caller, word: words.Join) -> None:
+        book = self._book
+        wrong = self._define(turn, word)
+        if wrong:
+            turn.tell(caller, words.Refused("table", wrong))
+            return
+        member = self._world.member(caller.node) if self._world is not None else None
+        incarnation = str(member.incarnation) if member is not None else ""
+        _, old = book.people.join(caller, word.nonce, incarnation)
+        if old is not None:
+            self._lost(turn, [old])
+        turn.keep(PEOPLE)
+        self._waiting[caller] = word
+
+    def _define(self, turn: Turn, word: words.Join) -> str:
+        """Take up tables that are new; says what differs in others."""
+        tables = self._book.tables
+        lines = []
+        for table in word.tables:
+            known = tables.get(table.name)
+            difference = table.difference(known) if known is not None else ""
+            if difference:
+                lines.append(f"table {table.name}: {difference} (here: this script, there: the job)")
+        new = [table for table in word.tables if table.name not in tables]
+        if len(tables) + len(new) > MOST_TABLES:
+            lines.append(f"{len(tables) + len(new)} tables are more than {MOST_TABLES}")
+        if lines:
+            return "\n".join(lines)
+        for table in new:
+            tables[table.name] = table
+            turn.change(TABLES)
+        return ""
+
+    def _begin(self, turn: Turn, trainer: Trainer) -> None:
+        if self._cuts.marking:
+            self._beginning[trainer.number] = None
+            return
+        book = self._book
+        if book.people.begin(trainer.number, book.top_step + 1 if book.members() else book.top_step):
+            turn.change(PEOPLE)
+            self._cuts.halt(turn, trainer.number)
+        else:
+            turn.tell(trainer.caller, self.charted())
+
+    # --- learning rates ----------------------------------------------------------------------------------------------
+
+    def _set_lr(self, turn: Turn, trainer: Trainer, hold: words.LrHold) -> None:
+        if hold.table and hold.table not in self._book.tables:
+            turn.tell(trainer.caller, words.Refused("word", f"set_lr: there is no table {hold.table}"))
+        elif not 0 <= hold.factor < float("inf"):
+            turn.tell(trainer.caller, words.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
+        else:
+            self._book.factors[hold.table] = hold.factor
+            self._hold(turn, hold.step, hold.table)
+
+    def settings_hold(self, turn: Turn, settings: Settings) -> None:
+        """The world's settings have a factor for the LR."""
+        if settings.factor == self._book.world_factor:
+            return
+        self._book.world_factor = settings.factor
+        self._hold(turn, 0, "")
+
+    def _hold(self, turn: Turn, step: int, table: str) -> None:
+        """From ``step``, or as soon as nobody has got there, on."""
+        book = self._book
+        step = max(step, book.top_step + 1)
+        names = [table] if table else ["", *(name for name in book.factors if name)]
+        for name in names:
+            factor = book.factors.get(name, book.factors.get("", 1.0)) * book.world_factor
+            book.lr = [one for one in book.lr if one.table != name or one.step != step]
+            book.lr.append(words.LrHold(step, factor, name))
+        book.lr.sort(key=lambda one: one.step)
+        while len(book.lr) > MOST_HOLDS:
+            first = book.lr[0]
+            if not any(one.table == first.table and one.step <= book.top_step for one in book.lr[1:]):
+                break
+            del book.lr[0]
+        turn.change(LR)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def settle(self, turn: Turn) -> None:
+        """Let in those that wait, as soon as every bucket has an owner."""
+        book = self._book
+        if self._beginning and not self._cuts.marking:
+            beginning, self._beginning = self._beginning, {}
+            for number in beginning:
+                if number in book.people.trainers:
+                    self._begin(turn, book.people.trainers[number])
+        whole = book.whole and (book.opened or bool(book.found) or not any(book.grid.joining))
+        if self._waiting and whole:
+            for caller in self._waiting:
+                trainer = book.people.at(caller)
+                if trainer is not None:
+                    self._ready[caller] = trainer
+            self._waiting = {}
+            if self._ready and not book.opened:
+                book.opened = True
+                turn.keep(CHART)
+
+    def charted(self) -> words.Charted:
+        """Where everything is now."""
+        return words.Charted(0, self._chart(), self._book.people.epoch, self._book.members())
+
+    def tell(self, turn: Turn) -> None:
+        """Last of a turn: who waited is let in; everybody hears of other owners, pservers or members."""
+        book = self._book
+        ready, self._ready = self._ready, {}
+        chart = self._chart()
+        now = (chart.owner, chart.servers, chart.history, book.people.epoch)
+        if now != self._told:
+            told, self._told = self._told, now
+            if told:
+                text = self.charted()
+                for one in book.people.trainers.values():
+                    if one.caller not in ready and one.caller not in self._waiting:
+                        turn.tell(one.caller, text)
+        for caller, trainer in ready.items():
+            turn.tell(caller, self._joined(trainer, chart))
+
+    def _joined(self, trainer: Trainer, chart: words.Chart) -> words.Joined:
+        book = self._book
+        restored = ""
+        if book.found:
+            said = json.loads(book.found[0].extra) if book.found[0].extra else {}
+            now = {"run": book.found[0].run, "cut": book.found[0].number, "history": book.history}
+            restored = json.dumps({**said, **now})
+        tables = tuple(book.tables.values())
+        return words.Joined(
+            trainer.number,
+            0,
+            chart,
+            book.people.epoch,
+            book.members(),
+            book.training,
+            tables,
+            book.top_step,
+            restored,
+            self._secret(),
+        )

@@ -1,0 +1,230 @@
+"""A simulated trainer: joins, pushes until every part is acknowledged, stops for checkpoints, begins anew when told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edl.master.service import Caller, Said
+from edl.types import NodeId, Round
+from ps import words
+from ps.spec import Mode
+from tests.sim.ps_node import PATIENCE_S, Request
+
+if TYPE_CHECKING:
+    from tests.sim.ps_world import PsSim
+
+THINKS_S = 0.05
+
+
+class Trainer:
+    """One process in one slot."""
+
+    def __init__(self, sim: PsSim, node: str, nonce: int) -> None:
+        self.sim, self.node, self.nonce = sim, node, f"{node}-{nonce}"
+        self.caller = Caller(NodeId(node), 0)
+        self.alive = True
+        self.number = 0
+        self.chart = words.Chart()
+        self.owner: list[int] = []
+        self.counts = False
+        self.wants_in = True
+        self.seq = self.step = 0
+        self.parts: dict[int, tuple[int, ...]] = {}
+        """Of the push that is under way: what is not acknowledged yet."""
+        self.whole: dict[int, tuple[int, ...]] = {}
+        self.owes: set[int] = set()
+        """Sync mode: pservers that have not answered this step; also those that came to own something meanwhile."""
+        self.answers: set[int] = set()
+        self.underway = False
+        """Something of this push is applied."""
+        self.asked: dict[int, float] = {}
+        """When each pserver was asked last, and has not answered."""
+        self.waits: set[int] = set()
+        """Sync mode: pservers that wait for other trainers."""
+        self.busy = False
+        self.halt = 0
+        self.at_cut: words.AtCut | None = None
+        self.ask = 0
+        self.saved = self.refused = 0
+        self.acked = 0
+        self.join()
+
+    # --- the Master --------------------------------------------------------------------------------------------------
+
+    def say(self, word: Any) -> None:
+        self.sim.master.said(Said(self.caller, Round(self.sim.round), words.encode(word)))
+
+    def join(self) -> None:
+        if self.alive and not self.number:
+            self.say(words.Join(self.nonce, self.sim.tables))
+            self.sim.run_later(self, self.join, after_s=1.0)
+
+    def again(self) -> None:
+        """The stream to the Master is a new one: what was said may be lost."""
+        if not self.alive:
+            return
+        self.say(words.Join(self.nonce, self.sim.tables))
+        if self.number:
+            self.say(words.ChartPlease(0))
+            if self.wants_in:
+                self.say(words.Begin(self.number))
+            if self.at_cut is not None:
+                self.say(self.at_cut)
+            if self.ask:
+                self.say(words.Save(self.ask))
+
+    def hear(self, body: str) -> None:
+        word = words.decode(body)
+        match word:
+            case words.Joined():
+                if not self.number:
+                    self.number, self.step = word.number, word.step
+                    self.take(word.chart)
+                    self.say(words.Begin(self.number))
+                    self.sim.run_later(self, self.think)
+            case words.Charted():
+                self.take(word.chart)
+                if self.number and not self.counts and any(one.number == self.number for one in word.members):
+                    self.counts = True
+                    self.step = max([self.step, *(one.step for one in word.members if one.number == self.number)])
+                self.work()
+            case words.Refused(kind, text, ask):
+                if kind == "stale":
+                    self.end()
+                elif kind == "save" and ask == self.ask:
+                    self.ask, self.refused = 0, self.refused + 1
+                else:
+                    raise AssertionError(text)
+            case words.Halt(cut):
+                self.halt, self.waits = cut, set()
+            case words.NameData(cut):
+                self.say(words.DataNamed(cut, (("data", str(cut)),)))
+            case words.GoOn(cut):
+                if self.halt <= cut:
+                    self.halt, self.at_cut = 0, None
+            case words.Saved(ask, _, run):
+                if ask == self.ask:
+                    self.ask, self.saved = 0, self.saved + 1
+                    self.sim.disk.must_have(run)
+
+    def take(self, chart: words.Chart) -> None:
+        if self.number and chart.history != self.chart.history and self.chart.version:
+            if chart.history > self.chart.history:
+                self.end()
+            return
+        if chart.version > self.chart.version:
+            self.chart = chart
+            self.owner = list(words.unpack(chart.owner, self.sim.buckets))
+
+    def end(self) -> None:
+        """The process ends; its launcher starts another one."""
+        if self.alive:
+            self.alive = False
+            self.sim.trainer_ended(self)
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def think(self) -> None:
+        """Between two steps."""
+        if not self.alive:
+            return
+        self.sim.run_later(self, self.think, after_s=self.sim.net.rng.expovariate(1 / THINKS_S))
+        if self.busy:
+            self.work()
+        elif self.halt:
+            if self.at_cut is None:
+                self.stop_for_cut()
+            elif self.sim.net.rng.random() < 0.05:
+                self.say(self.at_cut)
+        elif self.counts and self.chart.version and all(self.owner):
+            if not self.ask and self.sim.wants_cuts and self.sim.net.rng.random() < 0.01:
+                self.sim.asks += 1
+                self.ask = self.sim.asks
+                self.say(words.Save(self.ask))
+            self.begin_push()
+
+    def stop_for_cut(self) -> None:
+        self.at_cut = words.AtCut(self.halt, self.step, f'"{self.node}"')
+        self.waits = set()
+        self.say(self.at_cut)
+
+    def begin_push(self) -> None:
+        rng = self.sim.net.rng
+        self.seq += 1
+        self.busy = True
+        self.whole = {
+            bucket: tuple(sorted({rng.randrange(2) for _ in range(2)}))
+            for bucket in {rng.randrange(self.sim.buckets) for _ in range(rng.randint(1, 4))}
+        }
+        self.parts = dict(self.whole)
+        self.answers, self.underway = set(), False
+        self.asked, self.waits = {}, set()
+        self.work()
+
+    def work(self) -> None:
+        """Ask every pserver that has not answered; end the step when all have."""
+        if not self.alive or not self.busy or self.at_cut is not None:
+            return
+        now_s = self.sim.net.now_s
+        by_server: dict[int, dict[int, tuple[int, ...]]] = {}
+        for bucket, rows in self.parts.items():
+            by_server.setdefault(self.owner[bucket], {})[bucket] = rows
+        living = {one.number for one in self.chart.servers}
+        if self.sim.training.mode is Mode.SYNC:
+            self.owes = (living & set(self.owner)) - self.answers
+        for number in self.owes:
+            by_server.setdefault(number, {})
+        if not by_server:
+            self.busy = False
+            self.step += 1
+            self.acked += 1
+            self.sim.was_acknowledged(self, self.whole)
+            return
+        if self.underway or not self.halt:
+            self.waits = set()  # something of this push is applied: the rest will be
+        if self.halt and self.waits >= by_server.keys():
+            self.stop_for_cut()  # those it waits for have stopped, and nothing of this push is applied
+            return
+        for number, parts in by_server.items():
+            if now_s < self.asked.get(number, 0.0) or number in self.waits:
+                continue
+            self.asked[number] = now_s + 4 * PATIENCE_S
+            self.request(number, parts)
+
+    def request(self, number: int, parts: dict[int, tuple[int, ...]]) -> None:
+        sim = self.sim
+        node = sim.by_number(number)
+        if node is None or not sim.linked(node, None):
+            self.asked[number] = sim.net.now_s + 0.1
+            if sim.net.rng.random() < 0.3:
+                self.say(words.ChartPlease(self.chart.version))
+            return
+        seq = self.seq
+
+        def answered(what: str) -> None:
+            if node.alive and sim.linked(node, None) and sim.net.rng.random() > sim.loss:
+                sim.run_later(self, self.answered, number, seq, parts, what)
+
+        request = Request(
+            self.number, seq, self.step, self.chart.history, dict(parts), answered, sim.net.now_s + PATIENCE_S
+        )
+        sim.run_later(node, node.push, request)
+
+    def answered(self, number: int, seq: int, parts: dict[int, tuple[int, ...]], what: str) -> None:
+        if seq != self.seq or not self.busy:
+            return
+        self.asked.pop(number, None)
+        if what == "wait" and self.halt:
+            self.waits.add(number)
+        self.underway = self.underway or what in ("ok", "slow")
+        if what == "ok":
+            for bucket in parts:
+                self.parts.pop(bucket, None)
+            self.answers.add(number)
+        elif what == "stale":
+            self.end()
+            return
+        elif what == "moved":
+            self.say(words.ChartPlease(self.chart.version))
+            self.asked[number] = self.sim.net.now_s + 0.05
+        self.work()

@@ -1,0 +1,72 @@
+"""Random schedules of jobs whose workers need no others: the world changes around them, and every job ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from edl.agent import independent, rounds
+from edl.agent.state import Worker
+from edl.agent.turn import Turn
+from edl.testing.__main__ import summary
+from edl.testing.sim.schedules import Schedule, play
+from edl.types import Rank
+
+SCHEDULES = 300
+BATCHES = 3
+WITHIN = 100
+"""Schedules in which a planted bug has to show."""
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_schedules(batch: int) -> None:
+    size = SCHEDULES // BATCHES
+    results = []
+    for seed in range(batch * size, (batch + 1) * size):
+        result = play(Schedule.independent(seed))
+        if result.violation:
+            pytest.fail(f"Schedule.independent({seed}): {result.violation}", pytrace=False)
+        results.append(result)
+    print(summary(results))
+    assert sum(result.worlds for result in results) > 3 * size, "the schedules have become too gentle"
+    assert {"exit 0", "exit 1", "exit 3"} <= {result.outcome for result in results}
+
+
+def _stops_all() -> Any:
+    """A change of the world restarts everybody, as in a collective job."""
+    return mock.patch.object(independent, "stop", rounds.stop)
+
+
+def _starts_all() -> Any:
+    """Living workers are started once more."""
+
+    def take(turn: Turn, local_rank: int, world: Any, member: Any) -> Any:
+        return Worker(local_rank, Rank(member.first_rank + local_rank), born=world.round)
+
+    return mock.patch.object(independent, "_take_place", take)
+
+
+def _forgets_the_done() -> Any:
+    """A node whose workers have all finished says so only in the world in which the last one did."""
+    start = independent.start
+
+    def quiet(turn: Turn, world: Any, reason: str) -> None:
+        say, turn.say = turn.say, lambda message: None  # type: ignore[method-assign]
+        start(turn, world, reason)
+        turn.say = say  # type: ignore[method-assign]
+
+    return mock.patch.object(independent, "start", quiet)
+
+
+PLANTED: list[Callable[[], Any]] = [_stops_all, _starts_all, _forgets_the_done]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bug_is_found(plant: Callable[[], Any]) -> None:
+    with plant():
+        found = next((v for s in range(WITHIN) if (v := play(Schedule.independent(s)).violation)), "")
+    print(found.splitlines()[0] if found else "")
+    assert found

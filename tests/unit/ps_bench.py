@@ -1,0 +1,277 @@
+"""Pservers in this process, over real sockets, that a test can move buckets between, hold up and break; a Master that
+says what the test wants."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import requests, words
+from ps.client import Client
+from ps.frames import Frame, Op, pack_head
+from ps.narrow import WIRE_DTYPES, narrow
+from ps.requests import laid_out
+from ps.rows import Push, encode
+from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec, Training
+from ps.store import Store
+from ps.transport import Endpoint, Limits, Peer, Reply
+
+SECRET = "the secret"
+PATIENCE_S = 20.0
+"""After that a test that waits has failed."""
+SGD = Optimizer(Rule.SGD, lr=1.0)
+PLAIN = TableSpec("plain", 4, SGD, Initial(Start.ZEROS))
+"""A push of ones takes 1 away from each weight."""
+WIDE = TableSpec("wide", 9, SGD, Initial(Start.UNIFORM, 0.5, 7))
+
+Fault = Callable[[Frame, dict[str, Any]], Reply | None]
+
+
+class Pserver:
+    """Serves what it is told to, without copies or gates. ``faults`` look at each request first."""
+
+    def __init__(self, number: int, tables: Sequence[TableSpec]) -> None:
+        self.number = number
+        self.store = Store(kernels="numpy")
+        for spec in tables:
+            self.store.define(spec)
+        self.tables = {spec.name: spec for spec in tables}
+        self.allowed = np.zeros(BUCKETS, np.uint8)
+        self.version = 1
+        self.charted = ""
+        self.applied = 0
+        self.faults: list[Fault] = []
+        """The first that gives an answer is used."""
+        self.after: list[Callable[[Frame, dict[str, Any]], None]] = []
+        """Called when a request has been carried out, before it is answered."""
+        self.heads: list[tuple[Op, dict[str, Any]]] = []
+        self.farewells: list[int] = []
+        self.ended = threading.Semaphore(0)
+        """Counts connections that have ended."""
+        self._lock = threading.Lock()
+        self.endpoint = Endpoint(self._handle, secret=SECRET, left=self._left, limits=Limits(greeting_s=PATIENCE_S))
+        self.endpoint.start("127.0.0.1")
+
+    @property
+    def server(self) -> words.Server:
+        """As charts name it; reached over TCP."""
+        return words.Server(self.number, f"ps-{self.number}", "127.0.0.1", self.endpoint.port)
+
+    def seen(self, op: Op) -> list[dict[str, Any]]:
+        """Heads of requests of this kind."""
+        return [head for kind, head in list(self.heads) if kind is op]
+
+    def stop(self) -> None:
+        """As if its process had died."""
+        self.endpoint.stop()
+
+    def _left(self, peer: Peer) -> None:
+        if peer.farewell:
+            self.farewells.append(peer.number)
+        self.ended.release()
+
+    def _handle(self, peer: Peer, frame: Frame) -> Reply:
+        head = frame.json()
+        self.heads.append((frame.op, head))
+        for fault in list(self.faults):
+            reply = fault(frame, head)
+            if reply is not None:
+                return reply
+        answer = {Op.PULL: self._pull, Op.PUSH: self._push, Op.SCAN: self._scan}[frame.op]
+        with self._lock:
+            reply = answer(head, frame)
+        for look in list(self.after):
+            look(frame, head)
+        return reply
+
+    def _moved(self) -> Reply:
+        charted = {"charted": self.charted} if self.charted else {}
+        return Reply.no(Op.MOVED, chart=self.version, text="moved", **charted)
+
+    def _pull(self, head: dict[str, Any], frame: Frame) -> Reply:
+        found = []
+        for one in requests.read_pull(head, frame.body, self.tables):
+            out = np.empty((len(one.keys), self.tables[one.table].dim), np.float32)
+            if self.store.pull(
+                one.table, one.keys, out, step=head["step"], insert=head["insert"], allowed=self.allowed,
+                counts=one.counts,
+            ):  # fmt: skip
+                return self._moved()
+            found.append(narrow(out, one.dtype).astype(WIRE_DTYPES[one.dtype], copy=False))
+        return Reply(Op.OK, self._told(head), laid_out(found))
+
+    def _push(self, head: dict[str, Any], frame: Frame) -> Reply:
+        parts = requests.read_push(head, frame.body, self.tables)
+        pushed = self.store.push(
+            [Push(head["trainer"], head["seq"], parts)], step=head["step"], scale=head["scale"], allowed=self.allowed
+        )
+        if pushed.refused:
+            return self._moved()
+        self.applied += bool(pushed.fresh)
+        return Reply(Op.OK, self._told(head, fresh=pushed.fresh, again=pushed.skipped, damaged=pushed.damaged))
+
+    def _scan(self, head: dict[str, Any], frame: Frame) -> Reply:
+        if not self.allowed[head["bucket"]]:
+            return self._moved()
+        rows = self.store.image(head["bucket"]).rows.get(head["table"])
+        return Reply(Op.OK, self._told(head), [] if rows is None else encode(rows))
+
+    def _told(self, head: dict[str, Any], **more: Any) -> bytes:
+        if self.charted and head["version"] < self.version:
+            more["charted"] = self.charted
+        return pack_head({"applied": self.applied, "epoch": 1, "version": self.version, **more})
+
+
+@dataclass
+class Bench:
+    """Some pservers with evenly dealt buckets."""
+
+    tables: Sequence[TableSpec] = (PLAIN, WIDE)
+    pservers: dict[int, Pserver] = field(default_factory=dict)
+    owner: NDArray[np.int16] = field(default_factory=lambda: np.zeros(BUCKETS, np.int16))
+    version: int = 1
+    clients: list[Client] = field(default_factory=list)
+
+    def start(self, count: int) -> Bench:
+        """So many."""
+        for number in range(1, count + 1):
+            self.add(number)
+        self.deal((np.arange(BUCKETS) * count // BUCKETS + 1).astype(np.int16))
+        return self
+
+    def add(self, number: int) -> Pserver:
+        """One that has no buckets yet."""
+        self.pservers[number] = Pserver(number, self.tables)
+        return self.pservers[number]
+
+    def deal(self, owner: NDArray[np.int16]) -> None:
+        """Who serves which bucket, at the start."""
+        self.owner = owner.copy()
+        for number, one in self.pservers.items():
+            one.allowed[:] = owner == number
+
+    def move(self, buckets: slice | NDArray[np.intp], to: int, *, tell: bool = True) -> None:
+        """Live: rows go along. ``tell``: pservers send the new chart with MOVED."""
+        chosen = np.arange(BUCKETS)[buckets]
+        for bucket in chosen.tolist():
+            old, new = self.pservers.get(int(self.owner[bucket])), self.pservers[to]
+            if old is not None:
+                with old.store.lock(bucket):
+                    old.allowed[bucket] = 0
+                    image = old.store.image(bucket)
+                new.store.take_image(image)
+            new.allowed[bucket] = 1
+            self.owner[bucket] = to
+        self.version += 1
+        for one in self.pservers.values():
+            one.version = self.version
+            one.charted = words.encode(self.charted()) if tell else ""
+
+    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> words.Chart:
+        """As it is now."""
+        servers = tuple(one.server for number, one in self.pservers.items() if number not in without)
+        return words.Chart(self.version, history, servers, words.pack(self.owner.tolist()))
+
+    def charted(self, **options: Any) -> words.Charted:
+        """The same, as a word."""
+        return words.Charted(0, self.chart(**options), 1, ())
+
+    def client(self, **options: Any) -> Client:
+        """Without a Master."""
+        options = {"deadline_s": PATIENCE_S, **options}
+        client = Client.direct((), tables=self.tables, secret=SECRET, chart=self.chart(), **options)
+        self.clients.append(client)
+        return client
+
+    def joined(self, master: Master, **options: Any) -> Client:
+        """With one."""
+        options = {"deadline_s": PATIENCE_S, **options}
+        client = Client.join(master, lambda: 1, tables=self.tables, **options)
+        self.clients.append(client)
+        return client
+
+    def stop(self) -> None:
+        """Everything."""
+        for client in self.clients:
+            client.close()
+        for one in self.pservers.values():
+            one.stop()
+
+
+class Master:
+    """The other end of a trainer's link. Answers ``Join``, ``Begin`` and ``Leave``; all else waits in ``said``."""
+
+    def __init__(self, bench: Bench, training: Training | None = None) -> None:
+        self.bench, self.training = bench, training or Training()
+        self.said: queue.Queue[Any] = queue.Queue()
+        self.rounds: list[int] = []
+        self.joins: list[words.Join] = []
+        self.deaf = False
+        """Nothing is answered, as if there were no Master."""
+        self.tables = tuple(bench.tables)
+        self.number = 5
+        self.step = 0
+        self.restored = ""
+        self.members: tuple[words.Member, ...] = ()
+        self._heard: Callable[[str | None], None] = lambda text: None
+
+    def call(self, service: str, body: str, number: int) -> None:
+        """Of ``Link``."""
+        assert service == "ps"
+        self.rounds.append(number)
+        word = words.decode(body)
+        if self.deaf or not self._answered(word):
+            self.said.put(word)
+
+    def listen(self, service: str, heard: Callable[[str | None], None]) -> None:
+        """Of ``Link``."""
+        self._heard = heard
+
+    def expect(self, kind: type[Any]) -> Any:
+        """The next word of this kind; others are passed over."""
+        while True:
+            word = self.said.get(timeout=PATIENCE_S)
+            if isinstance(word, kind):
+                return word
+
+    def tell(self, word: Any) -> None:
+        """Say something to the trainer."""
+        self._heard(words.encode(word))
+
+    def lose(self) -> None:
+        """What the trainer said may be lost."""
+        self._heard(None)
+
+    def joined(self) -> words.Joined:
+        """The answer to ``Join``."""
+        return words.Joined(
+            self.number, 0, self.bench.chart(), 1, self.members, self.training, self.tables, self.step, self.restored,
+            SECRET,
+        )  # fmt: skip
+
+    def charted(self, **options: Any) -> words.Charted:
+        """The present chart and members."""
+        return replace(self.bench.charted(**options), members=self.members)
+
+    def _answered(self, word: Any) -> bool:
+        match word:
+            case words.Join():
+                self.joins.append(word)
+                known = {one.name for one in self.tables}
+                self.tables += tuple(one for one in word.tables if one.name not in known)
+                self.tell(self.joined())
+            case words.Begin(number):
+                self.members = (words.Member(number, "a/0", self.step),)
+                self.tell(self.charted())
+            case words.Leave():
+                self.members = ()
+                self.tell(self.charted())
+            case _:
+                return False
+        return True

@@ -1,0 +1,155 @@
+"""An endpoint of a parameter server that says back what it hears, and those who call it, for good and ill."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from edl.errors import PsError
+from ps.connection import Connection, Plain, now_s
+from ps.failures import Unreachable
+from ps.frames import Frame, Op, pack_head
+from ps.handshake import OPENING_BYTES, TRAINER, Called, Calling, Hello
+from ps.transport import Caller, Endpoint, Peer, Reply
+from ps.words import Server
+
+SECRET = "of this pserver"
+HOST = "127.0.0.1"
+LONG_S = 20.0
+"""Far more than anything here takes: nothing waits for it when all is well."""
+HELLO = Hello(TRAINER, 3, "n1/0")
+
+
+class Echo:
+    """An endpoint that answers with what it gets, and does as the head says."""
+
+    def __init__(self, **options: Any) -> None:
+        self.seen: list[tuple[Peer, Op, bytes]] = []
+        self.left: list[Peer] = []
+        self.lost: list[Peer] = []
+        self.go_on = threading.Event()
+        self.waiting = threading.Event()
+        self.changed = threading.Condition()
+        self.endpoint = Endpoint(
+            self._handle, secret=SECRET, left=self._add(self.left), lost=self._add(self.lost), **options
+        )
+        self.endpoint.start(HOST)
+
+    @property
+    def tcp(self) -> Server:
+        return Server(1, "n1-1", HOST, self.endpoint.port)
+
+    @property
+    def local(self) -> Server:
+        return Server(1, "n1-1", HOST, self.endpoint.port, self.endpoint.path, self.endpoint.machine)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(holds, LONG_S)
+
+    def _add(self, some: list[Peer]) -> Callable[[Peer], None]:
+        def add(peer: Peer) -> None:
+            with self.changed:
+                some.append(peer)
+                self.changed.notify_all()
+
+        return add
+
+    def _handle(self, peer: Peer, frame: Frame) -> Reply:
+        with self.changed:
+            self.seen.append((peer, frame.op, frame.head))
+            self.changed.notify_all()
+        match frame.head:
+            case b"wait":
+                self.waiting.set()
+                assert self.go_on.wait(LONG_S)
+            case b"moved":
+                return Reply.no(Op.MOVED, chart=9)
+            case b"ps error":
+                raise PsError("table user: row 5 is too large")
+            case b"defect":
+                raise ValueError("a defect")
+            case b"push":
+                assert peer.push(Op.CONTROL, b"unasked", [b"word"])
+            case b"patience":
+                return Reply(Op.OK, pack_head({"patience_s": frame.patience_s}))
+            case b"room":
+                room = peer.room(len(frame.body))
+                room[:] = bytes(frame.body)[::-1]
+                return Reply(Op.OK, b"", [room])
+        if frame.op is Op.STREAM:
+            return Reply()
+        return Reply(Op.OK, frame.head, [bytes(frame.body)])
+
+
+@contextlib.contextmanager
+def echo(**options: Any) -> Iterator[Echo]:
+    made = Echo(**options)
+    try:
+        yield made
+    finally:
+        made.go_on.set()
+        made.endpoint.stop(wait_s=LONG_S)
+
+
+def call(place: Server, hello: Hello = HELLO, secret: str = SECRET, deadline_s: float = LONG_S) -> Caller:
+    return Caller.connect(place, hello, secret=secret, deadline_s=deadline_s)
+
+
+def place(made: Echo, kind: str) -> Server:
+    return made.tcp if kind == "tcp" else made.local
+
+
+def introduced(server: Server) -> tuple[socket.socket, Connection]:
+    """A connection behind its handshake, to send on what one likes. The connection must not be used after the socket is
+    closed."""
+    raw = socket.create_connection((server.host, server.port), LONG_S)
+    connection = Connection(Plain(raw), check=True)
+    calling = Calling(SECRET)
+    connection.write_bytes(calling.opening, now_s() + LONG_S)
+    connection.write_bytes(calling.answer(connection.read(64, now_s() + LONG_S)), now_s() + LONG_S)
+    connection.write(Op.HELLO, 1, HELLO.pack(), (), now_s() + LONG_S)
+    assert connection.read_frame(now_s() + LONG_S).op is Op.OK
+    raw.settimeout(LONG_S)
+    return raw, connection
+
+
+def dial(made: Echo) -> socket.socket:
+    """A connection without any handshake."""
+    return socket.create_connection((HOST, made.endpoint.port), LONG_S)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage().removeprefix("Parameter server: ") for record in caplog.records]
+
+
+@contextlib.contextmanager
+def impostor(answer: bytes, secret: str = SECRET) -> Iterator[Server]:
+    """A server that gives one answer."""
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as raw:
+            connection = Connection(Plain(raw), check=True)
+            until_s = now_s() + LONG_S
+            called = Called(secret, connection.read(OPENING_BYTES, until_s))
+            connection.write_bytes(called.answer, until_s)
+            with contextlib.suppress(Unreachable):
+                connection.read(32, until_s)
+                connection.read_frame(until_s)
+                connection.write(Op.OK, 1, b"", (), until_s)
+                connection.read_frame(until_s)
+                connection.write_bytes(answer, until_s)
+                connection.idle(until_s)
+
+    listener = socket.create_server((HOST, 0))
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield Server(1, "n1-1", HOST, listener.getsockname()[1])
+    finally:
+        thread.join(LONG_S)

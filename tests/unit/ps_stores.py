@@ -1,0 +1,58 @@
+"""Stores with either set of kernels, and short ways to pull from them and push to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ps.rows import Op, Part, Push, Pushed
+from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+from ps.store import Store
+
+both_kernels = pytest.mark.parametrize("kernels", ["numpy", "numba"])
+ZEROS = Initial(Start.ZEROS)
+COUNTER = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS)
+
+
+def store_of(kernels: str, *specs: TableSpec, most_bytes: int = 0) -> Store:
+    """A store with these tables."""
+    if kernels == "numba":
+        pytest.importorskip("numba")
+    store = Store(kernels=kernels, most_bytes=most_bytes)
+    for spec in specs:
+        store.define(spec)
+    return store
+
+
+def keys_of(*keys: int) -> NDArray[np.int64]:
+    """As an array."""
+    return np.array(keys, np.int64)
+
+
+def pull(
+    store: Store, keys: Sequence[int] | NDArray[np.int64], step: int = 1, insert: bool = True
+) -> NDArray[np.float32]:
+    """Weights of the table ``t``."""
+    wanted = np.asarray(keys, np.int64)
+    out = np.empty((len(wanted), store.tables["t"].spec.dim), np.float32)
+    assert store.pull("t", wanted, out, step=step, insert=insert) == 0
+    return out
+
+
+def part(keys: Sequence[int] | NDArray[np.int64], values: object, op: str = Op.GRAD) -> Part:
+    """For the table ``t``; a number stands for rows full of it, two of them for each key."""
+    held = np.asarray(keys, np.int64)
+    if isinstance(values, int | float):
+        values = np.full((len(held), 2), values)
+    return Part("t", held, np.asarray(values, np.float32), op)
+
+
+def push(
+    store: Store, keys: Sequence[int] | NDArray[np.int64], values: object, *, trainer: int = 0, seq: int = 0,
+    step: int = 1, op: str = Op.GRAD,
+) -> Pushed:  # fmt: skip
+    """One part."""
+    return store.push([Push(trainer, seq, [part(keys, values, op)])], step=step)

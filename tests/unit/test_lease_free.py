@@ -1,0 +1,167 @@
+"""What trainers of parameter servers ask of the lease machine in mode "free"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from data_service.free import LEAST_SILENCE_S
+from data_service.ledger import Ledger
+from data_service.machine import LeaseMachine
+from data_service.manifest import Manifest, ManifestBuilder
+from data_service.wire import (
+    FREE,
+    STEPS,
+    Ack,
+    Commit,
+    Done,
+    Granted,
+    Lease,
+    NextEpoch,
+    Open,
+    Opened,
+    Options,
+    Pace,
+    Refused,
+    Register,
+    Registered,
+    Rollback,
+    decode,
+    encode,
+)
+from edl.master.service import Caller, Said, Tell, Tick, WorldBegan
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.messages import Member, World
+
+NODE = NodeId("n")
+
+
+def listed() -> Manifest:
+    """Six shards of ten records."""
+    builder = ManifestBuilder("ipc")
+    builder.file("file", 100)
+    for begin in range(0, 60, 10):
+        builder.shard(begin, begin + 10, 10)
+    return builder.build()
+
+
+class Master:
+    """A machine, two trainers, a clock."""
+
+    def __init__(self, mode: str = FREE) -> None:
+        self.machine = LeaseMachine()
+        self.machine.load({}, 0.0)
+        self.now_s = 0.0
+        self.ids = 0
+        self.manifest: Manifest = listed()
+        self.options = Options(seed=1, mode=mode)
+        world = World(Round(1), (Member(NODE, Incarnation(0), "h", 2, Rank(0), ()),), 0)
+        self.machine.step(WorldBegan(world), 0.0)
+
+    def ask(self, slot: int, kind: type[Any], **fields: Any) -> Any:
+        self.ids += 1
+        word = kind(self.ids, "d", **fields)
+        effects = self.machine.step(Said(Caller(NODE, slot), Round(1), encode(word)), self.now_s)
+        answers = [decode(one.body) for one in effects if isinstance(one, Tell) and one.caller.slot == slot]
+        return next((one for one in answers if getattr(one, "id", None) == self.ids), None)
+
+    def begin(self, slot: int = 0) -> None:
+        assert isinstance(self.ask(slot, Register, manifest=self.manifest.encode(), options=self.options), Registered)
+        for one in (0, 1):
+            self.open(one)
+
+    def open(self, slot: int, fence: int = 0) -> Opened:
+        found = self.ask(slot, Open, rank=slot, fence=fence)
+        assert isinstance(found, Opened)
+        return found
+
+    def consume(self, slot: int, shards: int) -> list[int]:
+        """Lease and acknowledge whole ones."""
+        found = []
+        for _ in range(shards):
+            granted = self.ask(slot, Lease, epoch=self.epoch, want=1)
+            assert isinstance(granted, Granted) and granted.leases
+            ref = granted.leases[0].shard
+            count = self.manifest.count(ref.index)
+            assert not self.ask(slot, Ack, epoch=self.epoch, shards=((ref.index, count, True),)).refused
+            found.append(ref.index)
+        return found
+
+    @property
+    def epoch(self) -> int:
+        return self.machine.sets["d"].position.epoch
+
+    @property
+    def done(self) -> int:
+        return self.machine.sets["d"].position.ledger.done_shards
+
+
+@pytest.fixture
+def master() -> Master:
+    made = Master()
+    made.begin()
+    return made
+
+
+def test_anybody_may_list_the_shards() -> None:
+    master = Master()
+    master.begin(1)
+    steps = Master(STEPS)
+    refused = steps.ask(1, Register, manifest=steps.manifest.encode(), options=steps.options)
+    assert isinstance(refused, Refused) and refused.kind == "rank"
+
+
+def test_a_named_position_is_told(master: Master) -> None:
+    master.consume(0, 2)
+    done = master.ask(1, Commit, name="cut-1")
+    assert isinstance(done, Done) and Ledger.decode(done.ledger).done_shards == 2
+
+
+def test_going_back_is_done_once_for_each_history(master: Master) -> None:
+    master.consume(0, 1)
+    ledger = master.ask(0, Commit, name="cut-1").ledger
+    master.consume(0, 1)
+    assert isinstance(master.ask(0, Rollback, name="cut-1", ledger=ledger, history=2), Done) and master.done == 1
+    assert master.ask(0, Lease, epoch=0, want=1).kind == "unopened"
+    fence = master.open(0).fence
+    master.open(1)
+    master.consume(0, 1)
+    for history in (1, 2):
+        assert isinstance(master.ask(1, Rollback, name="cut-1", ledger=ledger, history=history), Done)
+        assert master.done == 2 and master.open(1).fence == fence
+    assert isinstance(master.ask(1, Rollback, name="cut-1", history=3), Done) and master.done == 1
+
+
+def test_another_masters_machine_remembers_the_history(master: Master) -> None:
+    ledger = master.ask(0, Commit, name="cut-1").ledger
+    master.ask(0, Rollback, name="cut-1", ledger=ledger, history=5)
+    assert master.machine.sets["d"].free.history == 5
+
+
+def test_a_position_of_other_data_is_refused(master: Master) -> None:
+    other = Ledger("0" * 32, 3, seed=1, shuffle=True).encode()
+    refused = master.ask(0, Rollback, name="cut-1", ledger=other, history=2)
+    assert isinstance(refused, Refused) and refused.kind == "ledger" and "belongs to data of digest" in refused.text
+    assert master.ask(0, Rollback, name="cut-1", ledger="{}", history=2).kind == "ledger"
+    assert master.ask(0, Rollback, name="cut-9", history=2).kind == "commit"
+
+
+def test_who_was_away_goes_on_in_the_epoch_of_the_others(master: Master) -> None:
+    for epoch in range(1, 4):
+        while master.ask(0, Lease, epoch=master.epoch, want=0).state != "finished":
+            master.consume(0, 1)
+        assert master.ask(0, NextEpoch, epoch=epoch).epoch == epoch
+    assert master.ask(1, NextEpoch, epoch=1).epoch == 3
+    assert master.ask(1, NextEpoch, epoch=5).kind == "epoch"
+
+
+def test_a_sign_of_life_keeps_shards(master: Master) -> None:
+    for slot in (0, 1):
+        assert master.ask(slot, Lease, epoch=0, want=1).leases
+    for _ in range(10):
+        master.now_s += LEAST_SILENCE_S / 3
+        master.ask(0, Pace, records_per_s=0.0)
+        master.machine.step(Tick(), master.now_s)
+    holders = master.machine.sets["d"].position.holders.values()
+    assert {caller.slot for caller in holders} == {0}

@@ -1,0 +1,283 @@
+"""What both frameworks share: one push a step, when a trainer counts, how it joins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from data_service import trainers  # noqa: E402
+from edl.errors import PsError, SettingError, StateError  # noqa: E402
+from edl.worker import session as sessions  # noqa: E402
+from ps.local import Local  # noqa: E402
+from ps.module import Part, Plan  # noqa: E402
+from ps.recipes import SGD, Adam, Zeros  # noqa: E402
+from ps.spec import Damaged, Optimizer, TableSpec  # noqa: E402
+
+
+class Recorder(Local):
+    """A client that says what it was asked for."""
+
+    def __init__(self, tables: Any, said: list[str], restored: str = "") -> None:
+        self.said = said
+        super().__init__(tables)
+        self.restored = restored
+
+    def begin(self) -> None:
+        self.said.append("begin")
+
+    def rest(self) -> None:
+        self.said.append("rest")
+
+    def boundary(self) -> None:
+        self.said.append("boundary")
+
+    def leave(self) -> None:
+        self.said.append("leave")
+
+    def pull(self, table: str, keys: Any, out: Any = None, *, insert: bool = True) -> Any:
+        self.said.append(f"pull {table} {keys.size}" + ("" if insert else " without a trace"))
+        return super().pull(table, keys, out, insert=insert)
+
+    def push(self, grads: Mapping[str, Any], *, op: str = "grad", wait: bool = True) -> None:
+        self.said.append(f"{op} " + " ".join(f"{table}:{keys.size}" for table, (keys, _) in grads.items()))
+        super().push(grads, op=op)
+
+
+class Vector:
+    """Two parameters."""
+
+    def __init__(self, name: str = "dense", every: int = 1) -> None:
+        self.name, self.every = name, every
+        self.values = {"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), np.float32)}
+        self.grads: dict[str, Any] | None = None
+
+    def read(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        self.values = {name: np.array(value) for name, value in values.items()}
+
+    def take_gradients(self) -> dict[str, Any] | None:
+        grads, self.grads = self.grads, None
+        return grads
+
+
+def spec(name: str = "t", dim: int = 2, optimizer: Optimizer | None = None) -> TableSpec:
+    return TableSpec(name, dim, optimizer or SGD(1.0), Zeros())
+
+
+def keys(*numbers: int) -> Any:
+    return np.array(numbers, np.int64)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def part(said: list[str]) -> Iterator[Part]:
+    one = Part(lambda plan, specs: Recorder(specs, said))
+    yield one
+    one.forget()
+
+
+def test_a_step_is_one_push_with_everything(part: Part, said: list[str]) -> None:
+    part.declare(spec("t"))
+    part.declare(spec("u", 1))
+    vector = Vector()
+    part.declare_dense(vector, SGD(0.5), Damaged.REFUSE)
+    for table, some in (("t", keys(1, 2, 2)), ("t", keys(2)), ("u", keys(7))):
+        rows = part.pull(table, some, insert=True)
+        part.collect(table, some, np.ones_like(rows))
+    vector.grads = {name: np.ones_like(value) for name, value in vector.values.items()}
+    said.clear()
+    part.step()
+    assert said[:2] == ["grad t:4 u:1 dense:1", "boundary"]
+    assert said[2] == "pull dense 1 without a trace"
+    assert part.pull("t", keys(1, 2), insert=False).tolist() == [[-1, -1], [-3, -3]]
+    assert vector.values["a"].tolist() == [-0.5, 0.5, 1.5] and vector.values["b"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_what_was_pushed_is_not_pushed_again(part: Part, said: list[str]) -> None:
+    part.declare(spec())
+    part.collect("t", keys(1), np.ones((1, 2), np.float32))
+    part.step()
+    part.step()
+    assert [word for word in said if word.startswith("grad")] == ["grad t:1", "grad "]
+
+
+def test_a_trainer_counts_from_its_first_pull_for_training_on(part: Part, said: list[str]) -> None:
+    part.declare(spec())
+    part.pull("t", keys(1), insert=False)
+    with part.no_insert():
+        part.pull("t", keys(1), insert=True)
+    assert "begin" not in said
+    part.pull("t", keys(1), insert=True)
+    part.pull("t", keys(2), insert=True)
+    assert said.count("begin") == 1
+    part.rest()
+    part.rest()
+    part.pull("t", keys(1), insert=False)
+    assert said.count("rest") == 1 and said.count("begin") == 1
+    part.step()
+    assert said.count("begin") == 2
+
+
+def test_who_waits_for_data_is_waited_for_by_nobody(part: Part, said: list[str]) -> None:
+    part.declare(spec())
+    trainers.trainers.opening()
+    part.pull("t", keys(1), insert=True)
+    trainers.trainers.idle()
+    assert said[-1] == "rest"
+
+
+def test_first_values_are_those_of_who_comes_first(said: list[str]) -> None:
+    shared = Recorder([], said)
+    found = []
+    for start in (5.0, 9.0):
+
+        def join(plan: Plan, specs: Sequence[TableSpec]) -> Recorder:
+            for each in specs:
+                shared.define(each)
+            return shared
+
+        one = Part(join)
+        vector = Vector()
+        vector.values = {name: np.full_like(value, start) for name, value in vector.values.items()}
+        one.declare_dense(vector, Adam(), Damaged.REFUSE)
+        assert one.client is not None
+        found.append(vector.values["b"].tolist())
+        one.forget()
+    assert found == [[[5.0, 5.0], [5.0, 5.0]]] * 2
+
+
+def test_dense_values_every_few_steps(part: Part) -> None:
+    vector = Vector(every=2)
+    part.declare_dense(vector, SGD(1.0), Damaged.REFUSE)
+    seen = []
+    for _ in range(4):
+        vector.grads = {name: np.ones_like(value) for name, value in vector.values.items()}
+        part.step()
+        seen.append(float(vector.values["b"][0, 0]))
+    assert seen == [1.0, -1.0, -1.0, -3.0]
+    vector.grads = {name: np.ones_like(value) for name, value in vector.values.items()}
+    part.step()
+    part.refresh()
+    assert float(vector.values["b"][0, 0]) == -4.0
+
+
+def test_one_table_is_declared_one_way(part: Part) -> None:
+    part.declare(spec(optimizer=SGD(0.1)))
+    part.declare(spec(optimizer=SGD(0.1)))
+    with pytest.raises(SettingError, match=r"dim 3 here, 2 there"):
+        part.declare(spec(dim=3, optimizer=SGD(0.1)))
+    with pytest.raises(SettingError, match=r"lr 0\.2, before 0\.1"):
+        part.declare(spec(optimizer=SGD(0.2)))
+    with pytest.raises(SettingError, match="a name of its own"):
+        part.declare_dense(Vector("t"), SGD(), Damaged.REFUSE)
+
+
+def test_a_table_may_come_late(part: Part) -> None:
+    part.declare(spec("t"))
+    part.pull("t", keys(1), insert=True)
+    part.declare(spec("late", 3))
+    assert part.pull("late", keys(1), insert=True).shape == (1, 3)
+    with pytest.raises(StateError, match="before the first forward pass"):
+        part.init(Plan())
+
+
+def test_after_leaving_nothing_more(part: Part, said: list[str]) -> None:
+    part.declare(spec())
+    part.pull("t", keys(1), insert=True)
+    part.leave()
+    part.leave()
+    assert said.count("leave") == 1
+    with pytest.raises(StateError, match="takes no more part"):
+        part.step()
+
+
+def test_a_step_without_gradients_is_named_once(part: Part, capsys: pytest.CaptureFixture[str]) -> None:
+    part.declare(spec())
+    part.pull("t", keys(1), insert=True)
+    part.step()
+    assert capsys.readouterr().err == ""
+    part.expect()
+    part.step()
+    part.step()
+    assert capsys.readouterr().err.count("call loss.backward() before it") == 1
+
+
+def test_data_begin_where_the_parameters_come_from(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(trainers, "begin_from", lambda *words: told.append(words))
+    text = json.dumps({"run": "cut-3", "cut": 3, "history": 2, "step": 40, "ledgers": {"clicks": "x"}, "values": {}})
+    one = Part(lambda plan, specs: Recorder(specs, said, text))
+    one.declare(spec())
+    trainers.trainers.opening()  # before the first batch
+    assert told == [("cut-3", {"clicks": "x"}, 2)]
+    assert one.restored["step"] == 40
+    one.forget()
+
+
+# --- how a process joins ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_current", None)
+
+
+@pytest.mark.usefixtures("unlaunched")
+def test_without_a_launcher_it_says_what_to_do() -> None:
+    one = Part()
+    one.declare(spec())
+    with pytest.raises(PsError, match=r"--run-mode=ps.*or call ps\.init\(local=True\)"):
+        one.pull("t", keys(1), insert=True)
+    one.init(Plan(local=True))
+    assert isinstance(one.client, Local)
+    one.forget()
+
+
+def test_a_job_without_pservers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = sessions.Session(object(), {})  # type: ignore[arg-type]
+    monkeypatch.setattr(sessions, "_current", session)
+    one = Part()
+    one.declare(spec())
+    one.plan = Plan(local=True)
+    with pytest.raises(PsError, match="this job has no parameter servers"):
+        one.step()
+    one.forget()
+
+
+# --- tables in this process ------------------------------------------------------------------------------------------
+
+
+def test_lr_by_table_and_step() -> None:
+    local = Local([spec("t"), spec("u")])
+
+    def pushed(table: str) -> float:
+        before = float(local.read(table, keys(1))[0, 0])
+        local.push({table: (keys(1), np.ones((1, 2), np.float32))})
+        return before - float(local.read(table, keys(1))[0, 0])
+
+    local.set_lr(0.5, "t", 2)
+    local.set_lr(0.25)
+    assert [pushed("t"), pushed("t"), pushed("t"), pushed("u")] == [0.25, 0.25, 0.5, 0.25]
+    with pytest.raises(SettingError):
+        local.set_lr(float("nan"))
+    with pytest.raises(PsError, match="there is no table x; there are t, u"):
+        local.set_lr(1.0, "x")
+
+
+def test_wrong_shapes_are_refused() -> None:
+    local = Local([spec("t")])
+    with pytest.raises(PsError, match="2 keys need 2 values each"):
+        local.push({"t": (keys(1, 2), np.ones((1, 2), np.float32))})
+    with pytest.raises(PsError, match="no checkpoint"):
+        local.save()

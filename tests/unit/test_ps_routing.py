@@ -1,0 +1,148 @@
+"""Which pserver gets which keys: charts, splits, splits again; numba and numpy alike. Rows of 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl.errors import PsError, SettingError
+from ps import hashing, narrow, routing, uniting
+from ps.routing import Parcel, Route
+from ps.spec import BUCKETS
+from ps.uniting import United
+from ps.words import Chart, Server, pack
+
+SERVERS = tuple(Server(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
+
+
+def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1) -> Route:
+    return Route(Chart(version, 1, servers, pack(np.asarray(owner).tolist())))
+
+
+def taken(united: United, parcels: list[Parcel]) -> dict[int, set[int]]:
+    return {one.server: {int(key) for _, where in one.items for key in united.keys[where]} for one in parcels}
+
+
+@given(
+    keys=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=60),
+    owner=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=50),
+    fast=st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_key_goes_to_its_owner_once(keys: list[int], owner: list[int], fast: bool) -> None:
+    route = a_route(np.resize(owner, BUCKETS))
+    given_keys = np.array(keys, np.int64)
+    unite = uniting.unite if fast else uniting.unite_plain
+    united = unite(given_keys, route._place, len(route.owners))
+    assert sorted(united.keys.tolist()) == sorted(set(keys))
+    assert united.inverse is not None and np.array_equal(united.keys[united.inverse], given_keys)
+    assert {int(key): int(one) for key, one in zip(united.keys, united.counts, strict=True)} == {
+        key: keys.count(key) for key in keys
+    }
+    wanted: dict[int, set[int]] = {}
+    for key in keys:
+        wanted.setdefault(int(route.owner[hashing.bucket_of(key)]), set()).add(key)
+    assert taken(united, routing.first_split(route, [united])) == wanted
+    again = routing.split_again(route, [united.keys], [(0, slice(0, len(united.keys)))])
+    assert taken(united, again) == wanted
+
+
+@given(keys=st.lists(st.integers(-5, 5), min_size=1, max_size=40), dim=st.integers(1, 5), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=40)
+def test_rows_of_equal_keys_are_summed(keys: list[int], dim: int, seed: int) -> None:
+    given_keys = np.array(keys, np.int64)
+    grads = np.random.default_rng(seed).standard_normal((len(keys), dim)).astype(np.float32)
+    owner = np.zeros(BUCKETS, np.int16)
+    for united in (uniting.unite(given_keys, owner, 1), uniting.unite_plain(given_keys, owner, 1)):
+        assert united.inverse is not None
+        sums = uniting.sum_rows(grads, united)
+        plain = uniting.sum_plain(grads, united.inverse, len(united.keys))
+        for place, key in enumerate(united.keys):
+            assert np.allclose(sums[place], grads[given_keys == key].sum(axis=0), atol=1e-5)
+            assert np.allclose(plain[place], sums[place], atol=1e-5)
+        out = np.empty_like(grads)
+        uniting.spread(sums, united, out)
+        assert np.array_equal(out, sums[united.inverse])
+
+
+def test_only_some_of_the_keys() -> None:
+    united = a_route(np.arange(BUCKETS) % 3 + 1).unite(np.arange(100))
+    some = uniting.only(united, united.keys % 2 == 0)
+    assert sorted(some.keys.tolist()) == list(range(0, 100, 2))
+    for place in range(3):
+        mine = some.keys[some.bounds[place] : some.bounds[place + 1]]
+        assert set(mine.tolist()) <= set(united.keys[united.bounds[place] : united.bounds[place + 1]].tolist())
+
+
+def test_several_parts_in_one_parcel_and_no_parcel_too_large() -> None:
+    route = a_route(np.arange(BUCKETS) % 2 + 1)
+    united = [route.unite(np.arange(1000)), route.unite(np.arange(0)), route.unite(np.arange(500, 700))]
+    parcels = routing.first_split(route, united)
+    assert [one.server for one in parcels] == [1, 2] and [part for part, _ in parcels[0].items] == [0, 2]
+    small = routing.first_split(route, united, [100, 100, 50], 5000)
+    for one in small:
+        size = sum((100, 100, 50)[part] * len(united[part].keys[where]) for part, where in one.items)
+        assert 0 < size <= 5000
+    for part in (0, 2):
+        keys = [united[part].keys[where] for one in small for which, where in one.items if which == part]
+        assert sorted(np.concatenate(keys).tolist()) == sorted(united[part].keys.tolist())
+    huge = routing.first_split(route, united, [10_000, 1, 1], 5000)
+    assert sum(len(one.items) for one in huge) >= 1000  # a key at least
+
+
+def test_what_was_refused_is_split_by_the_newer_chart() -> None:
+    keys = [np.arange(100), np.arange(100, 150)]
+    newer = a_route(np.arange(BUCKETS) % 3 + 1, version=2)
+    places = np.array([3, 5, 99])
+    parcels = routing.split_again(newer, keys, [(0, places), (1, slice(10, 20))])
+    found = {(part, int(key)) for one in parcels for part, where in one.items for key in keys[part][where]}
+    assert found == {(0, 3), (0, 5), (0, 99)} | {(1, key) for key in range(110, 120)}
+    for one in parcels:
+        for part, where in one.items:
+            assert (newer.owner[hashing.buckets_of(keys[part][where])] == one.server).all()
+
+
+def test_whoever_is_not_listed_is_dead() -> None:
+    route = a_route(np.arange(BUCKETS) % 3 + 1, SERVERS[:2])
+    assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
+    assert not (route.owner == 3).any()
+    assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "nobody" in route.name(0)
+    assert Route(Chart()).owners == (0,) and Route(Chart()).clocked == ()
+
+
+def test_a_fixed_chart() -> None:
+    route = Route(routing.fixed_chart([("a", 1), ("b", 2), ("c", 3)]))
+    assert [int((route.owner == number).sum()) for number in (1, 2, 3)] == [1366, 1365, 1365]
+    for wrong in ([], [SERVERS[0], SERVERS[0]], [Server(0, "x", "h", 1)]):
+        with pytest.raises((PsError, SettingError)):
+            routing.fixed_chart(wrong)
+
+
+def test_buckets_in_messages() -> None:
+    keys = [np.arange(1000)]
+    assert routing.some_buckets(keys, []) == "no bucket"
+    assert routing.some_buckets(keys, [(0, slice(5, 6))]) == f"bucket {hashing.bucket_of(5)}"
+    assert routing.some_buckets(keys, [(0, slice(0, 1000))]).endswith("more")
+
+
+def test_rows_of_16_bits() -> None:
+    rows = np.array([[1.0, -2.5, 3.14159, 1e-30], [0.0, np.inf, -np.inf, 65536.0]], np.float32)
+    half = narrow.narrow(rows, "bf16")
+    assert half.dtype == np.uint16
+    back = narrow.widen(half, "bf16", np.empty_like(rows))
+    assert np.allclose(back[0], rows[0], rtol=2**-8) and np.array_equal(back[1], rows[1])
+    nans = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
+    assert np.isnan(narrow.widen(narrow.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
+    # To the nearest; of two equally near ones to the even one.
+    ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32).view(np.float32)
+    assert narrow.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+    assert np.array_equal(
+        narrow.widen(narrow.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
+    )
+    assert narrow.narrow(rows, "f4") is rows
+    with pytest.raises(SettingError, match="f4, f2, bf16"):
+        narrow.accept("f8")

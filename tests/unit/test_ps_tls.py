@@ -1,0 +1,154 @@
+"""Parameter servers over TLS: only with a certificate of the job's authority, and frames as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl.errors import SettingError
+from edl.types import Token
+from ps.failures import HungUp, TimedOut, Unreachable
+from ps.frames import Op
+from ps.handshake import TRAINER, Hello
+from ps.lines import HelperLines, Kit
+from ps.tls import contexts
+from ps.transport import Caller, Endpoint, Reply
+from ps.words import Server
+
+HOST = "127.0.0.1"
+LONG_S = 20.0
+
+pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="needs the openssl program")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("job", "other"):
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-subj", f"/CN={name}", "-days", "1", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return folder
+
+
+def of(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    return contexts(str(folder / f"{name}.pem"), str(folder / f"{name}.key"), str(folder / f"{name}.pem"))
+
+
+@contextlib.contextmanager
+def serving(tls: ssl.SSLContext | None) -> Iterator[Endpoint]:
+    endpoint = Endpoint(lambda peer, frame: Reply(Op.OK, frame.head, [bytes(frame.body)]), secret="s", tls=tls)
+    endpoint.start(HOST)
+    try:
+        yield endpoint
+    finally:
+        endpoint.stop(wait_s=LONG_S)
+
+
+def call(endpoint: Endpoint, tls: ssl.SSLContext | None, deadline_s: float = LONG_S) -> Caller:
+    place = Server(1, "n1-1", HOST, endpoint.port)
+    return Caller.connect(place, Hello(TRAINER, 1), secret="s", deadline_s=deadline_s, tls=tls)
+
+
+def test_frames_of_all_sizes(made: Path) -> None:
+    calling, called = of(made, "job")
+    with serving(called) as endpoint, contextlib.closing(call(endpoint, calling)) as caller:
+        for size in (0, 10, 100_000, 3_000_001):
+            body = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+            answer = caller.request(Op.PUSH, b"head", [body], deadline_s=LONG_S)
+            assert (answer.head, bytes(answer.body)) == (b"head", body.tobytes())
+
+
+def test_one_thread_sends_while_another_receives(made: Path) -> None:
+    calling, called = of(made, "job")
+    with serving(called) as endpoint, contextlib.closing(call(endpoint, calling)) as caller:
+        bodies = [bytes([number]) * 100_000 for number in range(50)]
+
+        def send() -> None:
+            for body in bodies:
+                caller.send(Op.PUSH, b"", [body], deadline_s=LONG_S)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        got = [bytes(caller.receive(deadline_s=LONG_S).body) for _ in bodies]
+        thread.join()
+        assert got == bodies
+
+
+def test_a_deadline_and_a_death(made: Path) -> None:
+    calling, called = of(made, "job")
+    with serving(called) as endpoint:
+        caller = call(endpoint, calling)
+        with pytest.raises(TimedOut):
+            caller.receive(deadline_s=0.01)
+        assert caller.request(Op.PULL, b"on", deadline_s=LONG_S).head == b"on"
+        endpoint.stop()
+        with pytest.raises(HungUp):
+            caller.receive(deadline_s=LONG_S)
+        caller.close()
+
+
+def test_strangers_are_refused(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calling, called = of(made, "job")
+    other, _ = of(made, "other")
+    with serving(called) as endpoint:
+        for tls in (other, None):
+            with pytest.raises(Unreachable):
+                call(endpoint, tls)
+        assert endpoint.peers == ()
+    assert "no TLS with this certificate" in caplog.text
+    with serving(None) as endpoint, pytest.raises(Unreachable):
+        call(endpoint, calling)
+
+
+def test_unix_sockets_need_none(made: Path) -> None:
+    calling, called = of(made, "job")
+    with serving(called) as endpoint:
+        place = Server(1, "n1-1", HOST, endpoint.port, endpoint.path, endpoint.machine)
+        caller = Caller.connect(place, Hello(TRAINER, 1), secret="s", deadline_s=LONG_S, tls=calling)
+        with contextlib.closing(caller):
+            assert "unix" in caller.where
+            assert caller.request(Op.PULL, b"on", deadline_s=LONG_S).head == b"on"
+
+
+def test_the_masters_line(made: Path) -> None:
+    calling, called = of(made, "job")
+
+    class Ear:
+        def __init__(self) -> None:
+            self.told = asyncio.Event()
+
+        def up(self, name: str) -> None:
+            self.told.set()
+
+        def down(self, name: str, refused: bool) -> None:
+            raise AssertionError("down")
+
+        def heard(self, name: str, body: str) -> None:
+            raise AssertionError("heard")
+
+    async def scene(port: int) -> None:
+        ear = Ear()
+        lines = HelperLines(Kit(30.0, lambda text: None, tls=calling), Token(1), ear)
+        lines.put("ps/servers/a", json.dumps({"host": HOST, "port": port, "secret": "s"}).encode())
+        await asyncio.wait_for(ear.told.wait(), LONG_S)
+        lines.close()
+
+    with serving(called) as endpoint:
+        asyncio.run(scene(endpoint.port))
+
+
+def test_files_that_are_no_good_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.pem").write_text("nothing")
+    with pytest.raises(SettingError, match=r"a\.pem.*cannot be used"):
+        contexts(str(tmp_path / "a.pem"), str(tmp_path / "a.pem"), str(tmp_path / "a.pem"))
