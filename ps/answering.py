@@ -40,6 +40,8 @@ PATIENCE_SHARE = 0.9
 STREAM_BYTES = 256 << 20
 """Pushes wait when more than this is on its way to one copy."""
 FULL_S = 1.0
+ORDERS_S = 0.05
+"""Whoever knows of newer orders asks again after so long."""
 
 
 class View:
@@ -172,6 +174,10 @@ class Answering:
         except Revoked:
             return self._no(Op.STALE, head, view, kind="trainer", text="this trainer counts as gone: begin anew")
         except Refusal as refusal:
+            if refusal.kind == "table" and view is not None and head.get("version", 0) > view.version:
+                # A trainer can hear sooner than a pserver that the Master has taken a table up.
+                text = f"{refusal} (its orders are not the newest)"
+                return self._no(Op.BUSY, head, view, after_s=ORDERS_S, text=text)
             return self._no(Op.REFUSED, head, view, kind=refusal.kind, text=f"pserver {self._name}: {refusal}")
         except Full as full:
             return self._full(str(full), head, view)
@@ -269,6 +275,8 @@ class Answering:
         served = self._carrier.served
         while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
             self._await_served(_buckets([one]), until_s)
+            if now_s() >= until_s:
+                raise Waited(Op.WAIT, text=f"buckets come to pserver {self._name}, and go", **{"for": "release"})
         if one.dtype != "f4":
             small = narrow(out, one.dtype)
             room[: small.nbytes] = small.reshape(-1).view(np.uint8).data
@@ -321,6 +329,7 @@ class Answering:
             scale=scale,
             allowed=self._carrier.served,
             each=lambda piece: self._carrier.spread(piece, sent),
+            needed=self._carrier.feeds,
         )
         with counts.lock:
             counts.keys += pushed.fresh

@@ -22,6 +22,10 @@ class Job:
         """Whether it has ended, one way or the other."""
         return self._done.is_set()
 
+    def wait(self, seconds: float) -> bool:
+        """A moment; whether it has ended."""
+        return self._done.wait(seconds)
+
     def result(self) -> Any:
         """Wait for it. Raises what it raised."""
         self._done.wait()

@@ -24,6 +24,9 @@ class Limits:
     """The first placement waits so long for more pservers than the least."""
     recover_s: float = 600.0
     """The job fails after so long without a pserver that can hold what is to be held."""
+    silent_s: float = 2.0
+    """A pserver to which the line is down for so long counts as dead, if nothing is lost with it. A line is down when
+    there was no answer for the length of a lease."""
     halt_s: float = 60.0
     """For a checkpoint, trainers come to a boundary within this time, or it is given up."""
     mark_s: float = 30.0

@@ -37,6 +37,8 @@ class Call:
     deadline_s: float = 60.0
     patience_s: float = 2.0
     """The pserver answers WAIT after so long."""
+    given_up: bool = False
+    """Whoever asked has left: what has not been sent yet is not sent any more."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,8 @@ class Lane:
         head = pack_head(call.head)
         caller, fresh = self._connected(call.deadline_s)
         while True:
+            if call.given_up:  # looked at once the connection is known to whoever interrupts
+                raise Unreachable("whoever asked has left")
             try:
                 return caller.request(
                     call.op, head, call.parts, deadline_s=call.deadline_s, patience_s=call.patience_s, into=call.into
@@ -157,7 +161,7 @@ class Fleet:
             lane = self._lanes.get((purpose, server.number))
             if lane is None:
                 lane = self._lanes[purpose, server.number] = Lane(server, self.hello, self.secret, self.tls)
-        lane.ask(call, landed)
+            lane.ask(call, landed)  # under the lock: behind the end of a lane nobody would answer
 
     def follow(self, servers: Iterable[int]) -> None:
         """Those that live: hang up on all others."""

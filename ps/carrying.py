@@ -152,6 +152,11 @@ class Carrier:
             if sent is not None:
                 sent.marks[lane] = mark
 
+    def feeds(self, first: int, last: int) -> bool:
+        """Whether anybody is to have pieces of any of these shards, whose locks are held."""
+        size = BUCKETS // SHARDS
+        return any(lane.live[first * size : last * size].any() for lane in tuple(self._lanes.values()))
+
     def behind(self, sent: Sent, buckets: NDArray[np.uint16]) -> Sent:
         """Pieces of these buckets may have been put into the streams before: what waits for all that is in them."""
         found = Sent(sent.stops)

@@ -110,6 +110,11 @@ class Cuts:
         elif trainer.number == self._namer and self._named is None:
             turn.tell(trainer.caller, words.NameData(self.top))
 
+    def forget(self, caller: Caller) -> None:
+        """Who sat in this slot is gone, and does not want to know any more."""
+        self.asks.pop(caller, None)
+        self._later.pop(caller, None)
+
     def data_named(self, word: words.DataNamed) -> None:
         """The positions of the data have names."""
         if word.cut == self.top and self.phase == NAME:

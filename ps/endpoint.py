@@ -77,6 +77,8 @@ class Peer:
         """Whatever the owner of the endpoint wants to keep here."""
         self.farewell = False
         """It has said BYE."""
+        self.heard_s = now_s()
+        """When it last said anything."""
         self._connection = connection
         self._limits = limits
         self._out = Arena()
@@ -342,6 +344,7 @@ class Endpoint:
             frame = connection.read_frame(
                 now_s() + limits.frame_s, bytes_per_s=limits.slowest_bytes_per_s, most_body=limits.body_bytes
             )
+            peer.heard_s = now_s()
             if owed and (frame.op is not Op.STREAM or len(frame.body) > _LARGE_BYTES):
                 if not peer.answer(_DONE, owed):  # what comes now may take long
                     return

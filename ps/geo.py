@@ -91,9 +91,11 @@ class Geo:
             if changes:
                 self._writer.push(changes, Op.ADD)
             for name, found in self._tables.items():
-                found.touched, found.known = [], used.get(name, found.known[:0])
-                if len(found.known):
-                    self._fetch(found, found.known)
+                # Known again only once they have been fetched: else a failure here would add the same change twice.
+                found.touched, found.known = [], found.known[:0]
+                if name in used:
+                    self._fetch(found, used[name])
+                    found.known = used[name]
 
     def forget(self, tables: Iterable[str]) -> None:
         """Rows on the pservers have been given other values: fetch them when they are used next."""

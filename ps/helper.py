@@ -21,13 +21,13 @@ class Launcher:
         self._answers.write(json.dumps(word) + "\n")
         self._answers.flush()
 
-    def answer_until_gone(self, gone: Callable[[], None]) -> None:
-        """Say ``!`` to each line, in a thread, until there are no more of them."""
+    def answer_until_gone(self, gone: Callable[[], None], masterless: Callable[[], bool]) -> None:
+        """Say ``!`` to each line, ``!0`` while no Master is in touch, in a thread, until there are no more of them."""
 
         def answer() -> None:
             try:
                 for _ in sys.stdin:
-                    self._answers.write("!\n")
+                    self._answers.write("!0\n" if masterless() else "!\n")
                     self._answers.flush()
             except (OSError, ValueError):
                 pass

@@ -38,6 +38,11 @@ class Local:
         self.store.define(spec)
         self._specs[spec.name] = spec
 
+    @property
+    def members(self) -> Sequence[object]:
+        """Nobody has to know."""
+        return ()
+
     def begin(self) -> None:
         """Nobody else is there."""
 

@@ -101,6 +101,9 @@ class PlacementMachine:
 
     def _heard(self, turn: Turn, name: str, body: str) -> None:
         if body.startswith('{"word":"TrainerLost"'):
+            teller = self.book.named(name)
+            if teller is None or not teller.confirmed:
+                return  # it tells of a life that is over: trainers have hung up because it counted as dead
             try:
                 self.trainers.lost(turn, words.decode(body).trainer)
             except ProtocolError as error:

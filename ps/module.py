@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ Rows = NDArray[np.float32]
 
 BLOCK = 256
 """Parameters in a row of a dense table: small models are spread over the pservers as well."""
+LOOK_S = 0.02
+SAY_S = 10.0
 PS_VARIABLE = "EDL_PS"
 """``1`` for workers of a job with parameter servers."""
 START = "python -m edl.launch --run-mode=ps --servers=1:4 --trainers=1:8 train.py"
@@ -66,6 +69,11 @@ class Client(Protocol):
 
     def define(self, spec: TableSpec) -> None:
         """One more table."""
+        ...
+
+    @property
+    def members(self) -> Sequence[object]:
+        """Trainers that count."""
         ...
 
     def begin(self) -> None:
@@ -221,8 +229,8 @@ class Part:
     def _fill_first(self, client: Client) -> None:
         for name, (values, blocks) in self._dense.items():
             if name not in self._filled:
-                self._filled.add(name)
                 values.write(dense.first(client, name, blocks, values.read()))
+                self._filled.add(name)
 
     def _fill(self, client: Client, values: Values, blocks: Blocks) -> None:
         values.write(dense.pull_dense(client, values.name, blocks))
@@ -277,8 +285,25 @@ class Part:
 
     def _count(self, client: Client) -> None:
         if self._resting:
-            self._resting = False
             client.begin()
+            self._resting = False
+
+    def begin(self, trainers: int) -> None:
+        """See ``begin`` below."""
+        client = self.client
+        self._count(client)
+        if sessions.current().link is not None or self._join is not _join:
+            self._wait(client, lambda: len(client.members) >= trainers, f"{trainers} trainers to begin")
+
+    def _wait(self, client: Client, come: Callable[[], bool], what: str) -> None:
+        waited_s = 0.0
+        while not come():
+            client.boundary()  # others may stop for a checkpoint, or the parameters go back, meanwhile
+            threading.Event().wait(LOOK_S)
+            waited_s += LOOK_S
+            if waited_s >= SAY_S:
+                waited_s = 0.0
+                sessions.note(f"waiting for {what}; {len(client.members)} take part now")
 
     @contextlib.contextmanager
     def no_insert(self) -> Iterator[None]:
@@ -289,11 +314,14 @@ class Part:
         finally:
             self._inserting = before
 
-    def rest(self) -> None:
+    def rest(self, everybody: bool = False) -> None:
         """See ``rest`` below."""
-        if self._client is not None and not self._resting:
+        client = self._client
+        if client is not None and not self._resting:
             self._resting = True
-            self._client.rest()
+            client.rest()
+        if client is not None and everybody:
+            self._wait(client, lambda: not client.members, "the other trainers to rest")
 
     def leave(self) -> None:
         """See ``leave`` below."""
@@ -376,15 +404,22 @@ def step() -> None:
     part.step()
 
 
+def begin(trainers: int = 1) -> None:
+    """Count from now on, and wait until so many trainers do: for runs that are to be compared. Without it a trainer
+    counts from its first pull for training on, and the first ones train while others are still starting."""
+    part.begin(trainers)
+
+
 def no_insert() -> contextlib.AbstractContextManager[None]:
     """``with ps.no_insert():`` keys without a row get none. Embeddings in eval mode do so anyway."""
     return part.no_insert()
 
 
-def rest() -> None:
+def rest(*, everybody: bool = False) -> None:
     """Nobody waits for this trainer until it pulls rows for training again: call it before a pause, such as an
-    evaluation. Data sets of mode "free" do so when they have to wait for other trainers."""
-    part.rest()
+    evaluation. Data sets of mode "free" do so when they have to wait for other trainers. ``everybody``: and wait until
+    all others rest as well, or have left: then the tables stay as they are."""
+    part.rest(everybody)
 
 
 def refresh() -> None:
@@ -475,6 +510,6 @@ def integer_keys(keys: Array) -> Keys:
         return keys
     if keys.dtype.kind not in "iu":
         raise SettingError("keys", keys.dtype, "must be whole numbers (int64)")
-    if keys.dtype == np.uint64:
-        return keys.view(np.int64)
+    if keys.dtype == np.uint64 and keys.size and int(keys.max()) >= 1 << 63:
+        raise SettingError("keys", int(keys.max()), "must be below 2**63 (int64)", "Hash them, or view them as int64")
     return keys.astype(np.int64)

@@ -8,7 +8,7 @@ the old owner, the ``giver``, has released the bucket, and the old owner is its 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ps.words import NOBODY, RESTORE
@@ -117,6 +117,13 @@ class Grid:
         for bucket in self._current(buckets, version):
             if self.owner[bucket] == owner and self.giver[bucket]:
                 self.put(bucket, owner, self.backup[bucket] * copies, self.joining[bucket], 0, bool(self.heir[bucket]))
+
+    def spares(self, number: int, others: Collection[int]) -> bool:
+        """Whether some of the others hold buckets, and have everything that this one has."""
+        if not others or not self.holders().intersection(others):
+            return False
+        owned = (bucket for bucket, owner in enumerate(self.owner) if owner == number)
+        return all(self.backup[bucket] in others and self.giver[bucket] != RESTORE for bucket in owned)
 
     def bury(self, number: int) -> list[int]:
         """A pserver is dead: copies in step take over. Returns the buckets that are lost."""

@@ -13,6 +13,8 @@ from edl.worker.session import note
 from ps.background import Background, Job
 
 Fetch = Callable[[], NDArray[np.float32]]
+LOOK_S = 0.25
+"""Whoever waits looks so often whether it is to stop."""
 
 
 @dataclass(slots=True)
@@ -27,9 +29,9 @@ class _Batch:
 class Ahead:
     """One batch of each table."""
 
-    def __init__(self, background: Background, oldest: int) -> None:
-        """``oldest``: a batch fetched more steps ago is of no use."""
-        self._background, self._oldest = background, oldest
+    def __init__(self, background: Background, oldest: int, stand: Callable[[], None]) -> None:
+        """``oldest``: a batch fetched more steps ago is of no use. ``stand``: stops this trainer if it is to stop."""
+        self._background, self._oldest, self._stand = background, oldest, stand
         self._lock = threading.Lock()
         self._batches: dict[str, _Batch] = {}
 
@@ -57,6 +59,8 @@ class Ahead:
             return None
         if not np.array_equal(batch.keys, keys):
             return None
+        while not batch.job.wait(LOOK_S):
+            self._stand()  # those it waits for may have stopped, and wait for this trainer to stop as well
         try:
             rows: NDArray[np.float32] = batch.job.result()
         except Exception as error:  # noqa: BLE001 - if it matters, it happens again to whoever fetches now

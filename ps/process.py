@@ -1,9 +1,10 @@
 """A pserver process: ``python -m ps server``, a child of a launcher, which it talks to in lines.
 
 The launcher writes ``{"secret": …}`` and then ``?`` now and then; the process writes ``{"port": …, "path": …,
-"machine": …, "pid": …}`` once it listens and answers each ``?`` with ``!``. It ends when the launcher has gone. On
-SIGTERM it serves on until the Master has given its buckets to others, or the grace is over; the launcher marks its key
-for that.
+"machine": …, "pid": …}`` once it listens and answers each ``?`` with ``!``, or ``!0`` when no Master has been heard of
+lately: without the store as well, its launcher kills it then, for others may have taken over. It ends when the launcher
+has gone. On SIGTERM it serves on until the Master has given its buckets to others, or the grace is over; the launcher
+marks its key for that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import ssl
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn
 
@@ -23,13 +25,16 @@ from edl.adapters.child import private_stdout, secret_line
 from edl.adapters.remote_files import open_files
 from edl.errors import UsageError
 from edl.wire.address import address
+from ps.connection import now_s
+from ps.handshake import MASTER
 from ps.helper import Launcher
 from ps.server import Server, Setup
+from ps.transport import Peer
 
 log = logging.getLogger(__name__)
 
 
-def serve(setup: Setup, host: str, port: int, grace_s: float, launcher: Launcher) -> NoReturn:
+def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: Launcher) -> NoReturn:
     """Be a pserver process. Raises ``PortInUse``."""
     over = threading.Event()
     drained = threading.Event()
@@ -56,7 +61,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, launcher: Launcher
     launcher.say({"port": endpoint.port, "path": endpoint.path, "machine": endpoint.machine, "pid": os.getpid()})
     limit = f"{setup.most_bytes / 2**30:.1f} GiB" if setup.most_bytes else "no limit"
     log.info("Parameter server %s at %s, memory for rows: %s", setup.name, address(host, endpoint.port), limit)
-    launcher.answer_until_gone(over.set)
+    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s))
     over.wait()
     served = int(server.carrier.served.sum())
     if not drained.is_set() and not launcher.gone:
@@ -64,6 +69,11 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, launcher: Launcher
     server.stop()
     sys.stderr.flush()
     os._exit(0 if drained.is_set() or launcher.gone else 1)  # threads may be in the middle of something
+
+
+def masterless(peers: Iterable[Peer], lease_s: float) -> bool:
+    """Whether no Master has said anything for the length of a lease: one that is in touch asks several times in it."""
+    return not any(peer.role == MASTER and now_s() - peer.heard_s < lease_s for peer in peers)
 
 
 @click.command("server")
@@ -78,6 +88,9 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, launcher: Launcher
 @click.option("--tls-key", default="", help="PEM file of its key.")
 @click.option("--tls-ca", default="", help="PEM file of the authority that signed it.")
 @click.option("--grace", type=float, default=60.0, metavar="SECONDS", help="For giving buckets away at SIGTERM.")
+@click.option(
+    "--lease", type=float, default=10.0, metavar="SECONDS", help="A Master silent for so long is out of reach."
+)
 def server_command(
     host: str,
     port: int,
@@ -90,6 +103,7 @@ def server_command(
     tls_key: str,
     tls_ca: str,
     grace: float,
+    lease: float,
 ) -> None:
     """Hold rows for trainers elsewhere. Started by a launcher, which keeps it running."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -103,7 +117,7 @@ def server_command(
         tls=_contexts(tls_cert, tls_key, tls_ca),
         write_bytes_per_s=write_mb_per_s * 1e6,
     )
-    serve(setup, host, port, grace, launcher)
+    serve(setup, host, port, grace, lease, launcher)
 
 
 def _contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:

@@ -33,7 +33,8 @@ class Reader:
         self._core = core
         self._lock = threading.RLock()
         self._caches: dict[str, RowCache] = {}
-        self._ahead = Ahead(Background("ps-prefetch"), 0 if core.mode is Mode.SYNC else 1)
+        oldest = 0 if core.mode is Mode.SYNC else 1
+        self._ahead = Ahead(Background("ps-prefetch"), oldest, lambda: core.stand())
         self._pulled_step = -1
 
     def pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:

@@ -30,7 +30,9 @@ FRAME_ITEMS = 512
 FRAME_IMAGES = 64
 """No image is made while so many items wait to be sent."""
 IMAGES_BYTES = 16 << 20
-"""Images under way to one follower: one more is made as long as there are fewer bytes."""
+"""Images under way to one follower: one more is made as long as there are fewer bytes,"""
+IMAGES = 128
+"""and fewer of them: pushes wait behind them, and each takes its time however small it is."""
 STALL_S = 10.0
 """A follower that acknowledges nothing for so long is taken for lost."""
 CONNECT_S = 3.0
@@ -124,7 +126,7 @@ class Stream:
         self._marks: deque[tuple[int, int]] = deque()
         """(number that has to be acknowledged, mark)."""
         self._number = self._acked = self._answered = 0
-        self._bytes = self._image_bytes = 0
+        self._bytes = self._image_bytes = self._images = 0
         self._state = "new"
         self._thread: threading.Thread | None = None
         self._caller: Caller | None = None
@@ -145,7 +147,9 @@ class Stream:
                 self._moved_s = now_s
             self._queue.append(_Queued(self._number, version, content, size, now_s, copy))
             self._bytes += size
-            self._image_bytes += size if copy else 0
+            if copy:
+                self._image_bytes += size
+                self._images += 1
             self._begin()
             self._go.notify_all()
             return self.life, self._number
@@ -298,7 +302,7 @@ class Stream:
         self._copies.clear()
         self._marks.clear()
         self._acked = self._number
-        self._answered = self._bytes = self._image_bytes = 0
+        self._answered = self._bytes = self._image_bytes = self._images = 0
 
     def _serve(self, caller: Caller) -> str:
         """Until the connection breaks; returns why."""
@@ -329,7 +333,8 @@ class Stream:
         with self._lock:
             while self._copies and not self._copies[-1][1]:
                 self._copies.pop()
-            if not self._copies or self._image_bytes >= IMAGES_BYTES or len(self._queue) >= FRAME_IMAGES:
+            full = self._images >= IMAGES or self._image_bytes >= IMAGES_BYTES or len(self._queue) >= FRAME_IMAGES
+            if full or not self._copies:
                 return False
             copy, buckets = self._copies[-1]
             bucket = buckets.popleft()
@@ -401,6 +406,7 @@ class Stream:
                 self._acked = done.items[-1].number
                 self._bytes -= done.bytes
                 self._image_bytes -= sum(one.bytes for one in done.items if one.copy)
+                self._images -= sum(1 for one in done.items if one.copy)
                 for copy, bucket in done.images:
                     images.setdefault(copy, []).append(bucket)
             while self._marks and self._marks[0][0] <= self._acked:

@@ -84,7 +84,8 @@ class Layout:
     @property
     def stride(self) -> int:
         """Bytes of counters and weights, which lie together: whoever needs the one mostly needs the other."""
-        return META_BYTES + 8 * ((self.dim + 1) // 2)
+        grain = 32 if self.dim >= 16 else 8  # so that as few lines of 64 bytes as possible are touched
+        return -(-(META_BYTES + 4 * self.dim) // grain) * grain
 
 
 def corrections(optimizer: Optimizer) -> NDArray[np.float32]:

@@ -247,8 +247,11 @@ class Server:
         self.marking.reset()
         self.answering.gate.reset()
         for peer in self.endpoint.peers:
-            if peer.role == SERVER:
+            if peer.role == TRAINER:
+                peer.farewell = True  # that it hangs up now says nothing of the trainer
+            elif peer.role == SERVER:
                 peer.hang_up()
+        self._trainers.forget()
 
     def failed(self, what: str) -> None:
         """See ``carrying.Surroundings``."""
@@ -354,6 +357,12 @@ class _Trainers:
         with self._lock:
             self._since.pop(trainer, None)
             self.lost.discard(trainer)
+
+    def forget(self) -> None:
+        """All of them."""
+        with self._lock:
+            self._since.clear()
+            self.lost.clear()
 
     def due(self, now_s: float) -> list[int]:
         """Those that have to be told of now."""

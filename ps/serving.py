@@ -37,6 +37,8 @@ class Serving:
         self._heat_s = 0.0
         self.greeted: set[int] = set()
         """Who has to be given its orders although nothing has changed."""
+        self._silent: dict[int, float] = {}
+        """Since when there has been no line to these."""
         self._below = False
         self._unplanned = True
         """Nothing has been looked at yet."""
@@ -83,6 +85,7 @@ class Serving:
         server = self._book.named(name)
         if server is not None:
             server.greeted = False
+            self._silent.setdefault(server.number, turn.now_s)
             if refused:
                 self.bury(turn, server, "its port refuses connections")
 
@@ -119,6 +122,7 @@ class Serving:
             turn.change(SERVERS)
         server.most_bytes = word.most_bytes
         server.greeted = True
+        self._silent.pop(server.number, None)
         self.greeted.add(server.number)
 
     def _word(self, turn: Turn, server: Pserver, word: Any) -> None:
@@ -176,6 +180,20 @@ class Serving:
                 self._begin_anew()
             turn.change(CHART)
         self._cuts.server_gone(turn, server.number, server.name)
+
+    def _bury_silent(self, turn: Turn) -> None:
+        """Who is frozen, or cannot be reached, is not waited for where others have all it has. Where they do not, its
+        key says whether it lives: its launcher looks after it. When it comes back, it begins anew."""
+        book = self._book
+        for number, since_s in list(self._silent.items()):
+            server = book.servers.get(number)
+            if server is None or server.greeted:
+                del self._silent[number]
+            elif turn.now_s < since_s + book.limits.silent_s:
+                turn.wake(since_s + book.limits.silent_s)
+            elif book.grid.spares(number, {one.number for one in book.servers.values() if one.greeted}):
+                del self._silent[number]
+                self.bury(turn, server, "it does not answer, and others have all it has")
 
     def _begin_anew(self) -> None:
         self._book.stage = "new"
@@ -265,6 +283,7 @@ class Serving:
                 self.bury(turn, server, "it died while there was no Master")
         elif self._orphans_s:
             turn.wake(self._orphans_s)
+        self._bury_silent(turn)
         if book.stage == "finding" and not book.servers:
             self._begin_anew()
         if book.stage == "new":

@@ -7,12 +7,13 @@ is the kernels' own affair: they extend this class. Everything here is called wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.hashing import buckets_of
+from ps.hashing import BUCKET_SHIFT, SHARD_SHIFT, SHARDS, buckets_of
 from ps.rows import Rows
 from ps.rules import FREE, META_BYTES, Layout
 from ps.slab import Slab
@@ -32,8 +33,8 @@ class Shelf(ABC):
         self.layout = layout
         self.number = number
         """Of the shard."""
-        self._rows = Slab(np.uint32, layout.stride // 4)
-        self._state = Slab(np.float32, layout.slots)
+        self._rows = Slab(np.uint32, layout.stride // 4, number / SHARDS)
+        self._state = Slab(np.float32, layout.slots, number / SHARDS)
 
     # --- rows by slot -------------------------------------------------------------------------------------------------
 
@@ -152,18 +153,27 @@ class Shelves:
 
 @dataclass(slots=True)
 class Split:
-    """Keys in the order of their shards; those of a shard stay in the order in which they came."""
+    """Keys by ranges of shards (of the same size, often of one shard each); in a range they stay as they came."""
 
     keys: NDArray[np.int64]
     order: NDArray[np.int64]
     """Where each of ``keys`` was."""
     starts: NDArray[np.int64]
-    """Where each shard begins; one more than there are shards."""
+    """Where each range begins; one more than there are ranges."""
     counts: NDArray[np.uint32]
     """Keys of each bucket."""
     slots: Slots
-    """Of ``keys``, as ``find`` left them."""
+    """Of ``keys``, as the kernels left them."""
 
-    def of(self, shard: int) -> Slots:
-        """The slots of one shard's keys."""
-        return self.slots[self.starts[shard] : self.starts[shard + 1]]
+    def of(self, part: int) -> Slots:
+        """The slots of one range's keys."""
+        return self.slots[self.starts[part] : self.starts[part + 1]]
+
+    def by_shard(self, part: int, missing: bool = False) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Shards of one range, and the places of their keys; or only of those without a slot."""
+        low, high = int(self.starts[part]), int(self.starts[part + 1])
+        places = np.flatnonzero(self.slots[low:high] < 0) + low if missing else np.arange(low, high)
+        shards = buckets_of(self.keys[places]) >> (SHARD_SHIFT - BUCKET_SHIFT)
+        order = np.argsort(shards, kind="stable")
+        found, begins = np.unique(shards[order], return_index=True)
+        return zip(found.tolist(), np.split(places[order], begins[1:]), strict=False)  # of no places: one empty split

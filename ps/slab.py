@@ -27,9 +27,14 @@ FEWEST = 16
 
 
 class Slab:
-    """``array``: ``(rows, columns)`` of one dtype; what is new in it is zero."""
+    """``array``: ``(rows, columns)`` of one dtype; what is new in it is zero.
 
-    def __init__(self, dtype: type[np.generic], columns: int) -> None:
+    ``uneven``, 0 .. 1: how far into a large page it begins, so that slabs that grow alike do not all need the next
+    large page at the same moment.
+    """
+
+    def __init__(self, dtype: type[np.generic], columns: int, uneven: float = 0.0) -> None:
+        self._skipped = int(uneven * HUGE) // mmap.PAGESIZE * mmap.PAGESIZE
         self._dtype = np.dtype(dtype)
         self._columns = columns
         self._map: mmap.mmap | None = None
@@ -45,8 +50,9 @@ class Slab:
         """Room for so many rows at least; twice as many as now if there is none."""
         if rows > len(self.array):
             self._grow(rows)
-        if self._map is not None and rows * self.row_bytes > max(self._advised, HUGE):
-            self._advise(self._map, rows * self.row_bytes)
+        used = self._skipped + rows * self.row_bytes
+        if self._map is not None and used > max(self._advised, HUGE):
+            self._advise(self._map, used)
 
     def _grow(self, rows: int) -> None:
         room = max(rows, 2 * len(self.array), FEWEST)
@@ -54,7 +60,7 @@ class Slab:
         if wanted < MAPPED:
             self._copy_to(np.zeros((room, self._columns), self._dtype))
             return
-        wanted = -(-max(wanted, RESERVED) // HUGE) * HUGE
+        wanted = -(-max(wanted + self._skipped, RESERVED) // HUGE) * HUGE
         if self._map is None or not self._enlarge(self._map, wanted):
             fresh = _anonymous(wanted)
             self._copy_to(self._over(fresh, wanted))
@@ -81,8 +87,9 @@ class Slab:
         self._advised = end
 
     def _over(self, mapping: mmap.mmap, size: int) -> NDArray[Any]:
-        rows = size // self.row_bytes
-        return np.frombuffer(mapping, self._dtype, rows * self._columns).reshape(rows, self._columns)
+        rows = (size - self._skipped) // self.row_bytes
+        flat = np.frombuffer(mapping, self._dtype, rows * self._columns, self._skipped)
+        return flat.reshape(rows, self._columns)
 
     def _copy_to(self, larger: NDArray[Any]) -> None:
         larger[: len(self.array)] = self.array

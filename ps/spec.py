@@ -1,4 +1,4 @@
-"""What a table is: its shape, its optimizer, how rows begin, which keys get one and which lose it; and how a job trains.
+"""What a table is: its shape, its optimizer, how rows begin, which keys get one, which lose it; and how a job trains.
 
 Frozen and checked when made; a bad value raises ``SettingError`` with its name, its value and what is allowed. Trainers
 define tables; the first definition counts, and another one of the same name is refused with the difference.

@@ -35,6 +35,9 @@ __all__ = ["SHARDS", "Full", "Store"]
 
 SERVED = 1
 """In ``allowed``, by bucket: requests for it are served. Anything else: they are not."""
+WAYS = 4
+"""Ranges of shards that a large pull goes through: few, so that its rows are written nearly in their order; more than
+one, so that several pulls get on at a time."""
 SWEPT = 1 << 13
 """Rows evicted under one hold of a shard's lock."""
 Allowed = NDArray[np.uint8] | bytes | bytearray | memoryview | None
@@ -136,8 +139,9 @@ class Store:
         times: NDArray[np.uint32] | None = None
         if counts is not None:
             times = pushing.aligned(counts, np.uint32)  # type: ignore[assignment]
-        split = self._kernels.split(wanted)
         served = _served(allowed)
+        parts = WAYS if len(wanted) > pushing.GROUP else 1
+        split = self._kernels.split(wanted, parts)
         if served is not None:
             refused = int(split.counts[served != SERVED].sum())
             if refused:
@@ -145,29 +149,29 @@ class Store:
         self.heat += split.counts
         if insert:
             self.most_seen_step = max(self.most_seen_step, step)
-        for first, last in pushing.groups([split.starts]):
-            with self._held(first, last):
-                counted = step if insert else -1
-                if self._kernels.find(found.shelves, split, first, last, counted, times) and insert:
-                    self._invite(found, split, first, last, step, times)
-                self._kernels.gather(found.shelves, split, first, last, out)
+        shards = SHARDS // parts
+        for part in range(parts):
+            with self._held(part * shards, (part + 1) * shards):
+                missing = self._kernels.pull(found.shelves, split, part, out, step if insert else -1, times)
+                if missing and insert:  # they have their first weights; so will their rows
+                    self._invite(found, split, part, step, times)
         return 0
 
-    def _invite(
-        self, table: Table, split: Split, first: int, last: int, step: int, times: NDArray[np.uint32] | None
-    ) -> None:
-        for shard, missing in _missing(split, first, last):
-            keys = split.keys[missing]
-            invited = table.invited(shard, keys, None if times is None else times[split.order[missing]])
+    def _invite(self, table: Table, split: Split, part: int, step: int, times: NDArray[np.uint32] | None) -> None:
+        using: dict[int, Slots] = {}
+        if table.most:
+            using = {shard: split.slots[places] for shard, places in split.by_shard(part)}
+        for shard, places in split.by_shard(part, missing=True):
+            invited = table.invited(shard, split.keys[places], None if times is None else times[split.order[places]])
             if not invited.all():
-                missing, keys = missing[invited], keys[invited]
-            if len(keys):
+                places = places[invited]
+            if len(places):
                 try:
-                    slots = split.slots[missing] = self._add(table, shard, keys, step, split.of(shard))
+                    slots = self._add(table, shard, split.keys[places], step, using.get(shard, split.slots[:0]))
                 except Full:
                     continue  # answered with first weights; a push says it aloud
                 there = slots >= 0
-                counts = None if times is None else times[split.order[missing[there]]]
+                counts = None if times is None else times[split.order[places[there]]]
                 table.shelves[shard].count(slots[there], counts, step)
 
     def _add(
@@ -185,14 +189,15 @@ class Store:
 
     def push(
         self, pushes: Sequence[Push], *, step: int, lr: Mapping[str, float] = MappingProxyType({}), scale: float = 1.0,
-        allowed: Allowed = None, each: Each | None = None,
+        allowed: Allowed = None, each: Each | None = None, needed: Callable[[int, int], bool] | None = None,
     ) -> Pushed:  # fmt: skip
         """Apply what one trainer pushes, or what several push in one step as one: values for a key are summed first.
 
         ``lr`` by table (else the table's own). ``scale`` multiplies every gradient and every value that is added, but
         not those that a table with the rule ``ADD`` gets as gradients. Keys in buckets that are not ``allowed``, or to
         which this ``seq`` or a later one of this trainer has been applied, are left out. Raises ``PsError`` for damaged
-        or misshapen values and ``Full`` (a ``PsError``) before anything is applied.
+        or misshapen values and ``Full`` (a ``PsError``) before anything is applied. ``needed``: asked under the locks
+        of the shards ``first .. last-1`` whether anybody needs their pieces; without it all do.
         """
         for table in self._tables.values():
             table.telling = each is not None
@@ -205,12 +210,13 @@ class Store:
         with self.budget.promise(self, works):
             for first, last in pushing.groups([work.split.starts for work in works]):
                 with self._held(first, last):
-                    self._push_group(works, pushes, touched, served, first, last, step, each, result)
+                    self._push_group(works, pushes, touched, served, first, last, step, each, needed, result)
         return result
 
     def _push_group(
         self, works: Sequence[Work], pushes: Sequence[Push], touched: NDArray[np.bool_],
-        served: NDArray[np.uint8] | None, first: int, last: int, step: int, each: Each | None, result: Pushed,
+        served: NDArray[np.uint8] | None, first: int, last: int, step: int, each: Each | None,
+        needed: Callable[[int, int], bool] | None, result: Pushed,
     ) -> None:  # fmt: skip
         mine = slice(first * PER_SHARD, last * PER_SHARD)
         taken = touched[:, mine].copy()
@@ -227,15 +233,20 @@ class Store:
         if refused.any() or late.any():
             works = self._left(works, first, last, touched[:, mine] & ~taken, late, result)
             taken &= ~late
-        pieces = {shard: Piece(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if each else {}
+        tells = each is not None and (needed is None or needed(first, last))
+        pieces = {shard: Piece(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if tells else {}
         for work in works:
             self._apply(work, first, last, step, pieces, result)
         for number, push in enumerate(pushes):
             if push.trainer:
                 self._seq(push.trainer)[mine][taken[number]] = push.seq
-        if each is not None:
+        if tells and each is not None:
             for piece in pieces.values():
                 self._tell(piece, pushes, taken, first, each)
+        elif each is not None:
+            for table in self._tables.values():
+                for shard in range(first, last) if table.spec.eviction.any else ():
+                    table.untold(shard)  # nobody has to hear of them
 
     def _left(
         self, works: Sequence[Work], first: int, last: int, refused: NDArray[np.bool_], late: NDArray[np.bool_],

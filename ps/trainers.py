@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.errors import ProtocolError
-from edl.master.service import Caller
+from edl.master.service import Caller, Tell
 from edl.wire.messages import Settings, World
 from ps import words
 from ps.book import CHART, LR, PEOPLE, TABLES, Book, Turn
@@ -53,6 +53,7 @@ class Trainers:
             if one.begun:
                 turn.note(f"trainer {one.name} (number {one.number}) is gone; nobody waits for it")
             self._beginning.pop(one.number, None)
+            self._cuts.forget(one.caller)
             turn.change(PEOPLE)
 
     def rolled_back(self, turn: Turn) -> None:
@@ -235,10 +236,10 @@ class Trainers:
         if now != self._told:
             told, self._told = self._told, now
             if told:
-                text = self.charted()
+                body = words.encode(self.charted())
                 for one in book.people.trainers.values():
                     if one.caller not in ready and one.caller not in self._waiting:
-                        turn.tell(one.caller, text)
+                        turn.effects.append(Tell(one.caller, body))
         for caller, trainer in ready.items():
             turn.tell(caller, self._joined(trainer, chart))
 

@@ -104,7 +104,8 @@ class Caller:
             try:
                 proof = calling.answer(connection.read(ANSWER_BYTES, until_s))
             except ProtocolError as error:
-                raise Denied("token", f"parameter server {where}: {error}") from None
+                text = f"parameter server {where}: {error}. It is another job's, or this process has another secret"
+                raise Denied("token", text) from None
             connection.write_bytes(proof, until_s)
             connection.write(Op.HELLO, HELLO_NUMBER, hello.pack(), (), until_s)
             answer = connection.read_frame(until_s)

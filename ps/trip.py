@@ -69,6 +69,8 @@ class _Leg:
     others: bool = False
     """It waits for other trainers."""
     late: bool = False
+    call: Call | None = None
+    """The last one by which it was sent."""
 
 
 @dataclass
@@ -110,13 +112,16 @@ class Trip:
 
     def _give_up(self) -> None:
         """Nobody may write into our memory, or apply anything, once we have left."""
+        for leg in self._flying.values():
+            if leg.call is not None:
+                leg.call.given_up = True
         if self._flying:
             self.fleet.interrupt(self.purpose, [leg.parcel.server for leg in self._flying.values()])
         while self._flying:
             try:
                 landing = self._landings.get(timeout=1.0)
             except queue.Empty:
-                return  # it is stuck in connecting, and has sent nothing
+                return  # it is stuck in connecting, or waits its turn, and will send nothing
             if landing is not None:
                 self._flying.pop(landing[0], None)
 
@@ -143,7 +148,7 @@ class Trip:
         call.patience_s = min(self.patience_s, call.deadline_s)
         self._count += 1
         number = self._count
-        leg.sent_s, leg.late = _now_s(), False
+        leg.sent_s, leg.late, leg.call = _now_s(), False, call
         self._flying[number] = leg
         try:
             self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, leg.parcel, answer))
@@ -176,6 +181,7 @@ class Trip:
             elif route.version == leg.version and leg.parcel.server != NOBODY:
                 self._send(leg, route)
             elif leg.parcel.items:
+                self._version = -1  # it may have kept other buckets, and then still has to hear of the step
                 for parcel in split_again(route, self.errand.keys, leg.parcel.items):
                     self._send(_Leg(parcel, route.version, leg.why, leg.tries), route)
             elif leg.parcel.server in route.clocked:
@@ -251,7 +257,9 @@ class Trip:
     def _failed(self, leg: _Leg, error: Exception) -> None:
         if isinstance(error, Denied) and error.kind != "token":
             raise RolledBack(f"{error}. This process has to begin anew; the launcher restarts it") from error
-        if not isinstance(error, Unreachable):
+        # In a job another process may have got the port of a pserver that has died; a newer chart tells of that.
+        gone = isinstance(error, Unreachable)
+        if not gone:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
                 raise PsError(f"{self._name(leg)}: {error}") from error
             raise error

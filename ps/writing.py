@@ -57,6 +57,8 @@ class Writer:
             def work(stands: bool) -> None:
                 what = f"a push to {', '.join(values) or 'no table'}"
                 core.travel(errand, parcels, route, PUSH, what, stands=stands)
+                if clocked:  # a newcomer goes on where the others are
+                    core.step = max([core.step, *(int(head.get("step", 0)) for head in errand.heads)])
                 core.tally.add(pushes=1, again=errand.total("again"), damaged=errand.total("damaged"))
                 for part in parts:
                     self._wrote(part.table, part.keys)

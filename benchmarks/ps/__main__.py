@@ -1,4 +1,4 @@
-"""The benchmarks of the parameter servers: ``python -m benchmarks.ps kernels|growth|memory|transport|e2e``."""
+"""Benchmarks of the parameter servers: ``python -m benchmarks.ps kernels`` (growth, memory, transport, e2e …)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import importlib
 
 import click
 
-PROGRAMS = {"kernels": "kernels", "growth": "growth", "memory": "growth", "transport": "transport", "e2e": "e2e"}
+PROGRAMS = {
+    "kernels": "kernels",
+    "growth": "growth",
+    "memory": "growth",
+    "transport": "transport",
+    "e2e": "e2e",
+    "chaos": "chaos",
+    "auc": "auc",
+}
 """Where each is; in the module it is ``main`` or goes by its own name."""
 
 

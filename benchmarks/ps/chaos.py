@@ -2,8 +2,8 @@
 
     python -m benchmarks.ps chaos --data /tmp/clicks
 
-DeepFM of examples/07-click-through on three trainers and two pservers, each with a launcher of its own. Then, one after
-the other: a trainer is killed; one is added; a pserver is added, and takes its share of the buckets; one is drained; the
+DeepFM of examples/07-click-through on three trainers and two pservers, each with a launcher of its own. Then, one by
+one: a trainer is killed; one is added; a pserver is added, and takes its share of the buckets; one is drained; the
 process of one is killed; a whole node with a pserver is; and the node whose launcher is the Master. For each event: the
 longest time in which nobody made a step, and the longest that any trainer which lived through it had between two of its
 own. A table of counters, to which every push adds, shows in the end whether a push that was acknowledged is missing
@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any
 
 import click
+import grpc
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -85,8 +86,9 @@ class Outcome:
 
 
 def _longest(times: list[float], span: Span) -> float:
-    pairs = itertools.pairwise(times)
-    return max((b - a for a, b in pairs if b > span.began_s and a < span.ended_s), default=span.ended_s - span.began_s)
+    """A pause belongs to the event in whose time most of it lies."""
+    pauses = [(b - a, (a + b) / 2) for a, b in itertools.pairwise(times)]
+    return max((pause for pause, middle in pauses if span.began_s <= middle <= span.ended_s), default=0.0)
 
 
 class Training:
@@ -131,7 +133,7 @@ class Training:
 
         try:
             return asyncio.run(ask())
-        except (NoMaster, EdlError, OSError, asyncio.TimeoutError):
+        except (NoMaster, EdlError, OSError, asyncio.TimeoutError, grpc.RpcError):
             return None
 
     def settled(self, count: int) -> bool:
@@ -148,8 +150,14 @@ class Training:
         """When each trainer made a step."""
         found = {}
         for path in self.steps.glob("*.times"):
-            found[int(path.stem)] = [float(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"]
+            found[int(path.stem)] = [
+                float(line) for line in path.read_text().splitlines(keepends=True) if line[-1:] == "\n"
+            ]
         return found
+
+    def living(self) -> set[int]:
+        """Trainers that live and have come as far as their books."""
+        return {found.pid for found in processes.find(self.run)} & {int(one.stem) for one in self.steps.glob("*.books")}
 
     def training(self, within_s: float = 2.0) -> list[int]:
         """Processes that have made a step lately."""
@@ -188,7 +196,7 @@ class Chaos:
         """Three trainers and two pservers, everything in place."""
         for name in ("t1", "t2", "t3", *self.pservers):
             self.job.start(name)
-        self.job.wait(lambda: len(self.job.training()) == 3, "three trainers that train", limit_s=180)
+        self.job.wait(lambda: len(self.job.training()) == 3, "three trainers that train", limit_s=240)
         self.settle()
         time.sleep(2.0)
 
@@ -263,22 +271,25 @@ class Chaos:
     def end(self) -> Outcome:
         """Let it train to the end, and look at what it has come to."""
         job = self.job
-        living = lambda: {found.pid for found in processes.find(job.run)}  # noqa: E731
-        rests = lambda: {int(path.stem) for path in job.steps.glob("*.rests")}  # noqa: E731
-        trained = lambda: {pid for pid in job.times() if pid in living()}  # noqa: E731
-        job.wait(lambda: trained() and trained() <= rests(), "the end of the data", every_s=1.0, limit_s=600)
-        reader = max(trained())
+        job.wait(self._all_rest, "the end of the data", every_s=1.0, limit_s=900)
+        reader = max(job.living())
         (job.steps / "measure.new").write_text(str(reader))
         (job.steps / "measure.new").replace(job.steps / "measure")
-        job.wait(lambda: (job.steps / "auc").exists(), "the AUC")
+        job.wait(lambda: (job.steps / "auc").exists(), "the AUC", limit_s=180)
         job.wait(lambda: all(one.poll() is not None for one in job.nodes.values()), "the end of the job")
         outcome = Outcome(self.spans, job.times(), float((job.steps / "auc").read_text()))
         held = np.load(job.steps / "held.npy")[:, 0].astype(np.int64)
-        begun, acked = sum(np.fromfile(path, np.int64).reshape(2, -1) for path in job.steps.glob("*.books"))
+        books = np.stack([np.fromfile(path, np.int64).reshape(2, -1) for path in job.steps.glob("*.books")])
+        begun, acked = books.sum(axis=0)
         outcome.acknowledged = int(acked.sum())
         outcome.lost = int(np.maximum(acked - held, 0).sum())
         outcome.doubled = int(np.maximum(held - begun, 0).sum())
         return outcome
+
+    def _all_rest(self) -> bool:
+        """Every trainer that lives has come to the end of the data."""
+        living = self.job.living()
+        return bool(living) and living <= {int(path.stem) for path in self.job.steps.glob("*.rests")}
 
 
 def train(folder: Path, data: Path, events: tuple[str, ...], arguments: tuple[str, ...], ttl_s: float) -> Outcome:
@@ -302,7 +313,9 @@ def make_data(folder: Path, rows: int) -> None:
     for words in (("generate.py", f"--folder={folder}", f"--rows={rows}", "--held-out=50000"), ()):
         raw = sorted(str(path) for path in folder.glob("*.tsv"))
         command = [sys.executable, *(words or ("prepare.py", *raw))]
-        subprocess.run(command, cwd=EXAMPLE, check=True, env=processes.clean_environment({"PYTHONPATH": str(REPOSITORY)}))
+        subprocess.run(
+            command, cwd=EXAMPLE, check=True, env=processes.clean_environment({"PYTHONPATH": str(REPOSITORY)})
+        )
 
 
 def show(outcome: Outcome, calm: Outcome | None) -> bool:
@@ -312,23 +325,28 @@ def show(outcome: Outcome, calm: Outcome | None) -> bool:
     for heading in ("nobody made a step", "longest pause of one", "of each that lived through it", "note"):
         table.add_column(heading, justify="right")
     good = outcome.lost == outcome.doubled == 0
-    for one in (*((calm, span) for span in (calm.spans if calm else ())), *((outcome, span) for span in outcome.spans)):
-        whose, span = one
+    for whose, span in [(one, span) for one in (calm, outcome) if one is not None for span in one.spans]:
         stop_s, pauses = whose.stop_s(span), whose.pauses_s(span)
-        good = good and (stop_s <= BAR_S or span.event == "freeze")
+        good = good and (max([stop_s, *pauses]) <= BAR_S or span.event == "freeze")
         each = ", ".join(report.seconds(pause) for pause in sorted(pauses))
         table.add_row(span.event, report.seconds(stop_s), report.seconds(max(pauses, default=0.0)), each, span.note)
     console = Console(width=max(Console().width, 150))
     console.print(table)
-    console.print(f"{outcome.acknowledged} counts acknowledged; lost {outcome.lost}, doubled {outcome.doubled} (bar: 0, 0)")
+    console.print(
+        f"{outcome.acknowledged} counts acknowledged; lost {outcome.lost}, doubled {outcome.doubled} (bar: 0, 0)"
+    )
     console.print(f"AUC {outcome.auc:.5f}" + (f", undisturbed {calm.auc:.5f}" if calm else ""))
     return good
 
 
 @click.command("chaos")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Made by the example; made if not there.")
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), help="Made by the example; made if not there."
+)
 @click.option("--rows", default=400_000, show_default=True, help="Records to train on, if they are to be made.")
-@click.option("--events", default=",".join(EVENTS[:-1]), show_default=True, help=f"In this order, of {', '.join(EVENTS)}.")
+@click.option(
+    "--events", default=",".join(EVENTS[:-1]), show_default=True, help=f"In this order, of {', '.join(EVENTS)}."
+)
 @click.option("--batch", default=64, show_default=True)
 @click.option("--step-time", default=0.03, show_default=True, help="Seconds to sleep after each step.")
 @click.option("--lease-ttl", default=2.0, show_default=True)
@@ -343,6 +361,7 @@ def main(
     chosen = tuple(one for one in events.split(",") if one)
     if not set(chosen) <= set(EVENTS):
         raise click.UsageError(f"--events: there are {', '.join(EVENTS)}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that everything is cleared away
     folder = Path(tempfile.mkdtemp(prefix="edl-chaos-", dir=keep))
     try:
         data = (data or folder / "clicks").resolve()

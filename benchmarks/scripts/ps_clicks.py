@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from clicks import auc, features, read
-from models_torch import DeepFM
+from clicks import auc, features, read  # type: ignore[import-not-found] # of the example
+from models_torch import DeepFM  # type: ignore[import-not-found]
 from torch import nn
 
 import edl.torch as edl
@@ -50,19 +50,19 @@ def main() -> None:
         time.sleep(0.05)
     if (options.folder / "measure").read_text() == str(os.getpid()):
         ps.refresh()
-        np.save(options.folder / "held.npy", ps.client().read("count", np.arange(COUNTERS)))
+        np.save(options.folder / "held.npy", ps.client().pull("count", np.arange(COUNTERS), insert=False))
         (options.folder / "auc").write_text(f"{_measure(model, options.data / 'test.arrow'):.6f}\n")
     ps.leave()
 
 
-def _train(model: DeepFM, clicks: edl.Data, options: argparse.Namespace) -> None:
+def _train(model: nn.Module, clicks: edl.Data, options: argparse.Namespace) -> None:
     books = np.memmap(options.folder / f"{os.getpid()}.books", np.int64, "w+", shape=(2, COUNTERS))
     rng = np.random.default_rng(os.getpid())
     with (options.folder / f"{os.getpid()}.times").open("a", buffering=1) as log:
         while clicks.epoch < 1:
             for batch in clicks:
                 loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 keys = rng.integers(0, COUNTERS, len(ONES))
                 pushed = np.bincount(keys, minlength=COUNTERS)
                 part.collect("count", keys, ONES)
@@ -73,14 +73,14 @@ def _train(model: DeepFM, clicks: edl.Data, options: argparse.Namespace) -> None
                 time.sleep(options.step_time)
 
 
-def _measure(model: DeepFM, test: Path) -> float:
+def _measure(model: nn.Module, test: Path) -> float:
     model.eval()
     scores, labels = [], []
     with torch.no_grad():
         for batch in read(str(test), 8192):
             scores.append(model({name: torch.from_numpy(array) for name, array in batch.items()}).numpy())
             labels.append(batch["label"])
-    return auc(np.concatenate(scores), np.concatenate(labels))
+    return float(auc(np.concatenate(scores), np.concatenate(labels)))
 
 
 main()

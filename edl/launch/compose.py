@@ -250,10 +250,9 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
         # Their time to finish comes after that of the workers, so it is short.
         kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S))
     if settings.servers.count:
-        secret, shutdown_s = pservers.secret_of(token), spec.timeouts.shutdown_s
-        kinds.append(
-            pservers.Pservers(settings.servers, spec.job, secret, checkpoint_dir=folder, shutdown_s=shutdown_s)
-        )
+        secret, times = pservers.secret_of(token), spec.timeouts
+        limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
+        kinds.append(pservers.Pservers(settings.servers, spec.job, secret, checkpoint_dir=folder, **limits))
     return kinds
 
 

@@ -52,8 +52,9 @@ class Pservers:
     fenced = True
 
     def __init__(
-        self, servers: ServerSettings, job: JobId, secret: str, *, checkpoint_dir: str, shutdown_s: float
-    ) -> None:
+        self, servers: ServerSettings, job: JobId, secret: str, *, checkpoint_dir: str, shutdown_s: float,
+        lease_s: float,
+    ) -> None:  # fmt: skip
         self.count = servers.count
         self._ports = servers.ports
         self._host = servers.host
@@ -62,6 +63,7 @@ class Pservers:
         self._secret = secret
         self._checkpoint_dir = checkpoint_dir
         self.drain_s = shutdown_s * DRAIN_SHARE
+        self._lease_s = lease_s
 
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
         """See ``Kind``."""
@@ -72,6 +74,7 @@ class Pservers:
             f"--most-bytes={self._memory_bytes}",
             f"--job={self._job}",
             f"--grace={self.drain_s:g}",
+            f"--lease={self._lease_s:g}",
         ]
         if self._checkpoint_dir:
             options.append(f"--checkpoint-dir={self._checkpoint_dir}")
@@ -102,6 +105,7 @@ async def serve_parameters(settings: PserverSettings) -> int:
             secret_of(token),
             checkpoint_dir=settings.checkpoint_dir,
             shutdown_s=settings.grace_s,
+            lease_s=spec.timeouts.lease_ttl_s,
         )
 
     return await serve_helpers(settings, make, "leaving: the other pservers take over what is held here")

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ps.module import (
+    begin,
     checked_combiner,
     checked_every,
     client,
@@ -44,8 +45,8 @@ from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 
 __all__ = [
     "SGD", "Adagrad", "Adam", "Admission", "Constant", "Damaged", "Dense", "Embedding", "Eviction", "Ftrl", "Initial",
-    "Momentum", "Normal", "Optimizer", "RowAdagrad", "Uniform", "Zeros", "client", "init", "leave", "no_insert",
-    "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
+    "Momentum", "Normal", "Optimizer", "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave",
+    "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
 ]  # fmt: skip
 
 

@@ -20,6 +20,8 @@ parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch", type=int, default=384, help="of one trainer")
 parser.add_argument("--seed", type=int, default=0, help="of the order of the records")
 parser.add_argument("--say-every", type=int, default=100, help="steps")
+parser.add_argument("--steps", type=int, default=1 << 60, help="of this trainer, if that is less than the epochs have")
+parser.add_argument("--trainers", type=int, default=1, help="begin when there are so many, for comparisons")
 parser.add_argument("--step-time", type=float, default=0.0, help="sleep this many seconds a step, to watch it")
 options = parser.parse_args()
 
@@ -43,6 +45,7 @@ data = edl.Data(
 
 
 def train() -> None:
+    ps.begin(options.trainers)
     steps, losses, began = 0, [], time.monotonic()
     while data.epoch < options.epochs:
         for batch in data:
@@ -55,6 +58,8 @@ def train() -> None:
                 speed = options.say_every * options.batch / (time.monotonic() - began)
                 mean, losses, began = np.mean(losses), [], time.monotonic()
                 print(f"step {steps}: loss {mean:.4f}, {speed:.0f} records a second here", flush=True)
+            if steps == options.steps:
+                return
             time.sleep(options.step_time)
 
 
@@ -71,8 +76,8 @@ def measure() -> None:
 
 
 train()
-ps.rest()  # nobody has to wait for this trainer any more
 if options.test and edl.context().rank == 0:
+    ps.rest(everybody=True)  # until all have pushed their last gradients
     ps.refresh()
     measure()
 ps.leave()

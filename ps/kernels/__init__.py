@@ -36,23 +36,23 @@ class Kernels(Protocol):
         """Empty ones."""
         ...
 
-    def split(self, keys: NDArray[np.int64]) -> Split:
-        """Keys by shard."""
+    def split(self, keys: NDArray[np.int64], parts: int = 64) -> Split:
+        """Keys by ranges of shards: so many, a power of two up to 64."""
         ...
 
-    def find(
-        self, shelves: Shelves, split: Split, first: int, last: int, step: int = -1,
-        times: NDArray[np.uint32] | None = None,
+    def find(self, shelves: Shelves, split: Split, first: int, last: int) -> int:
+        """Fill ``split.slots`` for the shards ``first .. last-1`` (one a range); how many keys have no row (-1)."""
+        ...
+
+    def pull(
+        self, shelves: Shelves, split: Split, part: int, out: NDArray[np.float32], step: int,
+        times: NDArray[np.uint32] | None,
     ) -> int:  # fmt: skip
-        """Fill ``split.slots`` for the shards ``first .. last-1``; how many keys have no row (slot -1).
+        """Find the keys of one range of shards, and copy rows to where each key was; first weights without a row.
 
         Unless ``step`` is negative, it becomes the last-seen step of each row found, and its frequency goes up by
         ``times`` (in the order in which the keys came; ``None``: 1 each).
         """
-        ...
-
-    def gather(self, shelves: Shelves, split: Split, first: int, last: int, out: NDArray[np.float32]) -> None:
-        """Rows of the slots found, or first weights where there are none, to where each key was."""
         ...
 
     def apply(

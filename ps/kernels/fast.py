@@ -88,7 +88,7 @@ class FastShelf(Shelf):
     def find(self, keys: NDArray[np.int64]) -> Slots:
         """The slot of each key, -1 where there is none."""
         slots = np.empty(len(keys), np.int64)
-        loops.seek(self._at, 0, len(keys), at(_straight(keys)), at(slots), -1, 0, 0)
+        loops.seek(self._at, 0, len(keys), at(_straight(keys)), at(slots))
         return slots
 
     def insert(self, keys: NDArray[np.int64], mark: int, step: int) -> Slots:
@@ -102,6 +102,12 @@ class FastShelf(Shelf):
             _seed(layout), layout.accumulated, layout.accumulator,
         )  # fmt: skip
         return slots
+
+    def count(self, slots: Slots, times: NDArray[np.uint32] | None, step: int) -> None:
+        """These rows, which may repeat, were pulled in this step, so often each (``None``: once)."""
+        slots = np.ascontiguousarray(slots, np.int64)
+        often = None if times is None else np.ascontiguousarray(times, np.uint32)
+        loops.count(self._at, len(slots), at(slots), 0 if often is None else at(often), step)
 
     def remove(self, slots: Slots) -> None:
         """These rows go."""
@@ -159,9 +165,8 @@ def warm() -> None:
     """Everything was compiled when this module was imported; run it once all the same."""
     shelf = shelves(Layout.of(loops.EXAMPLE))
     keys = np.arange(8, dtype=np.int64)
-    parts = split(keys)
-    find(shelf, parts, 0, SHARDS)
-    gather(shelf, parts, 0, SHARDS, np.empty((8, loops.EXAMPLE.dim), np.float32))
+    parts = split(keys, 1)
+    pull(shelf, parts, 0, np.empty((8, loops.EXAMPLE.dim), np.float32), -1, None)
 
 
 def shelves(layout: Layout) -> Shelves:
@@ -169,40 +174,41 @@ def shelves(layout: Layout) -> Shelves:
     return FastShelves(layout)
 
 
-def split(keys: NDArray[np.int64]) -> Split:
-    """Keys by shard."""
+def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
+    """Keys by ranges of shards."""
     count = len(keys)
     found = Split(
         np.empty(count, np.int64),
         np.empty(count, np.int64),
-        np.empty(SHARDS + 1, np.int64),
+        np.empty(parts + 1, np.int64),
         np.empty(BUCKETS, np.uint32),
         np.empty(count, np.int64),
     )
-    loops.split(at(keys), count, at(found.keys), at(found.order), at(found.starts), at(found.counts), at(found.slots))
+    loops.split(
+        at(keys), count, parts, at(found.keys), at(found.order), at(found.starts), at(found.counts), at(found.slots)
+    )
     return found
 
 
-def find(
-    shelves: Shelves, split: Split, first: int, last: int, step: int = -1, times: NDArray[np.uint32] | None = None
-) -> int:
+def find(shelves: Shelves, split: Split, first: int, last: int) -> int:
     """Fill ``split.slots``."""
-    blocks: int = shelves.at  # type: ignore[attr-defined]
-    counts = 0 if times is None else at(times)
+    return int(loops.find(_blocks(shelves), first, last, at(split.starts), at(split.keys), at(split.slots)))
+
+
+def pull(shelves: Shelves, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None) -> int:
+    """Fill ``split.slots``, and rows, or first weights, to where each key was."""
+    layout, counts = shelves.layout, 0 if times is None else at(times)
     return int(
-        loops.find(
-            blocks, first, last, at(split.starts), at(split.keys), at(split.slots), step, counts, at(split.order)
+        loops.pull(
+            _blocks(shelves), int(split.starts[part]), int(split.starts[part + 1]), at(split.keys), at(split.order),
+            at(split.slots), at(out), step, counts, layout.dim, layout.start, layout.scale, _seed(layout),
         )
-    )
-
-
-def gather(shelves: Shelves, split: Split, first: int, last: int, out: Floats) -> None:
-    """Rows of the slots found, or first weights, to where each key was."""
-    layout = shelves.layout
-    loops.gather(
-        shelves.at, first, last, at(split.starts), at(split.keys), at(split.order), at(split.slots), at(out),  # type: ignore[attr-defined]
-        layout.dim, layout.start, layout.scale, _seed(layout),
     )  # fmt: skip
+
+
+def _blocks(shelves: Shelves) -> int:
+    place: int = shelves.at  # type: ignore[attr-defined]
+    return place
 
 
 def apply(
@@ -217,7 +223,7 @@ def apply(
     begins = np.empty(last - first + 1, np.int64)
     bits = max(4, (2 * longest).bit_length())
     damaged = updates.apply(
-        shelves.at, first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,  # type: ignore[attr-defined]
+        _blocks(shelves), first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,
         layout.slots, rule, at(numbers), int(nesterov), layout.damaged, at(layout.corrections),
         layout.corrections.shape[1], step, mark, at(touched), at(begins), _arena.take(0, 4 << bits), bits,
         _arena.take(1, 8 * (longest + 1)), _arena.take(2, 4 * layout.dim * (longest + 2)),

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from ps import rules
-from ps.hashing import BUCKET_SHIFT, FIRST, GOLDEN, SECOND, SHARD_SHIFT, SHARDS
+from ps.hashing import BUCKET_SHIFT, FIRST, GOLDEN, SECOND, SHARD_SHIFT
 from ps.kernels import normal
 from ps.kernels.pointers import compiled, copy, floats, integers, longs, octets, soon_read, soon_written, words
 from ps.spec import BUCKETS, TableSpec
@@ -36,6 +36,8 @@ FLYING = 64
 LINE = 64
 TAG_BITS = 7
 TAGS = (1 << TAG_BITS) - 1
+IN_SHARD = 48
+"""Bits of a place or slot, below the number of its shard."""
 
 _U = np.uint64
 _GOLDEN, _FIRST, _SECOND = _U(GOLDEN), _U(FIRST), _U(SECOND)
@@ -137,30 +139,34 @@ def first(count, keys, out, dim, start, scale, seed):
 # --- index ------------------------------------------------------------------------------------------------------------
 
 
-@compiled("void(int64,int64,int64,int64,int64,int64,int64)")
-def split(keys, count, sorted_keys, order, starts, counts, scratch):
-    """A counting sort by shard, which also counts the keys of each bucket."""
+@compiled("void(int64,int64,int64,int64,int64,int64,int64,int64)")
+def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
+    """A counting sort into ``parts`` ranges of shards (a power of two), which also counts the keys of each bucket."""
     key, ordered, place = longs(keys), longs(sorted_keys), longs(order)
-    begin, number, shard = longs(starts), words(counts), octets(scratch)
+    begin, number, part = longs(starts), words(counts), octets(scratch)
+    size = BUCKETS // parts
+    down = 0
+    while (1 << down) < size:
+        down += 1
     for i in range(BUCKETS):
         number[i] = 0
     for i in range(count):
         bucket = np.int64(_mix(np.uint64(key[i])) >> _BUCKET)
         number[bucket] += 1
-        shard[i] = bucket >> 6
+        part[i] = bucket >> down
     total = 0
-    for i in range(SHARDS):
+    for i in range(parts):
         begin[i] = total
-        for j in range(BUCKETS // SHARDS):
-            total += number[i * (BUCKETS // SHARDS) + j]
-    begin[SHARDS] = total
+        for j in range(size):
+            total += number[i * size + j]
+    begin[parts] = total
     for i in range(count):
-        mine = np.int64(shard[i])
+        mine = np.int64(part[i])
         to = begin[mine]
         begin[mine] = to + 1
         ordered[to] = key[i]
         place[to] = i
-    for i in range(SHARDS - 1, 0, -1):
+    for i in range(parts - 1, 0, -1):
         begin[i] = begin[i - 1]
     begin[0] = 0
 
@@ -348,44 +354,65 @@ def within(block_at, buckets, slots):
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-@compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
-def pull(blocks, shard, last, starts, keys, order, slots, out, step, times, dim, start, scale, seed):
-    """Find rows and copy them, or first weights, to where their keys were; count them unless ``step`` is negative."""
-    begin, key, place, slot = longs(starts), longs(keys), longs(order), longs(slots)
+@compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
+def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed):
+    """Find rows of any shards and copy them, or first weights, to where their keys were; count them unless ``step`` is
+    negative. Keys are taken in the order in which they came, so that ``out`` is written nearly from front to back.
+    """
+    key, place, slot = longs(keys), longs(order), longs(slots)
     wide, missing = 4 * dim, 0
-    lines, row_lines = (wide + LINE - 1) // LINE, (wide + HEAD + LINE - 1) // LINE + 1
-    far = AHEAD + max(4, FLYING // (lines + row_lines))
-    for number in range(shard, last):
-        block = longs(blocks + 8 * FIELDS * number)
-        capacity, index, rows, stride = block[CAP], block[MAP], block[ROWS], block[STRIDE]
-        low, high = begin[number], begin[number + 1]
-        for i in range(low, high + far):
-            if i < high:
-                slot[i] = _ask(index, capacity, key[i]) if capacity else -1
-            j = i - AHEAD
-            if low <= j < high:
-                for line in range(lines):
-                    soon_written(out + wide * place[j] + line * LINE)
-                if capacity:
-                    slot[j] = _guess(index, capacity, slot[j])
-                    if slot[j] >= 0:
-                        for line in range(row_lines):
-                            soon_written(rows + stride * slot[j] + line * LINE)
-            j = i - far
-            if j < low:
-                continue
-            mine = slot[j] = _sure(block, slot[j], key[j])
-            if mine < 0:
-                missing += 1
-                _begin(out + wide * place[j], key[j], dim, start, scale, seed)
-                continue
-            counter = words(rows + stride * mine)
-            if step >= 0:
-                often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
-                counter[FREQUENCY] = min(often, _MOST)
-                counter[SEEN] = max(np.int64(counter[SEEN]), step)
-            copy(rows + stride * mine + HEAD, out + wide * place[j], dim)
+    lines = (wide + LINE - 1) // LINE
+    far = AHEAD + max(4, FLYING // (lines + 1))
+    for i in range(low, high + far):
+        if i < high:
+            mixed = _mix(np.uint64(key[i]))
+            shard = np.int64(mixed >> _SHARD)
+            block = longs(blocks + 8 * FIELDS * shard)
+            at = _home(mixed, block[CAP])
+            slot[i] = (shard << IN_SHARD) | (at << TAG_BITS) | _tag(mixed)
+            soon_read(block[MAP] + 4 * at)
+        j = i - AHEAD
+        if low <= j < high:
+            shard = slot[j] >> IN_SHARD
+            block = longs(blocks + 8 * FIELDS * shard)
+            guess = _guess(block[MAP], block[CAP], slot[j] & ((1 << IN_SHARD) - 1)) if block[CAP] else -1
+            slot[j] = (shard << IN_SHARD) | (guess + 1)
+            if guess >= 0:
+                row = block[ROWS] + block[STRIDE] * guess
+                soon_written(row)
+                for line in range(1, ((row & (LINE - 1)) + HEAD + wide + LINE - 1) // LINE):
+                    soon_read(row + line * LINE)
+            for line in range(lines):
+                soon_written(out + wide * place[j] + line * LINE)
+        j = i - far
+        if j < low:
+            continue
+        block = longs(blocks + 8 * FIELDS * (slot[j] >> IN_SHARD))
+        mine = _sure(block, (slot[j] & ((1 << IN_SHARD) - 1)) - 1, key[j])
+        slot[j] = mine
+        if mine < 0:
+            missing += 1
+            _begin(out + wide * place[j], key[j], dim, start, scale, seed)
+            continue
+        row = block[ROWS] + block[STRIDE] * mine
+        if step >= 0:
+            counter = words(row)
+            often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
+            counter[FREQUENCY] = min(often, _MOST)
+            counter[SEEN] = max(np.int64(counter[SEEN]), step)
+        copy(row + HEAD, out + wide * place[j], dim)
     return missing
+
+
+@compiled("void(int64,int64,int64,int64,int64)")
+def count(block_at, number, slots, times, step):
+    """Rows, which may repeat, were pulled."""
+    block, slot = longs(block_at), longs(slots)
+    for i in range(number):
+        counter = words(block[ROWS] + block[STRIDE] * slot[i])
+        often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[i]))
+        counter[FREQUENCY] = min(often, _MOST)
+        counter[SEEN] = max(np.int64(counter[SEEN]), step)
 
 
 @compiled("int64(int64,int64)", fastmath={"reassoc"})

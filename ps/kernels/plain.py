@@ -102,43 +102,41 @@ def shelves(layout: Layout) -> Shelves:
     return Shelves(layout, [PlainShelf(layout, number) for number in range(SHARDS)])
 
 
-def split(keys: NDArray[np.int64]) -> Split:
-    """Keys by shard."""
+def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
+    """Keys by ranges of shards."""
     buckets = (mixed(keys) >> np.uint64(BUCKET_SHIFT)).astype(np.int64)
-    shards = buckets // (BUCKETS // SHARDS)
-    order = np.argsort(shards, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(shards, minlength=SHARDS))])
+    mine = buckets // (BUCKETS // parts)
+    order = np.argsort(mine, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(mine, minlength=parts))])
     counts = np.bincount(buckets, minlength=BUCKETS).astype(np.uint32)
     return Split(keys[order], order, starts, counts, np.full(len(keys), -1, np.int64))
 
 
-def find(
-    shelves: Shelves, split: Split, first: int, last: int, step: int = -1, times: NDArray[np.uint32] | None = None
-) -> int:
+def find(shelves: Shelves, split: Split, first: int, last: int) -> int:
     """Fill ``split.slots``."""
     missing = 0
     for shard in range(first, last):
         low, high = split.starts[shard], split.starts[shard + 1]
-        if low == high:
-            continue
-        slots = split.slots[low:high] = shelves[shard].find(split.keys[low:high])
-        there = slots >= 0
-        missing += int(np.count_nonzero(~there))
-        if step >= 0:
-            counts = None if times is None else times[split.order[low:high][there]]
-            shelves[shard].count(slots[there], counts, step)
+        if low < high:
+            split.slots[low:high] = shelves[shard].find(split.keys[low:high])
+            missing += int(np.count_nonzero(split.slots[low:high] < 0))
     return missing
 
 
-def gather(shelves: Shelves, split: Split, first: int, last: int, out: Floats) -> None:
-    """Rows of the slots found, or first weights, to where each key was."""
-    for shard in range(first, last):
-        low, high = split.starts[shard], split.starts[shard + 1]
-        slots, order = split.slots[low:high], split.order[low:high]
+def pull(shelves: Shelves, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None) -> int:
+    """Fill ``split.slots``, and rows, or first weights, to where each key was."""
+    missing = 0
+    for shard, places in split.by_shard(part):
+        slots, order = shelves[shard].find(split.keys[places]), split.order[places]
+        split.slots[places] = slots
         there = slots >= 0
         out[order[there]] = shelves[shard].weights[slots[there]]
         if not there.all():
-            out[order[~there]] = first_weights(shelves.layout, split.keys[low:high][~there])
+            missing += int(np.count_nonzero(~there))
+            out[order[~there]] = first_weights(shelves.layout, split.keys[places[~there]])
+        if step >= 0:
+            shelves[shard].count(slots[there], None if times is None else times[order[there]], step)
+    return missing
 
 
 def apply(
@@ -295,9 +293,9 @@ def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:
     base = mixed(keys.astype(np.uint64) ^ seed)[:, None]
     drawn = mixed(base + np.arange(layout.dim, dtype=np.uint64) * np.uint64(GOLDEN))
     if layout.start == 2:
-        unit = (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
-        return unit * np.float32(layout.scale)
-    drawn_normal: Floats = _quantile((drawn >> np.uint64(32)).astype(np.float64)) * layout.scale
+        unit: NDArray[Any] = (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)
+        return np.asarray(unit * np.float32(layout.scale), np.float32)
+    drawn_normal: NDArray[Any] = _quantile((drawn >> np.uint64(32)).astype(np.float64)) * layout.scale
     return np.asarray(drawn_normal, np.float32)
 
 

@@ -1,6 +1,6 @@
 """Memory by address inside compiled functions, as C would have it: no bounds, no wrapped indices, no array headers."""
 
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.extending import intrinsic as typed_intrinsic
 
+intrinsic: Any = typed_intrinsic  # called without the typing context, which its types do not know
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -73,38 +75,85 @@ soon_read = _prefetching(0)
 soon_written = _prefetching(1)
 
 BLOCK = 16
-"""Numbers that are worked on at a time."""
+"""Numbers worked on at a time, as one vector: the compiler makes none of loops over memory that may overlap."""
+_VECTOR = ir.VectorType(ir.FloatType(), BLOCK)
 
 
-@compiled(forceinline=True)
-def _copying(source, target, count):
-    given, taken = floats(source), floats(target)
-    for j in range(count):
-        taken[j] = given[j]
+def _load(builder: Any, address: Any) -> Any:
+    found = builder.load(builder.inttoptr(address, _VECTOR.as_pointer()))
+    found.align = 4
+    return found
+
+
+def _store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, _VECTOR.as_pointer())).align = 4
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    undefined, zero = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+    one = builder.insert_element(undefined, number, zero)
+    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), [0] * BLOCK))
+
+
+@intrinsic
+def copy_block(typing_context: Any, source: Any, target: Any) -> Any:
+    """``target = source``."""
+
+    def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _store(builder, _load(builder, arguments[0]), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), make
+
+
+@intrinsic
+def add_block(typing_context: Any, source: Any, target: Any) -> Any:
+    """``target += source``."""
+
+    def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        total = builder.fadd(_load(builder, arguments[1]), _load(builder, arguments[0]))
+        _store(builder, total, arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), make
+
+
+@intrinsic
+def adagrad_block(typing_context: Any, weights: Any, totals: Any, grads: Any, lr: Any, eps: Any) -> Any:
+    """``totals += grads ** 2; weights -= lr * grads / (sqrt(totals) + eps)``."""
+
+    def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        weight, total, grad = (_load(builder, address) for address in arguments[:3])
+        lr, eps = (_spread(builder, number) for number in arguments[3:])
+        total = builder.fadd(total, builder.fmul(grad, grad))
+        _store(builder, total, arguments[1])
+        kind = ir.FunctionType(_VECTOR, [_VECTOR])
+        root = builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{BLOCK}f32"), [total])
+        moved = builder.fdiv(builder.fmul(lr, grad), builder.fadd(root, eps))
+        _store(builder, builder.fsub(weight, moved), arguments[0])
+        return context.get_dummy_value()
+
+    numbers = (types.int64,) * 3 + (types.float32,) * 2
+    return types.void(*numbers), make
 
 
 @compiled(forceinline=True)
 def copy(source, target, dim):
-    """``target = source``, in blocks of a length that the compiler knows: it makes straight vector code of them."""
-    for begin in range(0, 4 * (dim & -BLOCK), 4 * BLOCK):
-        _copying(source + begin, target + begin, BLOCK)
-    if dim & (BLOCK - 1):
-        begin = 4 * (dim & -BLOCK)
-        _copying(source + begin, target + begin, dim & (BLOCK - 1))
-
-
-@compiled(forceinline=True)
-def _adding(source, target, count):
-    given, total = floats(source), floats(target)
-    for j in range(count):
-        total[j] += given[j]
+    """``target = source``."""
+    end = 4 * (dim & -BLOCK)
+    for begin in range(0, end, 4 * BLOCK):
+        copy_block(source + begin, target + begin)
+    given, taken = floats(source + end), floats(target + end)
+    for j in range(dim & (BLOCK - 1)):
+        taken[j] = given[j]
 
 
 @compiled(forceinline=True)
 def add(source, target, dim):
     """``target += source``."""
-    for begin in range(0, 4 * (dim & -BLOCK), 4 * BLOCK):
-        _adding(source + begin, target + begin, BLOCK)
-    if dim & (BLOCK - 1):
-        begin = 4 * (dim & -BLOCK)
-        _adding(source + begin, target + begin, dim & (BLOCK - 1))
+    end = 4 * (dim & -BLOCK)
+    for begin in range(0, end, 4 * BLOCK):
+        add_block(source + begin, target + begin)
+    given, total = floats(source + end), floats(target + end)
+    for j in range(dim & (BLOCK - 1)):
+        total[j] += given[j]

@@ -15,6 +15,7 @@ from ps import rules
 from ps.kernels.loops import CHANGED, FIELDS, FLYING, HEAD, LINE, ROWS, SEEN, STATE, STRIDE, UPDATES
 from ps.kernels.pointers import (
     BLOCK,
+    adagrad_block,
     add,
     compiled,
     copy,
@@ -103,6 +104,13 @@ def _unite(low, high, order, slots, values, dim, rule, treatment, touched, table
     return count, replaced
 
 
+@compiled(forceinline=True)
+def _plain(numbers):
+    """Whether gradients are taken as they are: neither decayed nor clipped nor scaled."""
+    number = doubles(numbers)
+    return number[8] == 0 and number[9] == 0 and number[10] == 0 and number[11] == 1
+
+
 @compiled()
 def _prepare(gradient, weights, dim, numbers, into):
     """Scaled, clipped, decayed."""
@@ -139,9 +147,11 @@ def _momentum(weights, state, gradient, dim, numbers, nesterov):
 
 @compiled(forceinline=True)
 def _adagrad(weights, state, gradient, dim, numbers):
-    w, total, g = floats(weights), floats(state), floats(gradient)
-    lr, eps = _number(numbers, 0), _number(numbers, 4)
-    for j in range(dim):
+    lr, eps, end = _number(numbers, 0), _number(numbers, 4), 4 * (dim & -BLOCK)
+    for begin in range(0, end, 4 * BLOCK):
+        adagrad_block(weights + begin, state + begin, gradient + begin, lr, eps)
+    w, total, g = floats(weights + end), floats(state + end), floats(gradient + end)
+    for j in range(dim & (BLOCK - 1)):
         given = g[j]
         more = total[j] + given * given
         total[j] = more
@@ -198,11 +208,7 @@ def _ftrl(weights, state, gradient, dim, numbers):
 def _update(rule, weights, state, gradient, dim, numbers, nesterov, updates, corrections, corrected):
     w, g = floats(weights), floats(gradient)
     if rule == rules.ADAGRAD:
-        for begin in range(0, 4 * (dim & -BLOCK), 4 * BLOCK):
-            _adagrad(weights + begin, state + begin, gradient + begin, BLOCK, numbers)
-        if dim & (BLOCK - 1):
-            begin = 4 * (dim & -BLOCK)
-            _adagrad(weights + begin, state + begin, gradient + begin, dim & (BLOCK - 1), numbers)
+        _adagrad(weights, state, gradient, dim, numbers)
     elif rule == rules.SGD:
         lr = _number(numbers, 0)
         for j in range(dim):
@@ -242,9 +248,7 @@ def apply(
 ):  # fmt: skip
     """Sum the values of each row, and update it; see ``Kernels.apply``. Gives how much was damaged."""
     begin, done, source = longs(starts), longs(begins), longs(where)
-    number_of = doubles(numbers)
-    plain = number_of[8] == 0 and number_of[9] == 0 and number_of[10] == 0 and number_of[11] == 1
-    plain = plain or rule == rules.ASSIGN
+    plain = _plain(numbers) or rule == rules.ASSIGN
     wide, state_wide, damaged, total = 4 * dim, 4 * state_dim, 0, 0
     lines, state_lines = (wide + LINE - 1) // LINE, (state_wide + LINE - 1) // LINE
     for number in range(shard, last):
@@ -259,12 +263,13 @@ def apply(
         damaged += replaced
         buffer = sums + wide * (high - low + 1)
         kept = 0
-        near = max(4, FLYING // (row_lines + state_lines))
+        near = max(4, FLYING // (lines + 1 + state_lines))
         for i in range(-near, count):
             if i + near < count:
                 ahead = mine[i + near]
-                for line in range(lines):
-                    soon_written(rows + stride * ahead + line * LINE)
+                row = rows + stride * ahead
+                for line in range(((row & (LINE - 1)) + HEAD + wide + LINE - 1) // LINE):
+                    soon_written(row + line * LINE)
                 for line in range(state_lines):
                     soon_written(state + state_wide * ahead + line * LINE)
             if i < 0:
@@ -277,13 +282,11 @@ def apply(
             if not plain:
                 _prepare(gradient, weights, dim, numbers, buffer)
                 gradient = buffer
-            updates = np.int64(counter[UPDATES])
             _update(
-                rule, weights, state + state_wide * slot, gradient, dim, numbers, nesterov, updates,
+                rule, weights, state + state_wide * slot, gradient, dim, numbers, nesterov, np.int64(counter[UPDATES]),
                 corrections, corrected,
             )  # fmt: skip
-            if rule != rules.ASSIGN:
-                counter[UPDATES] = updates + 1
+            counter[UPDATES] += 0 if rule == rules.ASSIGN else 1
             counter[SEEN] = max(np.int64(counter[SEEN]), step)
             counter[CHANGED] = mark
             mine[kept] = slot

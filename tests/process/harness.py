@@ -33,6 +33,7 @@ MARK = "TEST_JOB_MARK"
 SHARED_MEMORY = Path("/dev/shm")
 
 T = TypeVar("T")
+J = TypeVar("J", bound="Job")
 
 
 def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S) -> T:
@@ -198,7 +199,7 @@ class Job:
     _offsets: dict[Path, int] = field(default_factory=dict)
     _steps: list[Step] = field(default_factory=list)
 
-    def __enter__(self) -> Job:
+    def __enter__(self: J) -> J:
         self.mark = uuid.uuid4().hex
         self.steps_folder = self.folder / f"steps-{self.name}"
         self.temporary = self.folder / f"tmp-{self.name}"

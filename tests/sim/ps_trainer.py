@@ -28,7 +28,7 @@ class Trainer:
         self.owner: list[int] = []
         self.counts = False
         self.wants_in = True
-        self.seq = self.step = 0
+        self.seq = self.step = self.at = 0
         self.parts: dict[int, tuple[int, ...]] = {}
         """Of the push that is under way: what is not acknowledged yet."""
         self.whole: dict[int, tuple[int, ...]] = {}
@@ -93,7 +93,7 @@ class Trainer:
                     self.end()
                 elif kind == "save" and ask == self.ask:
                     self.ask, self.refused = 0, self.refused + 1
-                else:
+                elif kind != "save":
                     raise AssertionError(text)
             case words.Halt(cut):
                 self.halt, self.waits = cut, set()
@@ -176,7 +176,7 @@ class Trainer:
             by_server.setdefault(number, {})
         if not by_server:
             self.busy = False
-            self.step += 1
+            self.step = max(self.step, self.at) + 1  # a newcomer goes on where the others are
             self.acked += 1
             self.sim.was_acknowledged(self, self.whole)
             return
@@ -202,6 +202,7 @@ class Trainer:
         seq = self.seq
 
         def answered(what: str) -> None:
+            self.at = max(self.at, request.at)
             if node.alive and sim.linked(node, None) and sim.net.rng.random() > sim.loss:
                 sim.run_later(self, self.answered, number, seq, parts, what)
 

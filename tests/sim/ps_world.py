@@ -48,12 +48,17 @@ class PsSim:
         self.faults = rng.choice((3, 6, 10))
         motion = rng.choice((2, 8))
         gather_s = rng.choice((0.0, 0.02, 0.2))
-        times = {"grace_s": 0.5, "recover_s": 200.0, "halt_s": 8.0, "mark_s": 4.0, "write_s": 10.0}
-        self.limits = Limits(**times, motion=(motion, motion), gather_s=gather_s)
+        self.limits = Limits(
+            0.5, 200.0, halt_s=8.0, mark_s=4.0, write_s=10.0, motion=(motion, motion), gather_s=gather_s
+        )
         self.tables = (TableSpec("t", 4),)
         self.loss = rng.choice((0.0, 0.02, 0.1))
         self.wants_cuts = bool(every_s) or rng.random() < 0.3
         self.disk_faults = rng.choice((0.0, 0.0, 0.1))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nobody is there yet."""
         self.asks = 0
         self.nodes: list[Node] = []
         self.names = self.nonces = 0
@@ -252,9 +257,14 @@ class PsSim:
             self.master.dies = rng.choice(("before", "between"))
         elif kind in (TRAINER, PLACE, LEAVE, NEWCOMER):
             self._trainer_fault(kind)
-        elif node is None or (self.gentle and kind in HARD and not all(backup for _, backup in self.roles)):
+        elif node is not None:
+            self._pserver_fault(kind, node)
+
+    def _pserver_fault(self, kind: str, node: Node) -> None:
+        rng, living = self.net.rng, self.living()
+        if self.gentle and kind in HARD and not all(backup for _, backup in self.roles):
             return
-        elif kind == KILL:
+        if kind == KILL:
             if len(living) > 1 or not self.gentle:
                 self.kill(node)
         elif kind == DRAIN:

@@ -193,6 +193,7 @@ def test_one_that_was_away_for_epochs_goes_on_with_the_others(bench: Bench, file
     used = ids(next(steps))
     slow.done()
     slow._end_feed()
+    assert slow._client is not None
     slow._client.gone().done.wait(LIMIT_S)
     rest = [record for batch in quick for record in ids(batch)]
     assert sorted(used + rest) == list(range(RECORDS))
@@ -256,8 +257,12 @@ def test_settling_waits_for_the_master(bench: Bench, files: str) -> None:
     bench.lose = lambda: True
     data.done()
     settled = threading.Event()
-    thread = threading.Thread(target=lambda: (data.settle(), settled.set()))
-    thread.start()
+
+    def settle() -> None:
+        data.settle()
+        settled.set()
+
+    threading.Thread(target=settle).start()
     assert not settled.wait(0.1)
     bench.lose = lambda: False
     bench.replace_master()
@@ -276,11 +281,17 @@ def test_a_wait_that_only_this_worker_can_end_is_told(
     steps = iter(data)
     next(steps)
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: (next(steps, None), ended.set()))
-    thread.start()
+
+    def take() -> None:
+        next(steps, None)
+        ended.set()
+
+    threading.Thread(target=take).start()
     assert idle.wait(LIMIT_S)
+    text = ""
     for _ in range(600):
-        if "do not count yet" in (text := capsys.readouterr().err):
+        text += capsys.readouterr().err
+        if "do not count yet" in text:
             break
         assert not ended.wait(0.05)
     assert "data set d: no batch is left but 1 that were handed out here" in text

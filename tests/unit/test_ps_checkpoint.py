@@ -22,7 +22,20 @@ from ps.manifest import CHAIN, Told, differences, flat
 from ps.restoring import Loaded, merged
 from ps.rows import Rows
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
-from tests.unit.checkpoint_rows import DENSE, TABLES, USER, Held, files_below, finish, rows_of, split, taken, union
+from ps.words import Cut, Orders
+from tests.unit.checkpoint_rows import (
+    DENSE,
+    TABLES,
+    USER,
+    Held,
+    files_below,
+    finish,
+    orders,
+    rows_of,
+    split,
+    taken,
+    union,
+)
 
 ALL = np.ones(BUCKETS, np.uint8)
 RUN = "ps/job/cut-0000000001"
@@ -135,10 +148,7 @@ def test_a_part_that_is_not_whole_when_the_marker_is_to_be_written(plain: Files,
         vault.complete(*_of_another_history(told))
 
 
-def _of_another_history(told: str) -> tuple:
-    from ps.words import Cut
-    from tests.unit.checkpoint_rows import orders
-
+def _of_another_history(told: str) -> tuple[Cut, Orders]:
     return Cut(1, "complete", parts=(told,)), orders(history=2)
 
 

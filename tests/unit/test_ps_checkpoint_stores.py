@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from edl.adapters.remote_files import open_files
 from ps.checkpoint import Vault
 from ps.hashing import buckets_of
 from ps.restoring import Loaded
-from ps.rows import Part, Piece, Push
+from ps.rows import Part, Piece, Push, Taken
 from ps.spec import BUCKETS, Eviction, Initial, Optimizer, Rule, TableSpec
 from ps.store import SHARDS, Store
 from tests.unit.checkpoint_rows import finish, split
@@ -171,7 +172,7 @@ def test_what_is_written_is_what_was_there_at_the_mark(tmp_path: Path) -> None:
     rows = all_rows(several)
     snapshot = one.store.snapshot(3)
 
-    def taken():  # type: ignore[no-untyped-def]
+    def taken() -> Iterator[Taken]:
         for shard in range(SHARDS):
             if shard % 16 == 0:
                 step(several, 100 + shard)

@@ -13,11 +13,12 @@ import pytest
 
 from edl.errors import PsError, SettingError
 from ps import hashing, words
+from ps.calling import Answer, Call, Lane
 from ps.client import Client
 from ps.failures import RolledBack
 from ps.frames import Frame, Op
 from ps.spec import BUCKETS, Mode, Training
-from ps.transport import Reply
+from ps.transport import Endpoint, Reply
 from tests.unit.ps_bench import PATIENCE_S, Bench, Master
 
 KEYS = np.arange(2000)
@@ -448,3 +449,90 @@ def test_a_pserver_that_gets_buckets_hears_of_a_step_while_others_are_waited_for
     come.set()
     pushing.join(PATIENCE_S)
     assert client.step == 1 and len(bench.pservers[2].seen(Op.PUSH)) == 1
+
+
+def test_a_pserver_that_loses_all_keys_of_a_step_but_not_all_buckets_hears_of_it(bench: Bench) -> None:
+    bench.start(2)
+    client = bench.client(training=Training(Mode.SYNC))
+    mine = hashing.bucket_of(1)
+    owner = int(bench.owner[mine])
+
+    def move(frame: Frame, head: dict[str, Any]) -> None:
+        if bench.owner[mine] == owner:
+            bench.move(slice(mine, mine + 1), 3 - owner)
+
+    bench.pservers[owner].faults.append(move)
+    client.push({"plain": ([1], ones([1]))})
+    heads = bench.pservers[owner].seen(Op.PUSH)
+    assert [(head["step"], len(head["parts"])) for head in heads] == [(0, 1), (0, 0)]
+    assert (client.read("plain", [1]) == -1).all()
+
+
+def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench) -> None:
+    bench.start(1)
+    fleet = bench.client()._core.fleet
+    held, come, landed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+
+    def hold(frame: Frame, head: dict[str, Any]) -> None:
+        held.release()
+        assert come.wait(PATIENCE_S)
+
+    bench.pservers[1].faults.append(hold)
+    head = {"step": 0, "insert": False, "version": 1, "history": 1, "epoch": 1, "parts": []}
+    calls = [Call(Op.PULL, head), Call(Op.PULL, head)]
+    answers: list[Answer] = []
+
+    def take(answer: Answer) -> None:
+        answers.append(answer)
+        landed.release()
+
+    for call in calls:
+        fleet.ask("pull", bench.pservers[1].server, call, take)
+    assert held.acquire(timeout=PATIENCE_S)
+    calls[1].given_up = True
+    come.set()
+    for _ in calls:
+        assert landed.acquire(timeout=PATIENCE_S)
+    assert answers[0].error is None and "has left" in str(answers[1].error)
+    assert len(bench.pservers[1].seen(Op.PULL)) == 1
+
+
+def test_nothing_is_asked_behind_the_end_of_a_lane(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Master says that a pserver is gone at the moment in which something is to be asked of it."""
+    bench.start(1)
+    fleet = bench.client()._core.fleet
+    landed, ask, gone = threading.Event(), Lane.ask, threading.Event()
+
+    def follow() -> None:
+        fleet.follow([])
+        gone.set()
+
+    follower = threading.Thread(target=follow)
+
+    def late(self: Lane, call: Call, done: Any) -> None:
+        follower.start()
+        gone.wait(0.2)  # as far as it comes
+        ask(self, call, done)
+
+    monkeypatch.setattr(Lane, "ask", late)
+    fleet.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
+    assert landed.wait(PATIENCE_S)
+    follower.join(PATIENCE_S)
+
+
+def test_a_stranger_at_a_dead_pserver_s_port_is_a_dead_pserver(bench: Bench) -> None:
+    bench.start(2)
+    master = Master(bench)
+    dead = bench.pservers[2]
+    dead.stop()
+    dead.endpoint = Endpoint(dead._handle, secret="another job's")
+    dead.endpoint.start("127.0.0.1")
+    client = bench.joined(master)
+    pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
+    pushing.start()
+    assert "does not know the secret" in master.expect(words.Suspect).why
+    bench.move(np.flatnonzero(bench.owner == 2), 1)
+    master.tell(master.charted(without=[2]))
+    pushing.join(PATIENCE_S)
+    assert client.step == 1
+    once(client)

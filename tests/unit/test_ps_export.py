@@ -130,7 +130,7 @@ def test_the_command(tmp_path: Path, run: str) -> None:
 def test_from_a_store_in_memory(tmp_path: Path) -> None:
     where = "memory://exported"
     vault = Vault(open_files(where), "job", 1)
-    run = json.loads(finish([vault], 1, [vault.write(1, 1, sum(split(2)), taken(ROWS))]))["run"]
+    run = json.loads(finish([vault], 1, [vault.write(1, 1, np.ones(4096, np.uint8), taken(ROWS))]))["run"]
     ps.export.export_cut(f"{where}/{run}", tmp_path / "out")
     assert ps.export.open(tmp_path / "out").rows("user") == len(KEYS)
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edl.errors import PsError
 from ps import words
 from ps.frames import Op
 from ps.spec import Mode, Optimizer, Rule, TableSpec, Training
+from ps.transport import Reply
 from tests.unit.ps_bench import PLAIN, WIDE, Bench, Master
 
 KEYS = np.arange(200)
@@ -125,3 +127,16 @@ def test_the_learning_rate_of_a_trainer_s_own_optimizer(bench: Bench) -> None:
     client.set_lr(0.25, "plain")
     client.push({"plain": (KEYS, np.ones((200, 4)))})
     assert (client.read("plain", KEYS) == -0.75).all()
+
+
+def test_a_change_is_added_once_though_the_fetch_after_it_fails(bench: Bench) -> None:
+    client = bench.start(1).client(training=replace(GEO, geo_steps=1))
+    client.pull("plain", KEYS)
+    bench.pservers[1].faults.append(
+        lambda frame, head: Reply.no(Op.REFUSED, kind="memory", text="full") if frame.op is Op.PULL else None
+    )
+    with pytest.raises(PsError, match="full"):
+        client.push({"plain": (KEYS, np.ones((200, 4)))})
+    bench.pservers[1].faults.clear()
+    client.push({"plain": (KEYS, np.ones((200, 4)))})
+    assert (client.read("plain", KEYS) == -2).all()

@@ -344,6 +344,31 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     assert {head["seq"] for head in bench.pservers[1].seen(Op.PUSH)[1:]} == ({2} if op is Op.PUSH else set())
 
 
+def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> None:
+    """They are held back for others, which have stopped and wait for this one."""
+    master = Master(bench, Training(Mode.ASYNC, staleness=2))
+    client = bench.joined(master)
+    come, waited = threading.Event(), threading.Semaphore(0)
+
+    def wait(frame: Frame, head: dict[str, Any]) -> Reply | None:
+        if frame.op is Op.PULL and not come.is_set():
+            waited.release()
+            return Reply.no(Op.WAIT, text="trainers 2 and 3 are not there", **{"for": "trainers"})
+        return None
+
+    for one in bench.pservers.values():
+        one.faults.append(wait)
+    client.prefetch("plain", KEYS)
+    doing = Doing(lambda: client.pull("plain", KEYS))
+    assert waited.acquire(timeout=PATIENCE_S)
+    master.tell(words.Halt(4))
+    assert master.expect(words.AtCut).cut == 4
+    come.set()
+    master.tell(words.GoOn(4))
+    doing.end()
+    assert client.statistics["prefetched"] == len(KEYS)
+
+
 def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench: Bench) -> None:
     master = Master(bench, Training(Mode.SYNC))
     client = bench.joined(master)

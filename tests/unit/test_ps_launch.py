@@ -36,7 +36,9 @@ STORE, JOB = "--rdzv-endpoint=h:2379", "--rdzv-id=j"
 
 def read(tmp_path: Path, *arguments: str) -> LaunchSettings:
     (tmp_path / "train.py").write_text("")
-    context = program.run.make_context("edl-run", with_both_spellings([*arguments, str(tmp_path / "train.py")]))
+    context = program.run.make_context(
+        "edl-run", with_both_spellings([f"--log-dir={tmp_path}", *arguments, str(tmp_path / "train.py")])
+    )
     options = dict(context.params)
     return settings_from(options, options.pop("script"), options.pop("arguments"))
 

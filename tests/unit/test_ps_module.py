@@ -14,7 +14,7 @@ from data_service import trainers  # noqa: E402
 from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from ps.local import Local  # noqa: E402
-from ps.module import Part, Plan  # noqa: E402
+from ps.module import Part, Plan, integer_keys  # noqa: E402
 from ps.recipes import SGD, Adam, Zeros  # noqa: E402
 from ps.spec import Damaged, Optimizer, TableSpec  # noqa: E402
 
@@ -127,6 +127,39 @@ def test_a_trainer_counts_from_its_first_pull_for_training_on(part: Part, said: 
     assert said.count("rest") == 1 and said.count("begin") == 1
     part.step()
     assert said.count("begin") == 2
+
+
+def test_begin_and_rest_together(said: list[str]) -> None:
+    """Those who wait look at who takes part; the others come and go meanwhile."""
+    counts = iter([1, 2, 3, 1, 1, 0])
+
+    class Remote:
+        tables: Mapping[str, TableSpec] = {}
+        restored = ""
+
+        @property
+        def members(self) -> Sequence[object]:
+            said.append("look")
+            return range(next(counts))
+
+        def on_cut(self, **_: object) -> None: ...
+
+        def boundary(self) -> None: ...
+
+        def begin(self) -> None:
+            said.append("begin")
+
+        def rest(self) -> None:
+            said.append("rest")
+
+        def leave(self) -> None: ...
+
+    client: Any = Remote()
+    one = Part(lambda plan, specs: client)
+    one.begin(3)
+    one.rest(everybody=True)
+    assert said == ["begin", *["look"] * 3, "rest", *["look"] * 3]
+    one.forget()
 
 
 def test_who_waits_for_data_is_waited_for_by_nobody(part: Part, said: list[str]) -> None:
@@ -281,3 +314,21 @@ def test_wrong_shapes_are_refused() -> None:
         local.push({"t": (keys(1, 2), np.ones((1, 2), np.float32))})
     with pytest.raises(PsError, match="no checkpoint"):
         local.save()
+
+
+def test_keys_beyond_int64_are_refused_and_not_wrapped() -> None:
+    assert integer_keys(np.array([1, 2**63 - 1], np.uint64)).tolist() == [1, 2**63 - 1]
+    with pytest.raises(SettingError, match="9223372036854775808"):
+        integer_keys(np.array([1, 2**63], np.uint64))
+
+
+def test_a_trainer_that_waits_for_others_to_begin_stops_with_them(said: list[str]) -> None:
+    class Late(Recorder):
+        """Others come after it has looked twice."""
+
+        @property
+        def members(self) -> range:
+            return range(said.count("boundary"))
+
+    Part(lambda plan, specs: Late(specs, said)).begin(2)
+    assert said == ["begin", "boundary", "boundary"]

@@ -104,6 +104,27 @@ def test_a_push_that_comes_over_two_connections_at_once(made: Made, mode: Mode) 
     assert rows.min() == rows.max() == 10
 
 
+def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
+    one, _, _ = made({"training": Training(Mode.SYNC), "members": (1, 2)})
+    twice = [Trainer(place(one), 1), Trainer(place(one), 1)]
+    results: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: results.extend(
+            in_threads(
+                lambda: twice[0].push(1, COUNTS, [1, 2], step=0), lambda: twice[1].push(1, COUNTS, [1, 2, 3], step=0)
+            )
+        )
+    )
+    waiting.start()
+    gate = one.answering.gate
+    until(gate._turn, lambda: len(gate._waiters) == 2)
+    assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is Op.OK
+    waiting.join(30)
+    assert [answer.op for answer in results] == [Op.OK, Op.OK]
+    first = twice[0].pull(COUNTS, [1, 2, 3], step=1)[:, 0].tolist()
+    assert first[:2] == [2.0, 1.0], "its own bucket once, whichever of the two was first"
+
+
 def test_narrow_rows(made: Made) -> None:
     one, _, _ = made()
     trainer = Trainer(place(one))
@@ -422,3 +443,11 @@ def test_what_is_told_now_and_then(made: Made) -> None:
     Trainer(place(one)).push(3, COUNTS, [1])
     load = boss.heard(words.Load, lambda word: word.pushes)
     assert (load.rows, load.top_step) == (1, 3)
+
+
+def test_a_table_that_newer_orders_will_bring_is_waited_for(made: Made) -> None:
+    one, _, _ = made()
+    assert one.answering.view is not None
+    newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.answering.view.version + 1}
+    frame = Trainer(place(one)).ask(Op.PULL, newer, [bytes(8)])
+    assert frame.op is Op.BUSY and "no table 'nothing'" in frame.json()["text"]

@@ -64,10 +64,15 @@ def main() -> None:
             records = [int(one) for one in next(data)["id"]]
             keys, labels = batch(step)
             loss = nn.functional.binary_cross_entropy_with_logits(model(keys), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             step += 1
             ps.step()
-            told = {"step": step - 1, "loss": loss.item().hex(), "records": records, "from": ps.restored().get("run", "")}
+            told = {
+                "step": step - 1,
+                "loss": float(loss.item()).hex(),
+                "records": records,
+                "from": ps.restored().get("run", ""),
+            }
             log.write(json.dumps(told) + "\n")
             if step in options.save_at:
                 (options.folder / f"saved-{step}").write_text(ps.save())

@@ -1,0 +1,71 @@
+"""A pserver that is frozen, and later thaws: training goes on without it, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from edl.exit_codes import ExitCode
+from tests.process.harness import OutsideEtcd, alive, stopped, until
+
+pytest.importorskip("numba")
+from tests.process.test_ps_elastic import Counting, counting
+
+
+def begun(job: Counting, pservers: int) -> None:
+    job.train("t1", "t2")
+    job.serve(*(f"p{n + 1}" for n in range(pservers)))
+    until(lambda: len(job.trainers()) == 2, "two trainers that train")
+    job.settled(pservers)
+
+
+def in_their_order(job: Counting) -> list[str]:
+    """What the launchers of trainers, one of which is the Master, have written of pservers that do not answer."""
+    text = job.nodes["t1"].text + job.nodes["t2"].text
+    return [line for line in text.splitlines() if "does not answer, and others have all it has" in line]
+
+
+def test_frozen_and_thawed(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with counting(tmp_path, etcd) as job:
+        begun(job, 2)
+        (frozen,) = job.pservers("p1")
+        with stopped(frozen.pid) as at:
+            until(lambda: in_their_order(job), "the Master goes on without it")
+            print(f"taken for dead after {time.monotonic() - at:.1f} s")
+            job.all_go_on()
+            print(f"all go on after {time.monotonic() - at:.1f} s")
+            assert alive(frozen.pid)
+        job.settled(2)  # it has come back, empty, as another one
+        job.all_go_on()
+        job.end()
+        assert set(job.exit_codes().values()) == {ExitCode.OK}
+
+
+def test_frozen_for_long(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with counting(tmp_path, etcd) as job:
+        begun(job, 2)
+        (frozen,) = job.pservers("p1")
+        with stopped(frozen.pid):
+            job.nodes["p1"].says("did not answer for")
+            until(lambda: not alive(frozen.pid), "its end")
+        job.settled(2)
+        job.end()
+        assert set(job.exit_codes().values()) == {ExitCode.OK}
+
+
+def test_the_only_one_is_waited_for(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with counting(tmp_path, etcd) as job:
+        job.train("t1")
+        job.serve("p1")
+        until(job.trainers, "a trainer that trains")
+        (frozen,) = job.pservers("p1")
+        with stopped(frozen.pid) as at:
+            until(lambda: time.monotonic() - at > 8, "longer than a lease and the Master's patience")
+        before = job.made(job.trainers()[0])
+        until(lambda: job.made(job.trainers()[0]) > before + 50, "the same trainer goes on")
+        assert os.path.exists(f"/proc/{frozen.pid}")
+        job.end()
+        assert set(job.exit_codes().values()) == {ExitCode.OK}

@@ -1,0 +1,188 @@
+"""The real placement machine with real holdings, words delivered at once: what happens when nothing is slow."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any, TypeVar
+
+from edl.master import service as sv
+from edl.master.service import Caller
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.messages import Member, World
+from ps import holding as hd
+from ps import words
+from ps.book import Limits
+from ps.holding import Holding
+from ps.invariants import violations
+from ps.machine import PlacementMachine
+from ps.spec import TableSpec, Training
+
+TABLE = TableSpec("users", 8)
+Kind = TypeVar("Kind")
+
+
+class Rig:
+    """A job."""
+
+    def __init__(self, training: Training | None = None, *, buckets: int = 8, **limits: Any) -> None:
+        self.training = training or Training(servers=(2, 4))
+        self.buckets = buckets
+        self.limits = Limits(gather_s=0.0, **limits)
+        self.now_s = 10.0
+        self.store: dict[str, bytes] = {}
+        self.holdings: dict[str, Holding] = {}
+        self.machines: dict[str, str] = {}
+        self.found = words.Found(0)
+        self.bad: set[str] = set()
+        """Runs that cannot be restored."""
+        self.notes: list[str] = []
+        self.told: list[tuple[Caller, Any]] = []
+        self.failed = ""
+        self.wake_s = 0.0
+        self.cuts = True
+        """Pservers do what a cut asks for."""
+        self._events: deque[sv.Event] = deque()
+        self._busy = False
+        self.machine = self.new_machine()
+
+    def new_machine(self) -> PlacementMachine:
+        """A Master takes over."""
+        self.machine = PlacementMachine(self.training, buckets=self.buckets, limits=self.limits)
+        self.wake_s = 0.0
+        self._do(self.machine.load(dict(self.store), self.now_s))
+        for name in list(self.holdings):
+            self.feed(sv.KeyPut(name, self._value(name)))
+            self.feed(sv.LineUp(name))
+            self._effects(name, self.holdings[name].step(hd.MasterLine()))
+        return self.machine
+
+    # --- pservers ----------------------------------------------------------------------------------------------------
+
+    def _value(self, name: str, **more: object) -> bytes:
+        return json.dumps({"host": self.machines[name], "port": 1, "secret": "s", **more}).encode()
+
+    def add(self, name: str, machine: str = "") -> Holding:
+        """A pserver registers, its line stands, it says hello."""
+        key = f"servers/{name}"
+        self.machines[key] = machine or name
+        self.holdings[key] = Holding(key, buckets=self.buckets)
+        self.feed(sv.KeyPut(key, self._value(key)))
+        self.feed(sv.LineUp(key))
+        self._effects(key, self.holdings[key].step(hd.MasterLine()))
+        return self.holdings[key]
+
+    def drain(self, name: str) -> None:
+        self.feed(sv.KeyPut(f"servers/{name}", self._value(f"servers/{name}", draining=True)))
+
+    def kill(self, name: str) -> None:
+        key = f"servers/{name}"
+        del self.holdings[key]
+        self.feed(sv.KeyGone(key))
+
+    def say(self, name: str, word: Any) -> None:
+        """A pserver says something."""
+        self.feed(sv.Heard(f"servers/{name}", words.encode(word)))
+
+    def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
+        """Copies are made and marks acknowledged at once."""
+        holding = self.holdings[name]
+        for effect in effects:
+            match effect:
+                case hd.Say(word):
+                    self.feed(sv.Heard(name, words.encode(word)))
+                case hd.Copy(follower, number, buckets):
+                    self._effects(name, holding.step(hd.ImageAcked(follower, number, buckets)))
+                case hd.Mark(follower, number):
+                    self._effects(name, holding.step(hd.MarkAcked(follower, number)))
+                case hd.Release(follower, buckets, version):
+                    for other, one in self.holdings.items():
+                        if one.number == follower:
+                            self._effects(other, one.step(hd.Released(holding.number, version, buckets)))
+                case hd.Restore(cut, _) if cut.run in self.bad:
+                    self.feed(sv.Heard(name, words.encode(words.CutDone(cut.number, "restore", "damaged"))))
+                case hd.Restore(cut, buckets):
+                    self._effects(name, holding.step(hd.Restored(cut.number, buckets)))
+
+    def _orders(self, name: str, orders: words.Orders) -> None:
+        before = self.holdings[name].orders
+        self._effects(name, self.holdings[name].step(hd.OrdersCame(orders)))
+        cut = orders.cut
+        if cut is None or (before is not None and before.cut == cut):
+            return
+        if cut.phase == "find":
+            self.feed(sv.Heard(name, words.encode(self.found)))
+        elif cut.phase != "restore" and self.cuts:
+            told = json.dumps({"run": f"cut-{cut.number}"}) if cut.phase == "complete" else name
+            self.feed(sv.Heard(name, words.encode(words.CutDone(cut.number, cut.phase, "", told))))
+
+    # --- trainers ----------------------------------------------------------------------------------------------------
+
+    def world(self, *nodes: str, number: int = 1) -> None:
+        members = tuple(
+            Member(NodeId(node), Incarnation(1), node, 1, Rank(rank), ()) for rank, node in enumerate(nodes)
+        )
+        self.feed(sv.WorldBegan(World(Round(number), members, 0)))
+
+    def tell(self, node: str, word: Any) -> None:
+        """A trainer says something."""
+        self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), words.encode(word)))
+
+    def heard(self, node: str, kind: type[Kind]) -> list[Kind]:
+        """What a trainer was told."""
+        return [word for caller, word in self.told if caller.node == node and isinstance(word, kind)]
+
+    def trainer(self, node: str, nonce: str = "", tables: tuple[TableSpec, ...] = (TABLE,)) -> int:
+        """One joins and begins; its number."""
+        self.tell(node, words.Join(nonce or node, tables))
+        number = self.heard(node, words.Joined)[-1].number
+        self.tell(node, words.Begin(number))
+        return number
+
+    # --- the Master's shell ------------------------------------------------------------------------------------------
+
+    def feed(self, event: sv.Event) -> None:
+        """One after the other, whatever comes of each."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events and not self.failed:
+                self._do(self.machine.step(self._events.popleft(), self.now_s))
+                assert self.failed or violations(self.machine.book) == []
+        finally:
+            self._busy = False
+
+    def pass_time(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.wake_s and self.wake_s <= end_s and not self.failed:
+            self.now_s = max(self.now_s, self.wake_s)
+            self.wake_s = 0.0
+            self.feed(sv.Tick())
+        self.now_s = end_s
+
+    def _do(self, effects: tuple[sv.Effect, ...]) -> None:
+        for effect in effects:
+            match effect:
+                case sv.Keep(name, value):
+                    self.store[name] = value
+                case sv.Note(text):
+                    self.notes.append(text)
+                case sv.Tell(caller, body):
+                    self.told.append((caller, words.decode(body)))
+                case sv.WakeAt(at_s):
+                    self.wake_s = min(at_s, self.wake_s or at_s)
+                case sv.Fail(text):
+                    self.failed = text
+        for effect in effects:
+            if isinstance(effect, sv.Send) and effect.name in self.holdings:
+                self._orders(effect.name, words.decode(effect.body))
+
+    def started(self, *names: str) -> Rig:
+        """Pservers are there and buckets are placed."""
+        for name in names:
+            self.add(name)
+        self.pass_time(2.0)
+        assert self.machine.book.stage == "placed"
+        return self

@@ -1,0 +1,359 @@
+"""What a pserver does about its orders, event by event."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from ps import words
+from ps.holding import (
+    MOVED,
+    SERVED,
+    WAITING,
+    Copy,
+    Drop,
+    Effect,
+    Feed,
+    Fenced,
+    Holding,
+    ImageAcked,
+    LineLost,
+    LineMade,
+    Mark,
+    MarkAcked,
+    MasterLine,
+    OrdersCame,
+    Part,
+    Release,
+    Released,
+    Reset,
+    Restore,
+    Restored,
+    Say,
+    Serve,
+    Stop,
+)
+from ps.spec import BUCKETS, Replication, Training
+from ps.words import RESTORE, Cut, Orders
+
+Kind = TypeVar("Kind")
+Role = tuple[int, int, int, int, int]
+"""Owner, backup, joining, giver, since."""
+
+
+def orders(version: int, *roles: Role, you: int = 1, history: int = 1, living: str = "123", **more: object) -> Orders:
+    servers = tuple(words.Server(int(one), f"servers/{one}", "host", 1) for one in living)
+    columns = list(zip(*roles, strict=True))
+    owner, backup, joining, giver = (words.pack(column) for column in columns[:4])
+    chart = words.Chart(version, history, servers, owner, backup, joining)
+    since = words.pack(columns[4], "i")
+    values = {"training": Training(), **more}
+    return Orders(0, you, chart, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
+
+
+def take(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def said(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
+    return [effect.word for effect in take(effects, Say) if isinstance(effect.word, kind)]
+
+
+def step(holding: Holding, version: int, *roles: Role, **more: object) -> tuple[Effect, ...]:
+    return holding.step(OrdersCame(orders(version, *roles, **more)))  # type: ignore[arg-type]
+
+
+def synced(holding: Holding, follower: int = 2) -> tuple[Effect, ...]:
+    """The copy that was just begun is made."""
+    number = holding._numbers
+    effects = holding.step(ImageAcked(follower, number, tuple(range(holding.buckets))))
+    return holding.step(MarkAcked(follower, take(effects, Mark)[0].number))
+
+
+def with_backup() -> Holding:
+    """Bucket 0 is served, pserver 2 is its copy in step."""
+    one = Holding("servers/1", buckets=1)
+    step(one, 1, (1, 0, 2, 0, 1))
+    synced(one)
+    step(one, 2, (1, 2, 0, 0, 2))
+    return one
+
+
+# --- serving and copying ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_orders_reset_and_serve() -> None:
+    one = Holding("servers/1", buckets=2)
+    effects = step(one, 1, (1, 0, 0, 0, 1), (2, 0, 0, 0, 1))
+    assert effects[0] == Reset(1, 1)
+    assert take(effects, Serve) == [Serve((0,))]
+    assert list(one.allowed) == [SERVED, MOVED]
+    assert effects[-1] == Say(words.Followed(1))
+
+
+def test_older_orders_change_nothing() -> None:
+    one = Holding("servers/1", buckets=1)
+    step(one, 5, (1, 0, 0, 0, 1))
+    assert step(one, 4, (2, 0, 0, 0, 4)) == ()
+    assert one.version == 5
+
+
+def test_a_copy_is_waited_for_from_its_image_on_and_told_when_all_is_there() -> None:
+    one = Holding("servers/1", buckets=1)
+    effects = step(one, 1, (1, 0, 2, 0, 1))
+    assert take(effects, Feed) == [Feed((0,), (2,), ())]
+    copy = take(effects, Copy)[0]
+    effects = one.step(ImageAcked(2, copy.number, (0,)))
+    assert effects[0] == Feed((0,), (2,), (2,)), "before the mark is put into the stream"
+    mark = take(effects, Mark)[0]
+    assert said(one.step(MarkAcked(2, mark.number)), words.Synced) == [words.Synced(1, 2, ((0, 1),))]
+
+
+def test_the_acknowledgement_of_another_copy_does_not_count() -> None:
+    one = Holding("servers/1", buckets=1)
+    first = take(step(one, 1, (1, 0, 2, 0, 1)), Copy)[0]
+    second = take(step(one, 3, (1, 0, 2, 0, 3)), Copy)[0]
+    assert first.number != second.number
+    assert one.step(ImageAcked(2, first.number, (0,))) == ()
+
+
+def test_a_copy_in_step_becomes_the_backup_without_another_copy() -> None:
+    one = Holding("servers/1", buckets=1)
+    step(one, 1, (1, 0, 2, 0, 1))
+    synced(one)
+    effects = step(one, 2, (1, 2, 0, 0, 2))
+    assert take(effects, Copy) == []
+    assert take(effects, Feed) == [Feed((0,), (2,), (2,))]
+
+
+def test_asynchronous_copies_are_fed_and_not_waited_for() -> None:
+    one = Holding("servers/1", buckets=1)
+    training = Training(replication=Replication.ASYNC)
+    step(one, 1, (1, 0, 2, 0, 1), training=training)
+    synced(one)
+    assert take(step(one, 2, (1, 2, 0, 0, 2), training=training), Feed) == [Feed((0,), (2,), ())]
+
+
+def test_what_was_said_is_said_again_on_a_new_line() -> None:
+    one = Holding("servers/1", buckets=1)
+    step(one, 1, (1, 0, 2, 0, 1))
+    synced(one)
+    effects = one.step(MasterLine())
+    hello = said(effects, words.Hello)[0]
+    assert effects[0] == Say(hello)
+    assert (hello.number, hello.version, list(words.unpack(hello.holds, 1))) == (1, 1, [1])
+    assert said(effects, words.Synced) == [words.Synced(1, 2, ((0, 1),))]
+
+
+def test_buckets_without_a_role_are_dropped() -> None:
+    one = with_backup()
+    step(one, 3, (2, 1, 0, 1, 3))
+    assert take(step(one, 4, (2, 3, 0, 0, 4)), Drop) == [Drop((0,))]
+
+
+def test_a_new_history_begins_empty() -> None:
+    one = with_backup()
+    effects = step(one, 3, (2, 0, 0, 0, 3), history=2)
+    assert effects[0] == Reset(1, 2)
+    assert list(one.allowed) == [MOVED]
+
+
+def test_many_buckets_make_few_effects() -> None:
+    one = Holding("servers/1")
+    effects = step(one, 1, *[(1, 0, 2, 0, 1)] * BUCKETS)
+    assert [type(effect) for effect in effects] == [Reset, Feed, Serve, Copy, Say]
+
+
+# --- hand-over -------------------------------------------------------------------------------------------------------
+
+
+def test_the_old_owner_stops_then_releases() -> None:
+    effects = step(with_backup(), 3, (2, 1, 0, 1, 3))
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(Stop) < kinds.index(Release)
+    assert take(effects, Stop) == [Stop((0,), False)]
+    assert take(effects, Release) == [Release(2, (0,), 3)]
+
+
+def heir() -> Holding:
+    """Pserver 2 has orders to own bucket 0, which pserver 1 has to release."""
+    two = Holding("servers/2", buckets=1)
+    step(two, 2, (1, 2, 0, 0, 2), you=2)
+    step(two, 3, (2, 1, 0, 1, 3), you=2)
+    return two
+
+
+def test_the_new_owner_waits_for_the_release() -> None:
+    two = heir()
+    assert list(two.allowed) == [WAITING]
+    effects = two.step(Released(1, 3, (0,)))
+    assert take(effects, Serve) == [Serve((0,))]
+    assert take(effects, Feed) == [Feed((0,), (1,), (1,))], "the old one is its copy, with nothing to copy"
+    assert said(effects, words.Took) == [words.Took(3, ((0, 1),))]
+
+
+def test_a_release_of_an_earlier_time_does_not_count() -> None:
+    two = heir()
+    two.step(Released(1, 2, (0,)))
+    two.step(Released(3, 3, (0,)))
+    assert list(two.allowed) == [WAITING]
+
+
+def test_a_release_may_come_before_its_orders() -> None:
+    two = Holding("servers/2", buckets=1)
+    step(two, 2, (1, 2, 0, 0, 2), you=2)
+    two.step(Released(1, 5, (0,)))
+    step(two, 3, (1, 3, 2, 0, 3), you=2)
+    assert list(two.allowed) == [MOVED]
+    step(two, 5, (2, 1, 0, 1, 5), you=2)
+    assert list(two.allowed) == [SERVED]
+
+
+def test_the_new_owner_serves_when_the_old_one_is_dead() -> None:
+    two = heir()
+    effects = step(two, 4, (2, 0, 0, 0, 4), you=2, living="23")
+    assert list(two.allowed) == [SERVED]
+    assert take(effects, Serve) == [Serve((0,))]
+
+
+def test_a_giver_whose_stream_broke_says_so() -> None:
+    one = with_backup()
+    one.step(LineLost(2))
+    effects = step(one, 3, (2, 1, 0, 1, 3))
+    assert take(effects, Release) == []
+    assert said(effects, words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+
+
+def test_a_stream_that_breaks_behind_the_release_is_told_of() -> None:
+    one = with_backup()
+    step(one, 3, (2, 1, 0, 1, 3))
+    assert said(one.step(LineLost(2)), words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+
+
+def test_the_copy_takes_over_when_the_owner_dies() -> None:
+    two = Holding("servers/2", buckets=1)
+    step(two, 2, (1, 2, 0, 0, 2), you=2)
+    effects = step(two, 3, (2, 0, 3, 0, 3), you=2, living="23")
+    assert take(effects, Serve) == [Serve((0,))]
+    assert take(effects, Copy)[0].follower == 3
+
+
+# --- broken streams --------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_stream_holds_acknowledgements_up_until_orders_say_otherwise() -> None:
+    one = with_backup()
+    effects = one.step(LineLost(2))
+    assert take(effects, Feed) == [Feed((0,), (), (2,))]
+    assert said(effects, words.Unsynced) == [words.Unsynced(2, 2, ((0, 1),))]
+    assert one.step(LineMade(2)) == (), "what was lost in between is not known"
+    effects = step(one, 3, (1, 0, 2, 0, 3))
+    assert take(effects, Feed) == [Feed((0,), (2,), ())]
+    assert take(effects, Copy)[0].follower == 2
+
+
+def test_it_is_said_again_with_all_orders_until_it_is_heard() -> None:
+    one = with_backup()
+    one.step(LineLost(2))
+    assert said(step(one, 3, (1, 2, 0, 0, 2)), words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert said(one.step(MasterLine()), words.Unsynced)
+
+
+def test_who_was_told_to_be_in_step_is_waited_for_until_that_is_taken_back() -> None:
+    one = Holding("servers/1", buckets=1)
+    step(one, 1, (1, 0, 2, 0, 1))
+    synced(one)
+    effects = one.step(LineLost(2))
+    assert take(effects, Feed) == [Feed((0,), (), (2,))], "the Master may make it the backup at any moment"
+    assert take(step(one, 2, (1, 0, 2, 0, 1)), Feed) == []
+    assert take(step(one, 3, (1, 0, 2, 0, 3)), Feed) == [Feed((0,), (), ())]
+
+
+def test_a_copy_that_was_not_told_of_is_begun_anew_with_the_stream() -> None:
+    one = Holding("servers/1", buckets=1)
+    step(one, 1, (1, 0, 2, 0, 1))
+    assert take(one.step(LineLost(2)), Feed) == [Feed((0,), (), ())]
+    assert take(one.step(LineMade(2)), Copy)[0].buckets == (0,)
+
+
+def test_a_dead_follower_is_waited_for_no_more() -> None:
+    effects = step(with_backup(), 3, (1, 0, 0, 0, 3), living="13")
+    assert take(effects, Part) == [Part(2)]
+    assert take(effects, Feed) == [Feed((0,), (), ())]
+
+
+# --- fence -----------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_come_from_the_owner_only() -> None:
+    two = Holding("servers/2", buckets=2)
+    step(two, 2, (1, 2, 0, 0, 2), (1, 3, 0, 0, 2), you=2)
+    assert two.refuses(1, 2, [0, 1]) == [1], "it has no role in the second"
+    assert two.refuses(3, 2, [0]) == [0]
+
+
+def test_an_owner_that_does_not_know_that_it_was_replaced_is_refused() -> None:
+    two = Holding("servers/2", buckets=1)
+    step(two, 2, (1, 2, 0, 0, 2), you=2)
+    step(two, 3, (2, 0, 0, 0, 3), you=2, living="23")
+    assert two.refuses(1, 2, [0]) == [0]
+
+
+def test_the_new_owner_takes_what_comes_before_the_release() -> None:
+    two = heir()
+    assert two.refuses(1, 2, [0]) == []
+    two.step(Released(1, 3, (0,)))
+    assert two.refuses(1, 2, [0]) == [0]
+
+
+def test_who_has_newer_orders_is_believed_and_then_only_he() -> None:
+    three = Holding("servers/3", buckets=1)
+    step(three, 2, (1, 3, 0, 0, 2), you=3)
+    assert three.refuses(2, 5, [0]) == []
+    assert three.refuses(1, 2, [0]) == [0], "the old owner, meanwhile"
+    step(three, 5, (2, 0, 3, 0, 5), you=3, living="23")
+    assert three.refuses(2, 5, [0]) == []
+
+
+def test_what_came_before_its_orders_is_not_dropped_by_older_ones() -> None:
+    three = Holding("servers/3", buckets=1)
+    step(three, 2, (1, 3, 0, 0, 2), you=3)
+    assert three.refuses(1, 5, [0]) == []
+    assert take(step(three, 4, (1, 2, 0, 0, 4), you=3), Drop) == []
+    assert take(step(three, 5, (1, 2, 3, 0, 5), you=3), Drop) == []
+    assert take(step(three, 6, (1, 2, 0, 0, 6), you=3), Drop) == [Drop((0,))]
+
+
+def test_a_fenced_bucket_waits_for_newer_orders() -> None:
+    one = with_backup()
+    effects = one.step(Fenced(2, 9, (0,)))
+    assert take(effects, Stop) == [Stop((0,), True)]
+    step(one, 8, (1, 0, 3, 0, 8))
+    assert list(one.allowed) == [SERVED]
+
+
+def test_a_refusal_under_orders_that_are_known_stops_nothing() -> None:
+    one = with_backup()
+    effects = one.step(Fenced(2, 2, (0,)))
+    assert list(one.allowed) == [SERVED]
+    assert said(effects, words.Unsynced), "what was refused is not there"
+
+
+# --- restore ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
+    one = Holding("servers/1", buckets=1)
+    cut = Cut(7, "restore", "cut-7")
+    effects = step(one, 1, (1, 0, 0, RESTORE, 1), cut=cut)
+    assert take(effects, Restore) == [Restore(cut, (0,))]
+    assert list(one.allowed) == [WAITING]
+    assert one.step(Restored(6, (0,))) == (), "another cut"
+    effects = one.step(Restored(7, (0,)))
+    assert take(effects, Serve) == [Serve((0,))]
+    assert said(effects, words.Took) == [words.Took(1, ((0, 1),))]
+
+
+def test_a_stale_word_from_nobody_changes_nothing() -> None:
+    one = with_backup()
+    for event in (ImageAcked(9, 1, (0,)), MarkAcked(9, 1), LineLost(9), LineMade(9), Restored(1, (0,))):
+        assert one.step(event) == ()

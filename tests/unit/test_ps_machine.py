@@ -1,0 +1,505 @@
+"""The placement machine: pservers and trainers come and go, checkpoints are made, Masters are replaced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edl.master import service as sv
+from edl.master.service import Caller
+from edl.types import NodeId, Round
+from edl.wire.messages import Settings
+from ps import words
+from ps.holding import SERVED, Holding
+from ps.spec import Replication, TableSpec, Training
+from tests.unit.ps_rig import TABLE, Rig
+
+FOUND = words.Found(7, (words.FoundCut("cut-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),))
+
+
+def rig(*names: str, training: Training | None = None) -> Rig:
+    return Rig(training).started(*(names or ("p", "q")))
+
+
+# --- pservers --------------------------------------------------------------------------------------------------------
+
+
+def test_it_waits_for_the_least_and_a_moment_for_more() -> None:
+    one = Rig(Training(servers=(2, 4)))
+    one.add("p")
+    one.pass_time(5.0)
+    assert one.machine.book.stage == "new"
+    one.add("q")
+    one.pass_time(0.5)
+    assert one.machine.book.stage == "new"
+    one.add("r")
+    one.pass_time(0.6)
+    assert set(one.machine.book.grid.owner) == {1, 2, 3}
+
+
+def test_it_does_not_wait_when_the_most_are_there() -> None:
+    one = Rig(Training(servers=(1, 2)))
+    one.add("p")
+    one.add("q")
+    assert set(one.machine.book.grid.owner) == {1, 2}
+
+
+def test_pservers_above_the_most_are_spares() -> None:
+    one = rig("p", "q", "r", training=Training(servers=(1, 2)))
+    assert one.machine.book.grid.holders() == {1, 2}
+    one.kill("p")
+    assert one.machine.book.grid.holders() == {2, 3}
+
+
+def test_every_bucket_is_served_by_its_owner_only() -> None:
+    one = rig("p", "q", "r")
+    for bucket in range(one.buckets):
+        serving = [h.number for h in one.holdings.values() if h.allowed[bucket] == SERVED]
+        assert serving == [one.machine.book.grid.owner[bucket]]
+
+
+def test_a_newcomer_gets_its_share_while_all_goes_on() -> None:
+    one = rig()
+    one.add("r")
+    owned = [list(one.machine.book.grid.owner).count(number) for number in (1, 2, 3)]
+    assert sorted(owned) == [2, 3, 3]
+    assert one.machine.book.grid.in_motion() == 0
+
+
+def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
+    one = rig("p", "q", "r")
+    one.drain("q")
+    leaver = one.holdings["servers/q"]
+    assert leaver.orders is not None and leaver.orders.drain and leaver.orders.go
+    assert 2 not in one.machine.book.grid.holders()
+    stays = one.holdings["servers/p"]
+    assert stays.orders is not None and not stays.orders.go
+
+
+def test_the_last_one_cannot_leave() -> None:
+    one = rig("p", training=Training(servers=(1, 2)))
+    one.drain("p")
+    assert "servers/p cannot leave: no other pserver is there to take the buckets" in one.notes
+    assert one.machine.book.grid.holders() == {1}
+
+
+def test_a_death_loses_nothing_that_has_a_copy() -> None:
+    one = rig()
+    one.world("a")
+    one.trainer("a")
+    one.kill("p")
+    assert set(one.machine.book.grid.owner) == {2}
+    assert one.machine.book.history == 1
+    assert not one.failed
+    assert "1 of at least 2 pservers are left; nothing is lost, and it goes on" in one.notes
+
+
+def test_a_refused_line_is_a_death_and_a_broken_one_is_not() -> None:
+    one = rig()
+    one.feed(sv.LineDown("servers/p", False))
+    assert set(one.machine.book.servers) == {1, 2}
+    one.feed(sv.LineDown("servers/p", True))
+    assert set(one.machine.book.servers) == {2}
+
+
+def test_a_process_that_comes_back_empty_is_another_one() -> None:
+    one = rig("p", "q", "r")
+    one.holdings["servers/p"] = Holding("servers/p", buckets=one.buckets)
+    one.feed(sv.LineUp("servers/p"))
+    one.say("p", one.holdings["servers/p"].hello())
+    assert one.machine.book.named("servers/p") is not None
+    assert set(one.machine.book.servers) == {2, 3, 4}, "numbers are never used again"
+
+
+def test_what_is_said_before_hello_counts_for_nothing() -> None:
+    one = rig()
+    one.feed(sv.LineDown("servers/p", False))
+    one.say("p", words.Unsynced(10**6, 2, ((0, 8),)))
+    assert one.machine.book.grid.in_motion() == 0
+
+
+def test_nonsense_is_noted() -> None:
+    one = rig()
+    one.feed(sv.Heard("servers/p", "nonsense"))
+    one.feed(sv.KeyPut("servers/x", b"nonsense"))
+    assert "not a word of the parameter servers" in one.notes[-2]
+    assert "holds no pserver" in one.notes[-1]
+
+
+def test_without_pservers_it_fails_in_the_end_and_says_why() -> None:
+    one = Rig(Training(servers=(2, 4)))
+    one.add("p")
+    one.pass_time(700.0)
+    assert "1 of at least 2 pservers have come in 600 s" in one.failed
+
+
+@pytest.mark.parametrize("replication", [Replication.SYNC, Replication.NONE])
+def test_lost_rows_without_a_checkpoint_end_the_job(replication: Replication) -> None:
+    one = rig(training=Training(servers=(1, 4), replication=replication))
+    one.world("a")
+    one.trainer("a")
+    one.kill("p")
+    if replication is Replication.SYNC:
+        assert not one.failed
+        one.kill("q")
+        one.add("r")
+    one.pass_time(5.0)
+    assert "took" in one.failed and "there is no complete checkpoint" in one.failed
+
+
+def test_empty_buckets_are_no_loss() -> None:
+    one = rig(training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.kill("p")
+    assert set(one.machine.book.grid.owner) == {2}
+    assert one.machine.book.history == 1
+
+
+def test_hot_buckets_are_spread() -> None:
+    one = rig("p", "q", "r")
+    load = words.Load(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
+    before = one.machine.book.grid.owner[0], one.machine.book.grid.owner[1]
+    one.say("p", load)
+    assert (one.machine.book.grid.owner[0], one.machine.book.grid.owner[1]) != before
+    assert one.machine.book.grid.in_motion() == 0
+
+
+# --- trainers --------------------------------------------------------------------------------------------------------
+
+
+def test_trainers_are_let_in_when_every_bucket_has_an_owner() -> None:
+    one = Rig()
+    one.world("a")
+    one.tell("a", words.Join("n", (TABLE,)))
+    assert one.heard("a", words.Joined) == []
+    one.started("p", "q")
+    joined = one.heard("a", words.Joined)
+    assert len(joined) == 1
+    assert (joined[0].number, joined[0].secret, joined[0].tables, joined[0].restored) == (1, "s", (TABLE,), "")
+
+
+def test_the_same_process_gets_the_same_number() -> None:
+    one = rig()
+    one.world("a")
+    assert one.trainer("a", "n") == 1
+    one.tell("a", words.Join("n", (TABLE,)))
+    assert [joined.number for joined in one.heard("a", words.Joined)] == [1, 1]
+
+
+def test_another_process_in_the_slot_takes_its_place() -> None:
+    one = rig()
+    one.world("a")
+    one.trainer("a", "n")
+    assert one.trainer("a", "m") == 2
+    orders = one.holdings["servers/p"].orders
+    assert orders is not None
+    assert (orders.revoked, [member.number for member in orders.members]) == ((1,), [2])
+    one.tell("a", words.Begin(1))
+    assert one.heard("a", words.Refused)[-1].kind == "stale"
+
+
+def test_the_epoch_counts_those_that_have_begun() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    number = one.trainer("b")
+    epoch = one.machine.book.people.epoch
+    assert [member.name for member in one.heard("a", words.Charted)[-1].members] == ["a/0", "b/0"]
+    one.tell("b", words.Leave(number))
+    assert one.machine.book.people.epoch == epoch + 1
+    assert [member.name for member in one.heard("a", words.Charted)[-1].members] == ["a/0"]
+    one.tell("b", words.Begin(number))
+    assert len(one.machine.book.members()) == 2, "its number is good as long as it lives"
+
+
+def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    one.trainer("b")
+    one.feed(sv.WorldEnded(Round(1), "a node left"))
+    assert len(one.machine.book.members()) == 2
+    one.world("b", "c", number=2)
+    assert [member.name for member in one.machine.book.members()] == ["b/0"]
+    one.tell("a", words.Join("x"))
+    assert one.heard("a", words.Refused)[-1].kind == "stale"
+
+
+def test_a_trainer_whose_connections_broke_is_gone() -> None:
+    one = rig()
+    one.world("a")
+    number = one.trainer("a")
+    one.say("p", words.TrainerLost(number))
+    assert one.machine.book.members() == ()
+
+
+def test_the_first_definition_of_a_table_counts() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    one.tell("b", words.Join("b", (TableSpec("users", 16),)))
+    refused = one.heard("b", words.Refused)[-1]
+    assert (refused.kind, refused.text) == (
+        "table",
+        "table users: dim 16 here, 8 there (here: this script, there: the job)",
+    )
+    one.trainer("b", "c", (TABLE, TableSpec("items", 4)))
+    assert set(one.machine.book.tables) == {"users", "items"}
+
+
+def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
+    one = rig()
+    one.world("a")
+    one.trainer("a")
+    told = len(one.heard("a", words.Charted))
+    one.tell("a", words.ChartPlease(one.machine.book.version))
+    assert len(one.heard("a", words.Charted)) == told
+    one.tell("a", words.ChartPlease(0))
+    assert len(one.heard("a", words.Charted)) == told + 1
+
+
+def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
+    one = rig()
+    one.world("a")
+    number = one.trainer("a")
+    one.say("p", words.Load(0, 0, 0, 0, 0, 0, 99, 0.0))
+    one.tell("a", words.SetLr(number, words.LrHold(0, 0.5)))
+    one.tell("a", words.SetLr(number, words.LrHold(500, 0.1, "users")))
+    one.feed(sv.SettingsHold(Settings(number=1, factor=2.0)))
+    orders = one.holdings["servers/p"].orders
+    assert orders is not None
+    holds = {(hold.step, hold.table): hold.factor for hold in orders.lr}
+    assert holds == {(100, ""): 1.0, (100, "users"): 0.2, (500, "users"): 0.1}
+    one.tell("a", words.SetLr(number, words.LrHold(0, 0.5, "other")))
+    assert "there is no table other" in one.heard("a", words.Refused)[-1].text
+
+
+def test_nonsense_is_answered() -> None:
+    one = rig()
+    one.world("a")
+    one.trainer("a")
+    one.feed(sv.Said(Caller(NodeId("a"), 0), Round(1), "nonsense"))
+    assert one.heard("a", words.Refused)[-1].kind == "word"
+    one.tell("a", words.Followed(1))
+    assert "nothing that a trainer says" in one.heard("a", words.Refused)[-1].text
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def halted(one: Rig, *nodes: str) -> None:
+    for node in nodes:
+        cut = one.heard(node, words.Halt)[-1].cut
+        one.tell(node, words.AtCut(cut, 10, f'"{node}"'))
+
+
+def test_a_checkpoint_stops_all_names_the_data_marks_and_lets_go() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    one.trainer("b")
+    one.tell("a", words.Save(5))
+    halted(one, "a")
+    assert one.heard("a", words.NameData) == []
+    halted(one, "b")
+    one.tell("a", words.DataNamed(1, (("train", "here"),)))
+    assert [one.heard(node, words.GoOn) for node in "ab"] == [[words.GoOn(1)]] * 2
+    assert one.heard("a", words.Saved) == [words.Saved(5, 1, "cut-1")]
+    assert "checkpoint 1 is complete: cut-1" in one.notes
+
+
+def test_who_dies_on_the_way_to_the_boundary_is_left_out() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    one.trainer("b")
+    one.tell("a", words.Save(1))
+    halted(one, "a")
+    one.world("a", number=2)
+    one.tell("a", words.DataNamed(1, ()))
+    assert one.heard("a", words.Saved)
+
+
+def test_who_does_not_stop_is_named() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    one.trainer("b")
+    one.tell("a", words.Save(1))
+    halted(one, "a")
+    one.pass_time(61.0)
+    refused = one.heard("a", words.Refused)[-1]
+    assert (refused.kind, refused.ask) == ("save", 1)
+    assert "b/0 came to no boundary in time" in refused.text
+    assert one.heard("a", words.GoOn)
+
+
+def test_a_pserver_that_dies_in_the_middle_gives_the_checkpoint_up() -> None:
+    one = rig("p", "q", "r")
+    one.world("a")
+    one.trainer("a")
+    one.cuts = False
+    one.tell("a", words.Save(1))
+    halted(one, "a")
+    one.tell("a", words.DataNamed(1, ()))
+    assert one.machine.cuts.phase == "mark"
+    one.kill("r")
+    assert one.machine.cuts.phase == ""
+    assert one.heard("a", words.GoOn)
+    assert "servers/r is gone" in one.heard("a", words.Refused)[-1].text
+
+
+def test_buckets_keep_still_until_the_mark() -> None:
+    one = rig()
+    one.world("a")
+    one.trainer("a")
+    one.tell("a", words.Save(1))
+    before = list(one.machine.book.grid.owner)
+    one.add("r")
+    assert (list(one.machine.book.grid.owner), one.machine.book.grid.in_motion()) == (before, 0)
+    halted(one, "a")
+    one.tell("a", words.DataNamed(1, ()))
+    assert 3 in one.machine.book.grid.owner
+
+
+def test_nobody_begins_between_the_last_boundary_and_the_mark() -> None:
+    one = rig()
+    one.world("a", "b")
+    one.trainer("a")
+    one.tell("a", words.Save(1))
+    halted(one, "a")
+    one.trainer("b")
+    assert len(one.machine.book.members()) == 1
+    one.tell("a", words.DataNamed(1, ()))
+    assert len(one.machine.book.members()) == 2
+
+
+def test_checkpoints_by_the_clock() -> None:
+    one = rig(training=Training(servers=(2, 4), save_every_s=30.0))
+    one.world("a")
+    one.trainer("a")
+    one.pass_time(31.0)
+    assert one.heard("a", words.Halt) == [words.Halt(1)]
+
+
+def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
+    one = Rig()
+    one.found = FOUND
+    one.started("p", "q")
+    one.world("a")
+    one.trainer("a")
+    joined = one.heard("a", words.Joined)[-1]
+    assert (joined.step, json.loads(joined.restored)["run"]) == (50, "cut-7")
+    assert all(
+        h.allowed[bucket] == SERVED for h in one.holdings.values() for bucket in range(8) if h.owner[bucket] == h.number
+    )
+    one.tell("a", words.Save(1))
+    assert one.heard("a", words.Halt) == [words.Halt(8)], "numbers in the directory are not used again"
+
+
+def test_a_lost_bucket_takes_everybody_back() -> None:
+    one = rig("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    one.trainer("a", "n")
+    one.found = FOUND
+    one.kill("p")
+    assert one.heard("a", words.Refused)[-1].kind == "stale"
+    one.pass_time(5.0)
+    assert one.machine.book.history == 2
+    assert one.trainer("a", "m") == 2
+    assert json.loads(one.heard("a", words.Joined)[-1].restored)["history"] == 2
+
+
+def test_a_damaged_checkpoint_is_passed_over() -> None:
+    one = Rig()
+    older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
+    one.found = words.Found(7, (*FOUND.cuts, older))
+    one.bad = {"cut-7"}
+    one.started("p", "q")
+    assert one.machine.book.found == (older,)
+    assert any("cut-7 cannot be restored" in note and "damaged" in note for note in one.notes)
+
+
+def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
+    one = Rig()
+    one.found = words.Found(7, (), ("cut-7: its marker is damaged",))
+    one.add("p")
+    one.add("q")
+    one.pass_time(2.0)
+    assert "cut-7: its marker is damaged" in one.failed
+    other = Rig()
+    other.found, other.bad = FOUND, {"cut-7"}
+    other.add("p")
+    other.add("q")
+    other.pass_time(2.0)
+    assert "no checkpoint could be restored" in other.failed
+
+
+# --- the next Master -------------------------------------------------------------------------------------------------
+
+
+def test_the_next_master_knows_everything_that_was_told() -> None:
+    one = rig("p", "q", "r")
+    one.world("a")
+    number = one.trainer("a", "n")
+    one.tell("a", words.SetLr(number, words.LrHold(5, 0.5)))
+    before = one.machine
+    after = one.new_machine()
+    assert after.chart().owner == before.chart().owner
+    assert after.chart().version == before.chart().version, "nothing has changed"
+    assert after.book.people.trainers == before.book.people.trainers
+    assert (after.book.lr, after.book.tables) == (before.book.lr, before.book.tables)
+    one.tell("a", words.Join("n", (TABLE,)))
+    assert one.heard("a", words.Joined)[-1].number == number
+
+
+def test_pservers_that_died_without_a_master_are_missed() -> None:
+    one = rig("p", "q", "r")
+    del one.holdings["servers/q"]
+    one.new_machine()
+    one.pass_time(3.0)
+    assert set(one.machine.book.servers) == {1, 3}
+    assert 2 not in one.machine.book.grid.holders()
+
+
+def test_a_checkpoint_does_not_outlive_its_master() -> None:
+    one = rig()
+    one.world("a")
+    one.trainer("a")
+    one.tell("a", words.Save(1))
+    one.new_machine()
+    halted(one, "a")
+    assert one.heard("a", words.GoOn) == [words.GoOn(1)]
+    one.tell("a", words.Save(1))
+    assert one.heard("a", words.Halt)[-1] == words.Halt(2)
+
+
+def test_what_cannot_be_read_ends_the_job() -> None:
+    one = rig()
+    one.store["chart"] = b"{}"
+    one.new_machine()
+    assert "cannot be used" in one.failed
+
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_tells_what_people_want_to_know() -> None:
+    one = Rig()
+    assert "waiting for at least 2" in one.machine.report()[0].text
+    one.started("p", "q")
+    one.world("a")
+    one.trainer("a")
+    one.say("p", words.Load(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
+    texts = [progress.text for progress in one.machine.report()]
+    assert texts[0] == "2 pservers, all copies in step"
+    assert texts[1] == "servers/p: 4 buckets, 4 copies, 1,000 rows, 2 MiB, copies 0.3 s behind"
+    assert texts[3] == "1 trainers: a/0"
+
+
+def test_the_report_says_when_there_are_no_copies() -> None:
+    one = rig("p", training=Training(servers=(1, 2)))
+    assert "no copies: there is one pserver only" in one.machine.report()[0].text
+    two = rig(training=Training(servers=(1, 2), replication=Replication.NONE))
+    assert "no copies (replication none)" in two.machine.report()[0].text

@@ -1,0 +1,207 @@
+"""Who should hold what: even, with few moves, copies on other hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from ps.placement import Grid, Planner, Site
+from ps.words import RESTORE
+
+BUCKETS = 96
+
+
+def sites(*machines: str, leaving: tuple[int, ...] = ()) -> list[Site]:
+    return [Site(number, machine, number not in leaving) for number, machine in enumerate(machines, 1)]
+
+
+def settle(grid: Grid, where: list[Site], motion: int = BUCKETS, copies: bool = True) -> tuple[int, int]:
+    """Plan until nothing moves, with pservers that do at once what they are told; returns (copies made, rounds)."""
+    made = rounds = 0
+    while True:
+        grid.touched.clear()
+        Planner(grid, where, copies, motion).run()
+        if not grid.in_motion():
+            return made, rounds
+        rounds += 1
+        grid.touched.clear()
+        for bucket in range(grid.buckets):
+            owner, _, joining, giver = grid.roles(bucket)
+            if joining:
+                made += 1
+                grid.synced(owner, joining, 10**6, [bucket], may_own=True)
+                grid.touched.clear()
+            elif giver:
+                grid.took(owner, 10**6, [bucket], copies)
+
+
+def placed(where: list[Site], copies: bool = True) -> Grid:
+    grid = Grid(BUCKETS)
+    Planner(grid, where, copies, 0).place_all()
+    settle(grid, where, copies=copies)
+    return grid
+
+
+def counts(numbers: object) -> list[int]:
+    return sorted(Counter(numbers).values())  # type: ignore[call-overload]
+
+
+def test_the_first_placement_is_even_and_in_ranges() -> None:
+    grid = placed(sites("a", "b", "c"))
+    assert counts(grid.owner) == [32, 32, 32]
+    assert counts(grid.backup) == [32, 32, 32]
+    assert sum(one != other for one, other in zip(grid.owner, grid.owner[1:], strict=False)) == 2
+
+
+def test_a_copy_never_lies_with_its_owner() -> None:
+    grid = placed(sites("a", "a", "b"))
+    assert all(owner != backup for owner, backup in zip(grid.owner, grid.backup, strict=True))
+
+
+def test_copies_lie_on_other_hosts_if_there_are_any() -> None:
+    machine = {1: "a", 2: "a", 3: "b", 4: "b"}
+    grid = placed(sites("a", "a", "b", "b"))
+    assert all(machine[owner] != machine[backup] for owner, backup in zip(grid.owner, grid.backup, strict=True))
+
+
+def test_copies_move_when_another_host_comes() -> None:
+    grid = placed(sites("a", "a"))
+    settle(grid, sites("a", "a", "b"))
+    machine = {1: "a", 2: "a", 3: "b"}
+    assert all(machine[owner] != machine[backup] for owner, backup in zip(grid.owner, grid.backup, strict=True))
+
+
+def test_one_pserver_has_no_copies() -> None:
+    grid = placed(sites("a"))
+    assert set(grid.backup) == {0}
+    assert grid.in_motion() == 0
+
+
+def test_a_newcomer_gets_its_share_and_nothing_else_moves() -> None:
+    grid = placed(sites("a", "b", "c"))
+    before = list(grid.owner)
+    made, _ = settle(grid, sites("a", "b", "c", "d"))
+    assert counts(grid.owner) == [24, 24, 24, 24]
+    moved = [bucket for bucket in range(BUCKETS) if grid.owner[bucket] != before[bucket]]
+    assert all(grid.owner[bucket] == 4 for bucket in moved), "nobody but the newcomer gets anything"
+    assert len(moved) == 24
+    assert made <= 24 + 24 + 12, "one copy for each bucket and each copy that it takes over, and a few to even out"
+
+
+def test_leaving_costs_one_copy_a_bucket() -> None:
+    where = sites("a", "b", "c")
+    grid = placed(where)
+    made, _ = settle(grid, sites("a", "b", "c", leaving=(2,)))
+    assert 2 not in grid.holders()
+    assert counts(grid.owner) == [48, 48]
+    assert made <= 64 + 4, "what it owned goes to the copies that are there"
+
+
+def test_the_last_but_one_leaves_without_a_copy() -> None:
+    grid = placed(sites("a", "b"))
+    made, _ = settle(grid, sites("a", "b", leaving=(1,)))
+    assert (made, grid.holders()) == (0, {2})
+
+
+def test_nobody_leaves_when_nobody_stays() -> None:
+    grid = placed(sites("a"))
+    settle(grid, sites("a", leaving=(1,)))
+    assert grid.holders() == {1}
+
+
+def test_without_replication_buckets_still_move() -> None:
+    grid = placed(sites("a", "b"), copies=False)
+    made, _ = settle(grid, sites("a", "b", "c"), copies=False)
+    assert (made, counts(grid.owner), set(grid.backup)) == (32, [32, 32, 32], {0})
+
+
+@pytest.mark.parametrize("motion", [4, 16])
+def test_a_bounded_number_moves_at_once(motion: int) -> None:
+    grid = placed(sites("a", "b"))
+    Planner(grid, sites("a", "b", "c"), True, motion).run()
+    busy: Counter[int] = Counter()
+    for bucket in range(BUCKETS):
+        owner, _, joining, giver = grid.roles(bucket)
+        if joining or giver:
+            busy.update({owner, joining or giver})
+    assert 0 < max(busy.values()) <= motion
+
+
+def test_the_next_ones_begin_when_half_of_the_last_have_ended() -> None:
+    grid = placed(sites("a", "b"))
+    Planner(grid, sites("a", "b", "c"), True, 16).run()
+    moving = grid.in_motion()
+    bucket = next(bucket for bucket in range(BUCKETS) if grid.joining[bucket])
+    grid.put(bucket, grid.owner[bucket], grid.joining[bucket])
+    Planner(grid, sites("a", "b", "c"), True, 16).run()
+    assert grid.in_motion() == moving - 1
+
+
+def test_a_death_promotes_the_copies_and_new_ones_are_made() -> None:
+    grid = placed(sites("a", "b", "c"))
+    owned = [bucket for bucket in range(BUCKETS) if grid.owner[bucket] == 1]
+    copies = {bucket: grid.backup[bucket] for bucket in owned}
+    assert grid.bury(1) == []
+    assert {bucket: grid.owner[bucket] for bucket in owned} == copies
+    settle(grid, [Site(2, "b", True), Site(3, "c", True)])
+    assert counts(grid.owner) == [48, 48]
+    assert 0 not in grid.backup
+
+
+def test_what_has_no_copy_in_step_is_lost() -> None:
+    grid = Grid(4)
+    grid.put(0, 1, 2)
+    grid.put(1, 1, 0, 2)
+    grid.put(2, 2, 1)
+    grid.put(3, 1, giver=RESTORE)
+    assert grid.bury(1) == [1, 3]
+    assert (grid.owner[0], grid.owner[2], grid.backup[2]) == (2, 2, 0)
+
+
+def test_the_giver_takes_back_when_the_new_owner_dies() -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 2)
+    grid.hand_over(0, 2)
+    assert grid.roles(0) == (2, 1, 0, 1)
+    assert grid.bury(2) == []
+    assert grid.roles(0) == (1, 0, 0, 0)
+
+
+def test_words_about_what_has_changed_since_do_not_count() -> None:
+    grid = Grid(2)
+    for bucket in range(2):
+        grid.put(bucket, 1, 0, 2)
+    grid.stamp(5)
+    grid.synced(1, 2, 4, [0], True)
+    assert grid.roles(0) == (1, 0, 2, 0)
+    grid.synced(1, 2, 5, [0], True)
+    assert grid.roles(0) == (1, 2, 0, 0)
+    grid.unsynced(1, 2, 5, [0], True)
+    assert grid.roles(0) == (1, 2, 0, 0), "it was touched in this very step"
+    grid.stamp(6)
+    grid.unsynced(1, 2, 6, [0], True)
+    assert grid.roles(0) == (1, 0, 2, 0)
+
+
+def heated(heat: Mapping[int, float]) -> Grid:
+    grid = placed(sites("a", "b", "c"))
+    grid.touched.clear()
+    Planner(grid, sites("a", "b", "c"), True, BUCKETS).run(heat)
+    return grid
+
+
+def test_a_hot_bucket_goes_to_the_coolest_and_a_cold_one_comes_back() -> None:
+    grid = heated({0: 100.0, 1: 100.0, 40: 20.0, 70: 10.0})
+    goes = grid.owner[0] if grid.giver[0] else grid.joining[0]
+    assert goes == 3
+    assert grid.in_motion() == 2
+
+
+def test_a_bucket_that_would_only_make_another_one_hot_stays() -> None:
+    assert heated({0: 100.0}).in_motion() == 0
+
+
+def test_even_heat_moves_nothing() -> None:
+    assert heated({0: 100.0, 40: 90.0, 70: 95.0}).in_motion() == 0

@@ -1,0 +1,39 @@
+"""What a pserver process tells its launcher."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from ps.frames import Op
+from ps.handshake import MASTER, TRAINER, Hello
+from ps.helper import Launcher
+from ps.process import masterless
+from tests.unit.ps_echo import LONG_S, call, echo
+
+
+def test_it_says_whether_a_master_has_been_in_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, gone, known = io.StringIO(), threading.Event(), [True, False]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("?\n?\n"))
+    launcher = Launcher(answers)
+    launcher.answer_until_gone(gone.set, lambda: known.pop())
+    assert gone.wait(LONG_S)
+    assert answers.getvalue() == "!\n!0\n" and launcher.gone
+
+
+def test_a_master_is_in_touch_while_it_asks() -> None:
+    with echo() as made:
+        trainer = call(made.tcp, Hello(TRAINER, 1))
+        assert masterless(made.endpoint.peers, LONG_S)
+        master = call(made.tcp, Hello(MASTER))
+        assert not masterless(made.endpoint.peers, LONG_S)
+        (peer,) = (one for one in made.endpoint.peers if one.role == MASTER)
+        peer.heard_s -= LONG_S
+        assert masterless(made.endpoint.peers, LONG_S)
+        master.request(Op.PING, deadline_s=LONG_S)
+        assert not masterless(made.endpoint.peers, LONG_S)
+        trainer.close()
+        master.close()

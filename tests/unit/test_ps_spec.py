@@ -1,0 +1,58 @@
+"""What a table may be, and how a difference between two is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edl.errors import SettingError
+from ps.spec import Admission, Eviction, Initial, Mode, Optimizer, Rule, TableSpec, Training
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: TableSpec("", 8), "table"),
+        (lambda: TableSpec("a b", 8), "table"),
+        (lambda: TableSpec("t", 0), "dim of table t=0"),
+        (lambda: TableSpec("t", 5000), "dim of table t=5000"),
+        (lambda: TableSpec("t", 8, dense=True), "rows of table t"),
+        (lambda: TableSpec("t", 8, rows=3), "rows of table t"),
+        (lambda: TableSpec("t", 8, dense=True, rows=3, eviction=Eviction(most_rows=1)), "neither admission"),
+        (lambda: Optimizer(lr=float("nan")), "lr=nan"),
+        (lambda: Optimizer(momentum=1.0), "momentum=1"),
+        (lambda: Optimizer(lr_power=0.5), "lr_power"),
+        (lambda: Initial(seed=-1), "seed"),
+        (lambda: Admission(count=0), "count=0"),
+        (lambda: Admission(count=2, probability=0.5), "probability"),
+        (lambda: Eviction(most_rows=1, least_rows=2), "least_rows=2"),
+        (lambda: Training(staleness=-1), "staleness"),
+        (lambda: Training(geo_steps=0), "geo_steps"),
+        (lambda: Training(servers=(3, 2)), "--servers=3:2"),
+        (lambda: Training(save_every_s=float("inf")), "save_every_s"),
+    ],
+)
+def test_a_bad_value_is_named(make: Callable[[], object], names: str) -> None:
+    with pytest.raises(SettingError, match=names.replace("(", r"\(")):
+        make()
+
+
+def test_the_same_table_has_no_difference() -> None:
+    assert TableSpec("t", 8).difference(TableSpec("t", 8)) == ""
+
+
+def test_the_learning_rate_may_differ() -> None:
+    assert TableSpec("t", 8).difference(TableSpec("t", 8, Optimizer(lr=1.0))) == ""
+
+
+def test_differences_are_told_one_by_one() -> None:
+    told = TableSpec("t", 16).difference(TableSpec("t", 8, Optimizer(Rule.ADAM)))
+    assert "dim 16 here, 8 there" in told
+    assert "optimizer.rule sgd here, adam there" in told
+
+
+def test_defaults_are_good() -> None:
+    assert Training().mode is Mode.ASYNC
+    assert not Eviction().any
+    assert Eviction(unseen_steps=1).any
