@@ -112,7 +112,8 @@ def _checked(table: Table, part: Part, kernels: Kernels) -> tuple[NDArray[np.int
         if row >= 0:
             raise PsError(
                 f"table {spec.name}, key {keys[row]}: what was pushed holds NaN or an infinity; nothing of this push"
-                f" was applied. Look at the loss and the LR, or set damaged to 'skip' or 'clip' for this table"
+                f" was applied. Look at the loss, the LR and wire='f2' (up to 65504), or set damaged to 'skip'"
+                " or 'clip' for this table"
             )
     return keys, values
 

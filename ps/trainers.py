@@ -66,7 +66,9 @@ class Trainers:
         self._beginning = {}
         for caller, word in self._waiting.items():  # they have not been let in yet
             self._join(turn, caller, word)
-        book.lr = []
+        # What scripts have set they set again; what was set by hand, for the job, still holds.
+        book.factors = {}
+        book.lr = [words.LrHold(0, book.world_factor, "")] if book.world_factor != 1.0 else []
         turn.change(PEOPLE)
         turn.change(LR)
 

@@ -258,7 +258,7 @@ class Trip:
         if isinstance(error, Denied) and error.kind != "token":
             raise RolledBack(f"{error}. This process has to begin anew; the launcher restarts it") from error
         # In a job another process may have got the port of a pserver that has died; a newer chart tells of that.
-        gone = isinstance(error, Unreachable)
+        gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.desk.lone)
         if not gone:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
                 raise PsError(f"{self._name(leg)}: {error}") from error

@@ -13,7 +13,10 @@
 namespace {
 
 constexpr int64_t kAhead = 24;
-constexpr int64_t kNear = 10;
+
+// Rows asked for ahead of their use: about as many lines of memory as a core fetches at a time.
+template <int64_t dim>
+constexpr int64_t kNear = dim > 32 ? 4 : 10;
 
 struct Entry {
   int64_t key;
@@ -31,7 +34,8 @@ struct Table {
   Entry* entries = nullptr;
   Stamp* stamps = nullptr;
   float* weights = nullptr;
-  float* state = nullptr;
+  float* block = nullptr;
+  float* state = nullptr;  // in the block
   int64_t* slots = nullptr;
   int64_t* unique = nullptr;
   float* sums = nullptr;
@@ -70,8 +74,8 @@ void Slots(const Table& t, int64_t count, const int64_t* keys) {
 template <int64_t dim>
 void Rows(const Table& t, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kNear < count)
-      for (int64_t j = 0; j < dim; j += 16) __builtin_prefetch(t.weights + t.slots[i + kNear] * dim + j);
+    if (i + kNear<dim> < count)
+      for (int64_t j = 0; j < dim; j += 16) __builtin_prefetch(t.weights + t.slots[i + kNear<dim>] * dim + j);
     memcpy(out + i * dim, t.weights + t.slots[i] * dim, dim * sizeof(float));
   }
 }
@@ -81,7 +85,7 @@ int64_t Sum(Table& t, int64_t count, const float* grads) {
   int64_t found = 0;
   ++t.pushes;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kNear < count) __builtin_prefetch(&t.stamps[t.slots[i + kNear]], 1);
+    if (i + kNear<dim> < count) __builtin_prefetch(&t.stamps[t.slots[i + kNear<dim>]], 1);
     Stamp& stamp = t.stamps[t.slots[i]];
     if (stamp.push != t.pushes) {
       stamp = {t.pushes, static_cast<uint32_t>(found)};
@@ -100,10 +104,10 @@ int64_t Sum(Table& t, int64_t count, const float* grads) {
 template <int64_t dim>
 void Adagrad(Table& t, int64_t count, float lr, float eps) {
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kNear < count)
+    if (i + kNear<dim> < count)
       for (int64_t j = 0; j < dim; j += 16) {
-        __builtin_prefetch(t.weights + t.unique[i + kNear] * dim + j, 1);
-        __builtin_prefetch(t.state + t.unique[i + kNear] * dim + j, 1);
+        __builtin_prefetch(t.weights + t.unique[i + kNear<dim>] * dim + j, 1);
+        __builtin_prefetch(t.state + t.unique[i + kNear<dim>] * dim + j, 1);
       }
     float* __restrict weight = t.weights + t.unique[i] * dim;
     float* __restrict total = t.state + t.unique[i] * dim;
@@ -127,7 +131,9 @@ void* table_make(int64_t dim, int64_t rows, const int64_t* keys, int64_t batch, 
   t->entries = Room<Entry>(t->capacity, huge);
   t->stamps = Room<Stamp>(rows, huge);
   t->weights = Room<float>(rows * dim, huge);
-  t->state = Room<float>(rows * dim, huge);
+  // Not at the same place in its pages as the weights, which would make loads wait for unrelated stores.
+  t->block = Room<float>(rows * dim + 4096, huge);
+  t->state = t->block + 592;
   t->slots = Room<int64_t>(batch, huge), t->unique = Room<int64_t>(batch, huge);
   t->sums = Room<float>(batch * dim, huge);
   for (int64_t i = 0; i < rows; ++i) {
@@ -155,7 +161,7 @@ void table_push(void* table, int64_t count, const int64_t* keys, const float* gr
 
 void table_free(void* table) {
   auto* t = static_cast<Table*>(table);
-  for (void* one : {(void*)t->entries, (void*)t->stamps, (void*)t->weights, (void*)t->state, (void*)t->slots,
+  for (void* one : {(void*)t->entries, (void*)t->stamps, (void*)t->weights, (void*)t->block, (void*)t->slots,
                     (void*)t->unique, (void*)t->sums})
     free(one);
   delete t;

@@ -20,6 +20,8 @@ class Net:
         self.now_s = 100.0
         self.slow = self.rng.choice((0.001, 0.003, 0.02, 0.1))
         """Mean delay of a word."""
+        self.streams = self.rng.choice((0.05, 1.0, 1.0, 5.0))
+        """Of what pservers say to each other, times that."""
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self.events = 0
@@ -46,14 +48,14 @@ class Net:
 class Pipe:
     """One direction of a connection: in order, with delays; what is under way when it breaks is lost."""
 
-    def __init__(self, net: Net, deliver: Callable[[Any], None]) -> None:
-        self._net, self._deliver = net, deliver
+    def __init__(self, net: Net, deliver: Callable[[Any], None], pace: float = 1.0) -> None:
+        self._net, self._deliver, self._pace = net, deliver, pace
         self.open = True
         self._last_s = 0.0
 
     def send(self, item: Any) -> None:
         if self.open:
-            self._last_s = max(self._last_s, self._net.now_s + self._net.delay())
+            self._last_s = max(self._last_s, self._net.now_s + self._net.delay() * self._pace)
             self._net.at(self._last_s - self._net.now_s, self._arrive, item)
 
     def _arrive(self, item: Any) -> None:

@@ -84,8 +84,8 @@ class Stream:
         self.sent = self.acked = 0
         self.marks, self.images = [], []
         life = self.life
-        self.pipe = Pipe(sim.net, lambda item: sim.run(target, target.take, self, item, life))
-        self.back = Pipe(sim.net, lambda item: sim.run(node, node.stream_said, self, item, life))
+        self.pipe = Pipe(sim.net, lambda item: sim.run(target, target.take, self, item, life), sim.net.streams)
+        self.back = Pipe(sim.net, lambda item: sim.run(node, node.stream_said, self, item, life), sim.net.streams)
         target.incoming.append(self)
         if self.lost:
             self.lost = False

@@ -138,7 +138,8 @@ class PsSim:
     @property
     def is_lossless(self) -> bool:
         """No acknowledged push may be lost but by a rollback."""
-        return self.training.replication is not Replication.ASYNC or not self.lossy
+        buried = any("does not answer" in note for note in self.master.notes)
+        return self.training.replication is not Replication.ASYNC or not (self.lossy or buried)
 
     def acknowledged(self, node: Node, request: Request) -> None:
         """A pserver acknowledges a part: whoever may have to serve the bucket from now on has to have it."""

@@ -222,7 +222,12 @@ class FakePservers(Pservers):
 
     def __init__(self, count: int, shutdown_s: float = 20.0) -> None:
         super().__init__(
-            ServerSettings(count, memory_bytes=77), JobId("j"), "s", checkpoint_dir="", shutdown_s=shutdown_s
+            ServerSettings(count, memory_bytes=77),
+            JobId("j"),
+            "s",
+            checkpoint_dir="",
+            shutdown_s=shutdown_s,
+            lease_s=1.0,
         )
         self.started: dict[str, FakeProcess] = {}
         self.failures = 0

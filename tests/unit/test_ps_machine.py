@@ -411,6 +411,19 @@ def test_a_lost_bucket_takes_everybody_back() -> None:
     assert json.loads(one.heard("a", words.Joined)[-1].restored)["history"] == 2
 
 
+def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
+    one = rig("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    number = one.trainer("a", "n")
+    one.feed(sv.SettingsHold(Settings(number=1, factor=2.0)))
+    one.tell("a", words.SetLr(number, words.LrHold(0, 0.5)))
+    one.found = FOUND
+    one.kill("p")
+    one.pass_time(5.0)
+    orders = one.holdings["servers/q"].orders
+    assert orders is not None and orders.lr == (words.LrHold(0, 2.0, ""),)
+
+
 def test_a_damaged_checkpoint_is_passed_over() -> None:
     one = Rig()
     older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
