@@ -303,7 +303,7 @@ class Answering:
             def apply(pushes: Sequence[Push], at: int, scale: float) -> tuple[float, _Done]:
                 return scale, self._apply(pushes, at, scale, asked, base)
 
-            found = self.gate.push(push, step, apply, asked.until_s)
+            found = self.gate.push(push, step, apply, asked.until_s, head.get("complete") is True)
             step = found.step
             scale, done = found.result
         counts = [done.pushed.fresh, done.pushed.skipped, done.pushed.damaged]

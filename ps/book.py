@@ -120,12 +120,27 @@ class Book:
     """The last one given to a pserver."""
     people: Membership = field(default_factory=Membership)
     tables: dict[str, TableSpec] = field(default_factory=dict)
-    lr: list[words.LrHold] = field(default_factory=list)
-    factors: dict[str, float] = field(default_factory=dict)
-    """Set by trainers, by table; "" is for all."""
+    holds: list[words.LrHold] = field(default_factory=list)
+    """Factors of the LR that trainers have set, by rising step; of several for one step the last counts."""
+    world_holds: list[words.LrHold] = field(default_factory=list)
+    """Those of the world's settings, which multiply them; by rising step."""
     world_factor: float = 1.0
     top_step: int = 0
     """The highest that anybody has told."""
+
+    @property
+    def lr(self) -> tuple[words.LrHold, ...]:
+        """What holds for tables, from which step on: both kinds of factors multiplied."""
+        found: list[words.LrHold] = []
+        worlds = {hold.step for hold in self.world_holds}
+        for step in sorted(worlds | {hold.step for hold in self.holds}):
+            world = next((one.factor for one in reversed(self.world_holds) if one.step <= step), 1.0)
+            before = [hold for hold in self.holds if hold.step <= step]
+            names = {hold.table for hold in before if hold.step == step or step in worlds}
+            for name in sorted(names | ({""} if step in worlds else set())):
+                factor = next((one.factor for one in reversed(before) if one.table in ("", name)), 1.0)
+                found.append(words.LrHold(step, factor * world, name))
+        return tuple(found)
 
     @property
     def copies(self) -> bool:

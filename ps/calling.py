@@ -146,7 +146,7 @@ class Fleet:
     """All lanes of a client."""
 
     hello: Hello
-    secret: str
+    secret: str = field(repr=False)
     tls: ssl.SSLContext | None = None
     _lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)

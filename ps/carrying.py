@@ -83,8 +83,8 @@ class Lane:
     """Pieces are meant to go to it."""
     wait: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
     """Pushes wait for it."""
-    pending: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
-    """Its image has not been made yet."""
+    pending: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
+    """Number of the copy whose image has not been made yet; 0: none."""
     live: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
     """Pieces go to it."""
 
@@ -231,8 +231,8 @@ class Carrier:
         """See ``replicate.Owner``."""
         with self._store.lock(bucket):
             lane = self._lanes.get(follower)
-            if lane is None or not (lane.to[bucket] and lane.pending[bucket]):
-                return
+            if lane is None or not lane.to[bucket] or lane.pending[bucket] != copy:
+                return  # also when a newer copy has been asked for: only its own number is waited for
             lane.stream.put(self._store.image(bucket), self.version, copy)
             lane.pending[bucket] = 0
             lane.live[bucket] = 1
@@ -361,7 +361,7 @@ class Carrier:
     def _await_images(self, effect: h.Copy) -> None:
         lane = self._lane(effect.follower)
         for some in self._locked(effect.buckets):
-            lane.pending[some] = 1
+            lane.pending[some] = effect.number
             lane.live[some] = 0
 
     def _feed(self, effect: h.Feed) -> None:
@@ -375,7 +375,7 @@ class Carrier:
                 lane.wait[some] = number in effect.wait
                 if number not in effect.to:
                     lane.pending[some] = 0
-                lane.live[some] = lane.to[some] & (1 - lane.pending[some])
+                lane.live[some] = lane.to[some] & (lane.pending[some] == 0)
 
     def _reset(self, number: int, history: int) -> None:
         for follower in list(self._lanes):

@@ -88,8 +88,9 @@ class Gate:
         self._waiting, self._reached, self._scales, self.step = {}, {}, {}, -1
         return (Stale(gone),) if gone else ()
 
-    def push(self, trainer: int, step: int, tag: int) -> tuple[Verdict, ...]:
-        """A push, or a part of one, has come."""
+    def push(self, trainer: int, step: int, tag: int, complete: bool = False) -> tuple[Verdict, ...]:
+        """A push, or a part of one, has come. ``complete``: another pserver has applied this step, so that everybody
+        has pushed it; who has heard of this pserver later than that will not push it here."""
         if trainer in self._revoked:
             return (Stale((tag,)),)
         before = self._reached.get(trainer, -1)
@@ -99,6 +100,9 @@ class Gate:
             return (Apply(step, (tag,), 1.0),)
         if step <= self.step and before >= step:  # a part that had to find its bucket, after the rest of its step
             return (Apply(step, (tag,), self._scales.get(step, 1.0 / max(len(self._members), 1))),)
+        if complete and step > self.step:
+            self._reached[trainer] = max(before, step)
+            return (Apply(step, (tag,), 1.0 / max(len(self._members), 1)), *self._applied())
         step = max(step, self.step + 1)  # a newcomer counts in the step that is open
         self._reached[trainer] = max(before, step)
         self._waiting[tag] = _Waiting(trainer, step)

@@ -458,10 +458,10 @@ class Holding:
 
     def _released(self, todo: _Todo, giver: int, version: int, buckets: tuple[int, ...]) -> None:
         for bucket in buckets:
-            if version > self.version:
-                self._early[bucket] = (giver, version)
-            elif self._giver[bucket] == giver and version >= self._since[bucket]:
+            if self._giver[bucket] == giver and version >= self._since[bucket]:
                 self._take(todo, [bucket])
+            elif version > self.version:
+                self._early[bucket] = (giver, version)
 
     # --- what comes of it --------------------------------------------------------------------------------------------
 

@@ -50,15 +50,9 @@ class _Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class _Factor:
-    table: str
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Lr:
     holds: tuple[words.LrHold, ...]
-    factors: tuple[_Factor, ...]
+    worlds: tuple[words.LrHold, ...]
     world: float
 
 
@@ -94,7 +88,7 @@ def save_piece(book: Book, cuts: Cuts, piece: str) -> bytes:
     elif piece == TABLES:
         value = _Tables(tuple(book.tables.values()))
     else:
-        value = _Lr(tuple(book.lr), tuple(_Factor(*item) for item in sorted(book.factors.items())), book.world_factor)
+        value = _Lr(tuple(book.holds), tuple(book.world_holds), book.world_factor)
     return json.dumps(to_plain(value), separators=(",", ":")).encode()
 
 
@@ -122,5 +116,4 @@ def load_piece(book: Book, cuts: Cuts, piece: str, text: bytes) -> None:
         book.tables = {table.name: table for table in from_plain(_Tables, json.loads(text)).tables}
     else:
         lr = from_plain(_Lr, json.loads(text))
-        book.lr, book.world_factor = list(lr.holds), lr.world
-        book.factors = {one.table: one.factor for one in lr.factors}
+        book.holds, book.world_holds, book.world_factor = list(lr.holds), list(lr.worlds), lr.world

@@ -13,7 +13,7 @@ import enum
 import json
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edl.adapters.transport import refuses
@@ -61,7 +61,7 @@ class _Helper:
 
     host: str
     port: int
-    secret: str
+    secret: str = field(repr=False)
 
 
 class _Told(enum.Enum):

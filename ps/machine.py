@@ -189,7 +189,7 @@ class PlacementMachine:
             members=book.members(),
             training=book.training,
             tables=tuple(book.tables.values()),
-            lr=tuple(book.lr),
+            lr=book.lr,
             revoked=book.people.revoked,
             since=words.pack(book.grid.since, "i"),
             giver=words.pack(book.grid.giver),

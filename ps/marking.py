@@ -31,7 +31,7 @@ from ps.words import Cut, CutDone, Orders
 
 log = logging.getLogger(__name__)
 
-NOWHERE = "there is no checkpoint directory (--checkpoint-dir)"
+NOWHERE = "its launcher has no --checkpoint-dir (all of the job need the same, pservers' too)"
 
 
 class Around(Protocol):
@@ -69,6 +69,8 @@ class Marking:
         self._mark: _Mark | None = None
         self._begun: set[tuple[int, str]] = set()
         self._said: dict[tuple[int, str], Any] = {}
+        self._lives = 0
+        """How often the rows have gone: what was to be loaded before that is nothing to this pserver any more."""
         self._number = 0
         """Of the newest cut; what was said of earlier ones need not be said again."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -105,7 +107,8 @@ class Marking:
 
     def restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...]) -> None:
         """Load these buckets in the background."""
-        self._work.put(lambda: self._attempt(cut, lambda: self._restore(orders, cut, buckets)))
+        life = self._lives
+        self._work.put(lambda: self._attempt(cut, lambda: self._restore(orders, cut, buckets, life)))
 
     def evicted(self, table: str, rows: Rows) -> None:
         """Have these written, in the background."""
@@ -121,6 +124,7 @@ class Marking:
 
     def reset(self) -> None:
         """The rows are gone: so is what was marked of them."""
+        self._lives += 1
         self._let_go()
 
     # --- phases ------------------------------------------------------------------------------------------------------
@@ -191,18 +195,22 @@ class Marking:
     def _complete(self, cut: Cut, orders: Orders) -> CutDone:
         return CutDone(cut.number, cut.phase, told=self._opened(orders.you).complete(cut, orders))
 
-    def _restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...]) -> None:
+    def _restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...], life: int) -> None:
+        if life != self._lives:
+            return
         mine = np.zeros(BUCKETS, np.uint8)
         mine[list(buckets)] = 1
         self._store.drop(buckets)
-        told = self._opened(orders.you).restore(cut.run, mine, self._put)
-        log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, told)
-        self._around.restored(cut.number, buckets)
+        told = self._opened(orders.you).restore(cut.run, mine, lambda loaded: self._put(loaded, life))
+        if life == self._lives:
+            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, told)
+            self._around.restored(cut.number, buckets)
 
-    def _put(self, loaded: Loaded) -> None:
+    def _put(self, loaded: Loaded, life: int) -> None:
         piece = Piece(loaded.shard, (), np.array(loaded.buckets, np.uint16), dict(loaded.rows))
         with self._store.lock(shard=loaded.shard):  # what orders have given to others meanwhile is left out
-            self._store.apply_piece(part_of(piece, self._around.owned() != 0))
+            if life == self._lives:
+                self._store.apply_piece(part_of(piece, self._around.owned() != 0))
 
     def _let_go(self) -> None:
         mark, self._mark = self._mark, None

@@ -32,7 +32,7 @@ def _all(book: Book, bare: int) -> Progress:
         "rows_bytes": sum(load.bytes for load in loads),
         "damaged": sum(load.damaged for load in loads),
     }
-    parts = [f"{len(book.servers)} pservers"]
+    parts = [f"{len(book.servers)} pserver{'' if len(book.servers) == 1 else 's'}"]
     if book.stage == "new":
         parts.append(f"waiting for at least {book.training.servers[0]}")
     elif book.stage == "finding":

@@ -49,7 +49,7 @@ class Setup:
 
     name: str
     job: str
-    secret: str
+    secret: str = field(repr=False)
     most_bytes: int = 0
     files: Files | None = None
     """The checkpoint directory."""
@@ -216,7 +216,7 @@ class Server:
             self.store.forget(trainer)
             self._trainers.told(trainer)
         self.answering.gate.orders(orders.epoch, orders.members, orders.revoked, orders.training)
-        self.sweeping.owns(int((self.owned() != 0).sum()))
+        self.sweeping.holds(int((self.owned() != 0).sum()), self._copies())
         self.marking.orders(orders)
         with self.carrier.news:
             self.carrier.news.notify_all()
@@ -273,6 +273,10 @@ class Server:
         owner = np.frombuffer(self.holding.owner, np.int16)
         mine: NDArray[np.uint8] = (owner == (self.holding.number or -1)).astype(np.uint8)
         return mine
+
+    def _copies(self) -> int:
+        holding = self.holding
+        return (holding.backup.count(holding.number) + holding.joining.count(holding.number)) if holding.number else 0
 
     # --- now and then ------------------------------------------------------------------------------------------------
 

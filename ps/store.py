@@ -87,9 +87,11 @@ class Store:
         """Memory that rows and indexes take, with slots that wait to be used again."""
         return sum(table.bytes() for table in list(self._tables.values()))
 
-    def cap(self, table: str, most: int) -> None:
-        """This store's share of the table's hard row cap, 0 for none: new rows push the oldest out."""
-        self._table(table).most = most
+    def cap(self, table: str, most: int, mine: NDArray[np.uint8] | None = None) -> None:
+        """This store's share of the table's hard row cap, 0 for none: new rows push the oldest out. ``mine``: not 0,
+        at any time, for the buckets whose rows are no copies."""
+        found = self._table(table)
+        found.most, found.mine = most, mine
 
     def _table(self, name: str) -> Table:
         table = self._tables.get(name)
@@ -439,20 +441,22 @@ class Store:
         """Evict what is due; what went, with what had to make room for new rows since the last sweep (if exported).
 
         Rows unseen for long go as long as ``least`` stay; then the oldest until there are ``most`` (0: any number).
+        Copies neither go nor count.
         Both are this store's shares. A few rows at a time under a shard's lock. ``each`` gets what copies must hear.
         """
         found = self._table(table)
-        found.most = most
+        if found.mine is None:
+            found.most = most
         gone = [found.none(), found.made_room()]
         unseen = found.spec.eviction.unseen_steps
         cut = step - unseen if unseen else 0
-        total, due = found.rows, 0
+        total, due = 0, 0
         samples = []
-        stride = 1 + total // SAMPLE
+        stride = 1 + found.rows // SAMPLE
         for shard in range(SHARDS):
             with self._locks[shard]:
-                shelf = found.shelves[shard]
-                age = ages(shelf, shelf.live())
+                age = ages(found.shelves[shard], found.own(shard))
+            total += len(age)
             due += int(np.count_nonzero(age < np.uint64(max(0, cut) << 32)))
             samples.append(age[::stride])
         going = max(min(due, max(0, total - least)), total - most if most else 0)
@@ -469,8 +473,7 @@ class Store:
 
     def _sweep_some(self, table: Table, shard: int, limit: int, most: int, each: Each | None) -> Rows:
         with self._locks[shard]:
-            shelf = table.shelves[shard]
-            slots = shelf.live()
+            shelf, slots = table.shelves[shard], table.own(shard)
             due = slots[ages(shelf, slots) <= np.uint64(limit)]
             rows = self._evict(table, shard, oldest(shelf, due, most))
             if each is not None and len(rows):

@@ -30,6 +30,7 @@ class Sweeping:
         """``evicted``: takes the rows of tables that export them."""
         self._store, self._carrier, self._evicted, self._failed = store, carrier, evicted, failed
         self._share = 0.0
+        """Of all buckets: those that it owns."""
         self._now = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="edl-ps-sweeps", daemon=True)
@@ -43,12 +44,13 @@ class Sweeping:
         self._over = True
         self._now.set()
 
-    def owns(self, buckets: int) -> None:
-        """This pserver owns so many buckets: its share of all caps."""
-        self._share = buckets / BUCKETS
+    def holds(self, owned: int, copies: int) -> None:
+        """This pserver owns so many buckets, and has copies of so many others: its share of all caps."""
+        self._share = owned / BUCKETS
         for name, table in list(self._store.tables.items()):
-            if table.spec.eviction.most_rows:
-                self._store.cap(name, self._part(table.spec.eviction.most_rows))
+            if table.spec.eviction.any:
+                both = round(table.spec.eviction.most_rows * (owned + copies) / BUCKETS)
+                self._store.cap(name, max(1, both) if table.spec.eviction.most_rows else 0, self._carrier.served)
 
     def make_room(self) -> bool:
         """Sweep at once; False when no table ever loses rows."""

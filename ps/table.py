@@ -36,6 +36,8 @@ class Table:
         self.shelves = kernels.shelves(self.layout)
         self.most = 0
         """This store's share of the hard row cap; 0: none."""
+        self.mine: NDArray[np.uint8] | None = None
+        """By bucket: 0 where rows are copies, which only go when their owner says so. None: there are no copies."""
         self.counting = threading.Lock()
         """Held while rows are added under a cap."""
         self._sketches: dict[int, Sketch] = {}
@@ -95,7 +97,7 @@ class Table:
     def _make_room(
         self, shelf: Shelf, wanted: int, mark: int, step: int, using: Slots, before: Callable[[Slots], None]
     ) -> int:
-        slots = np.setdiff1d(shelf.live(), using)
+        slots = np.setdiff1d(self.own(shelf.number), using)
         idle = slots[shelf.meta[slots, SEEN] < step]
         going = oldest(shelf, idle, max(wanted, shelf.rows // ROOM))
         rows = self.remove(shelf.number, going, mark, before)
@@ -104,6 +106,11 @@ class Table:
         return len(going)
 
     # --- rows that go ------------------------------------------------------------------------------------------------
+
+    def own(self, shard: int) -> Slots:
+        """The slots of rows that may be evicted here."""
+        shelf = self.shelves[shard]
+        return shelf.live() if self.mine is None else shelf.within(self.mine != 0)
 
     def remove(self, shard: int, slots: Slots, mark: int, before: Callable[[Slots], None]) -> Rows:
         """These rows are evicted; what they were."""

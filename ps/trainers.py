@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from edl.errors import ProtocolError
@@ -67,8 +68,8 @@ class Trainers:
         for caller, word in self._waiting.items():  # they have not been let in yet
             self._join(turn, caller, word)
         # What scripts have set they set again; what was set by hand, for the job, still holds.
-        book.factors = {}
-        book.lr = [words.LrHold(0, book.world_factor, "")] if book.world_factor != 1.0 else []
+        book.holds = []
+        book.world_holds = [words.LrHold(0, book.world_factor)] if book.world_factor != 1.0 else []
         turn.change(PEOPLE)
         turn.change(LR)
 
@@ -177,31 +178,27 @@ class Trainers:
         elif not 0 <= hold.factor < float("inf"):
             turn.tell(trainer.caller, words.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
         else:
-            self._book.factors[hold.table] = hold.factor
-            self._hold(turn, hold.step, hold.table)
+            self._hold(turn, self._book.holds, hold)
 
     def settings_hold(self, turn: Turn, settings: Settings) -> None:
         """The world's settings have a factor for the LR."""
         if settings.factor == self._book.world_factor:
             return
         self._book.world_factor = settings.factor
-        self._hold(turn, 0, "")
+        self._hold(turn, self._book.world_holds, words.LrHold(0, settings.factor))
 
-    def _hold(self, turn: Turn, step: int, table: str) -> None:
-        """From ``step``, or as soon as nobody has got there, on."""
-        book = self._book
-        step = max(step, book.top_step + 1)
-        names = [table] if table else ["", *(name for name in book.factors if name)]
-        for name in names:
-            factor = book.factors.get(name, book.factors.get("", 1.0)) * book.world_factor
-            book.lr = [one for one in book.lr if one.table != name or one.step != step]
-            book.lr.append(words.LrHold(step, factor, name))
-        book.lr.sort(key=lambda one: one.step)
-        while len(book.lr) > MOST_HOLDS:
-            first = book.lr[0]
-            if not any(one.table == first.table and one.step <= book.top_step for one in book.lr[1:]):
+    def _hold(self, turn: Turn, holds: list[words.LrHold], new: words.LrHold) -> None:
+        """From its step, or as soon as nobody has got there, on."""
+        top = self._book.top_step
+        new = replace(new, step=max(new.step, top + 1))
+        holds[:] = [one for one in holds if (one.table, one.step) != (new.table, new.step)]
+        holds.append(new)
+        holds.sort(key=lambda one: one.step)
+        while len(holds) > MOST_HOLDS:
+            first = holds[0]
+            if not any(one.table == first.table and one.step <= top for one in holds[1:]):
                 break
-            del book.lr[0]
+            del holds[0]
         turn.change(LR)
 
     # --- answers -----------------------------------------------------------------------------------------------------

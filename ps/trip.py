@@ -91,6 +91,8 @@ class Trip:
     _suspected: set[int] = field(default_factory=set)
     _landings: queue.SimpleQueue[tuple[int, Answer] | None] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
+    _began: bool = False
+    """All that there was to send has been sent once."""
     _version: int = -1
     """Of the newest chart of which every owner has been told of the step."""
 
@@ -101,6 +103,7 @@ class Trip:
             for parcel in parcels:
                 self._send(_Leg(parcel, route.version), route)
             self._tell_all(route)
+            self._began = True
             while self._flying or self._held:
                 self._launch()
                 self._land()
@@ -144,6 +147,8 @@ class Trip:
             self._hold(leg, MOST_S)
             return
         call = self.errand.call(leg.parcel, route)
+        if self.errand.clocked and self._began and self._told:
+            call.head = {**call.head, "complete": True}  # it was applied somewhere: nobody has to be waited for
         call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
         call.patience_s = min(self.patience_s, call.deadline_s)
         self._count += 1

@@ -13,7 +13,7 @@ import json
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from edl.errors import ProtocolError
@@ -372,7 +372,7 @@ class Joined:
     """Where to begin: the step of those that train, or of the restored checkpoint."""
     restored: str = ""
     """The checkpoint that the parameters come from, and what it says of trainers, as JSON; empty: none."""
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     """What pservers want to be shown."""
 
 

@@ -19,7 +19,9 @@ from edl.wire.messages import Member, StopRound, WorkersDone, World
 
 BEGAN_ANEW = "began anew"
 MOST_RENEWALS = 50
-"""Of one slot, as long as it does not fail otherwise."""
+"""Of one slot in a row, as long as it does not fail otherwise,"""
+LIVED_S = 600.0
+"""and does not live so long: then the next one is the first again."""
 
 
 def start(turn: Turn, world: World, reason: str) -> None:
@@ -44,9 +46,11 @@ def _take_place(turn: Turn, local_rank: int, world: World, member: Member) -> Wo
     old, rank = turn.worker(local_rank), Rank(member.first_rank + local_rank)
     if old is not None and old.status in (WorkerStatus.ALIVE, WorkerStatus.DONE):
         return dataclasses.replace(old, rank=rank)
-    renewals = old.renewals if old is not None and old.gone == BEGAN_ANEW else 0
     how = rounds.restarted(old, "started with the world")
-    return Worker(local_rank, rank, born=world.round, how=how, renewals=renewals)
+    anew = Worker(local_rank, rank, born=world.round, how=how)
+    if old is not None and old.gone == BEGAN_ANEW:
+        return dataclasses.replace(anew, renewals=old.renewals, renewed_s=turn.now_s)
+    return anew
 
 
 def stop(turn: Turn, order: StopRound) -> None:
@@ -59,17 +63,23 @@ def stop(turn: Turn, order: StopRound) -> None:
         turn.announce()
 
 
-def may_renew(worker: Worker) -> bool:
+def may_renew(turn: Turn, worker: Worker) -> bool:
     """Whether a worker that asks to begin anew is believed. One that does nothing else has failed."""
-    return not worker.ending and worker.renewals < MOST_RENEWALS
+    return not worker.ending and _renewals(turn, worker) < MOST_RENEWALS
+
+
+def _renewals(turn: Turn, worker: Worker) -> int:
+    """In a row, up to this process."""
+    return worker.renewals if turn.now_s - worker.renewed_s < LIVED_S else 0
 
 
 def renew(turn: Turn, worker: Worker) -> None:
     """A worker has ended because it has to begin anew, which is no failure: its slot is filled again at once."""
-    world, told = turn.state.world, worker.renewals + 1
+    world, told = turn.state.world, _renewals(turn, worker) + 1
     turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
     if turn.state.phase is AgentPhase.RUNNING and world is not None:
         turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) begins anew")
-        anew = Worker(worker.local_rank, worker.rank, born=world.round, how=f"restarted ({BEGAN_ANEW})", renewals=told)
+        how = f"restarted ({BEGAN_ANEW})"
+        anew = Worker(worker.local_rank, worker.rank, born=world.round, how=how, renewals=told, renewed_s=turn.now_s)
         turn.set(workers=tuple(anew if one.local_rank == anew.local_rank else one for one in turn.state.workers))
         turn.do(Start(world, (worker.local_rank,)))

@@ -204,7 +204,7 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
     if worker.status is not WorkerStatus.ALIVE or state.world is None:
         rounds.ended_outside(turn, worker, what)
         turn.exit_if_empty()
-    elif state.independent and event.exit_code == BEGIN_ANEW and independent.may_renew(worker):
+    elif state.independent and event.exit_code == BEGIN_ANEW and independent.may_renew(turn, worker):
         independent.renew(turn, worker)
     elif state.phase is not AgentPhase.RUNNING and not state.between:
         turn.set_worker(worker.local_rank, status=WorkerStatus.STOPPED, gone=what)

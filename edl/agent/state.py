@@ -74,7 +74,9 @@ class Worker:
     condemned: str = ""
     """Why it was killed by this agent, when it was: its end is reported in these words."""
     renewals: int = 0
-    """How often the process in this slot has asked to be started again (``edl.agent.independent``)."""
+    """How often in a row the process in this slot has asked to be started again (``edl.agent.independent``)."""
+    renewed_s: float = 0.0
+    """When that was last done."""
 
 
 @dataclass(frozen=True, slots=True)

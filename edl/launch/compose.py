@@ -62,6 +62,7 @@ from edl.tasks import end
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo, Version
+from ps.book import Limits
 from ps.machine import PlacementMachine
 
 STORE_RETRY_S = 0.1
@@ -315,7 +316,8 @@ def _services(spec: JobSpec) -> tuple[Service, ...]:
     """What the Master hosts."""
     if not spec.servers:
         return (LeaseMachine(),)
-    return (LeaseMachine(), PlacementMachine(training_of(spec.servers)))
+    limits = Limits(recover_s=spec.timeouts.recover_s)
+    return (LeaseMachine(), PlacementMachine(training_of(spec.servers), limits=limits))
 
 
 def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:

@@ -98,6 +98,9 @@ def _place(saved: Version, journal: Sequence[JournalEntry]) -> str:
     return ""
 
 
+_BY_SCRIPT = "with parameter servers it is the script that saves (ps.save()), or --ps-save-every"
+
+
 # --- switches --------------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +117,8 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish
             return Answer(f"the job is being stopped already ({record.kill})", ok=True)
         if underway and checkpoint_dir == "":
             return Answer(f"the job would lose its state, {keep}. Its launchers end on Ctrl-C (SIGINT)", ok=False)
+        if state.spec.independent:
+            return Answer(f"the job ends without a new checkpoint: {_BY_SCRIPT}", ok=True)
         if not underway:
             return Answer("the job ends without a new checkpoint: no world with edl.State is in training", ok=True)
         return Answer("the job ends at the next step boundary, with a checkpoint", ok=True)
@@ -123,6 +128,8 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, wish
         return Answer(f"{purpose.value} is not for the asking", ok=False)
     if record.kill:
         return Answer(f"the job is being stopped ({record.kill})", ok=False)
+    if state.spec.independent:
+        return Answer(f"not for a job with parameter servers: {_BY_SCRIPT}", ok=False)
     if not underway:
         now = f"the job is {record.phase.value}: {state.reason or record.reason}"
         return Answer(f"no world with edl.State is in training, so there is nothing to save ({now})", ok=False)

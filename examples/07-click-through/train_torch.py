@@ -68,7 +68,7 @@ def measure() -> None:
     scores, labels = [], []
     with torch.no_grad():
         for batch in read(options.test, 8192):
-            scores.append(model({name: torch.from_numpy(array) for name, array in batch.items()}).numpy())
+            scores.append(model({name: torch.tensor(array) for name, array in batch.items()}).numpy())
             labels.append(batch["label"])
     score, label = np.concatenate(scores), np.concatenate(labels)
     loss = np.logaddexp(0, score).mean() - (score * label).mean()

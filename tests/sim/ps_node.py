@@ -44,6 +44,8 @@ class Request:
     """Rows by bucket."""
     answer: Callable[[str], None]
     until_s: float
+    complete: bool = False
+    """Another pserver has applied this step."""
     tag: int = 0
     at: int = 0
     """The step as the gate counts it."""
@@ -316,7 +318,7 @@ class Node:
                 if not request.tag:
                     self.tags += 1
                     request.tag = self.tags
-                    self.verdicts(self.gate.push(request.trainer, request.step, request.tag))
+                    self.verdicts(self.gate.push(request.trainer, request.step, request.tag, request.complete))
             else:
                 self.apply(request)
         if request in self.requests and request.applied and states <= {SERVED} and self._is_acked(request):

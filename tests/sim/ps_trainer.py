@@ -84,7 +84,12 @@ class Trainer:
                     self.sim.run_later(self, self.think)
             case words.Charted():
                 self.take(word.chart)
-                if self.number and not self.counts and any(one.number == self.number for one in word.members):
+                if (
+                    self.number
+                    and self.wants_in
+                    and not self.counts
+                    and any(one.number == self.number for one in word.members)
+                ):
                     self.counts = True
                     self.step = max([self.step, *(one.step for one in word.members if one.number == self.number)])
                 self.work()
@@ -209,6 +214,7 @@ class Trainer:
         request = Request(
             self.number, seq, self.step, self.chart.history, dict(parts), answered, sim.net.now_s + PATIENCE_S
         )
+        request.complete = bool(self.answers)
         sim.run_later(node, node.push, request)
 
     def answered(self, number: int, seq: int, parts: dict[int, tuple[int, ...]], what: str) -> None:

@@ -16,12 +16,12 @@ from ps.spec import Mode, Replication, TableSpec, Training
 from tests.sim.ps_disk import Disk, Place
 from tests.sim.ps_master import Master
 from tests.sim.ps_net import Net, Pipe, Violation
-from tests.sim.ps_node import Node, Request
+from tests.sim.ps_node import Node, Request, Stream
 from tests.sim.ps_trainer import Trainer
 
 LEASE_S = 3.0
-KILL, ADD, DRAIN, FREEZE, APART, DEAF, STREAM, LINE, MASTER, TRAINER, NEWCOMER, PLACE, LEAVE = (
-    *("kill", "add", "drain", "freeze", "apart", "deaf", "stream", "line", "master"),
+KILL, ADD, DRAIN, FREEZE, APART, DEAF, STREAM, LINE, FLAP, MASTER, TRAINER, NEWCOMER, PLACE, LEAVE = (
+    *("kill", "add", "drain", "freeze", "apart", "deaf", "stream", "line", "flap", "master"),
     *("trainer", "newcomer", "place", "leave"),
 )
 HARD = (KILL, FREEZE, APART, DEAF)
@@ -246,7 +246,7 @@ class PsSim:
     def fault(self) -> None:
         rng = self.net.rng
         living = self.living()
-        weights = {KILL: 5, ADD: 4, DRAIN: 3, FREEZE: 3, APART: 3, DEAF: 3, STREAM: 4, LINE: 3}
+        weights = {KILL: 5, ADD: 4, DRAIN: 3, FREEZE: 3, APART: 3, DEAF: 3, STREAM: 4, LINE: 3, FLAP: 4}
         weights |= {MASTER: 6, TRAINER: 3, NEWCOMER: 2, PLACE: 1, LEAVE: 1}
         kind = rng.choices(list(weights), list(weights.values()))[0]
         self.trace.append(f"{self.net.now_s:.2f} {kind}")
@@ -281,17 +281,29 @@ class PsSim:
             line = self.master.lines.get(node.name)
             if line is not None:
                 line.cut()
+        elif kind == FLAP:
+            for _ in range(rng.randint(2, 6)):
+                self.net.at(rng.uniform(0.0, 1.5), self._cut_any)
         elif node.streams:
-            stream = rng.choice(list(node.streams.values()))
-            stream.cut()
-            target = stream.target
-            if kind == APART and target is not None:
-                pair = frozenset((id(node), id(target)))
-                self.apart.add(pair)
-                for other in target.streams.values():
-                    if other.target is node:
-                        other.cut()
-                self.net.at(rng.uniform(0.5, 4.0), self.apart.discard, pair)
+            self._part(node, rng.choice(list(node.streams.values())), lasting=kind == APART)
+
+    def _part(self, node: Node, stream: Stream, lasting: bool) -> None:
+        stream.cut()
+        target = stream.target
+        if lasting and target is not None:
+            pair = frozenset((id(node), id(target)))
+            self.apart.add(pair)
+            for other in target.streams.values():
+                if other.target is node:
+                    other.cut()
+            self.net.at(self.net.rng.uniform(0.5, 4.0), self.apart.discard, pair)
+
+    def _cut_any(self) -> None:
+        """A stream, or a line to the Master, breaks."""
+        streams = [stream for node in self.living() for stream in node.streams.values()]
+        cuts = [stream.cut for stream in streams] + [line.cut for line in self.master.lines.values()]
+        if cuts:
+            self.net.rng.choice(cuts)()
 
     def _deafen(self, node: Node, long: bool) -> None:
         self.deaf.add(id(node))

@@ -166,6 +166,20 @@ def test_who_does_nothing_but_begin_anew_has_failed() -> None:
     assert isinstance(failed, WorkerFailed)
 
 
+def test_a_long_life_between_two_beginnings_is_no_row_of_them() -> None:
+    node = trainers()
+    for _ in range(independent.MOST_RENEWALS):
+        node.feed(ended(1, BEGIN_ANEW))
+    node.now_s += independent.LIVED_S
+    assert node.feed(ended(1, BEGIN_ANEW)).did(ev.Start) == [ev.Start(world(1), (1,))]
+    node.hear(StopRound(Round(1), "node y joins")).feed(ended(1, BEGIN_ANEW)).hear(StartRound(world(2), "again"))
+    for _ in range(independent.MOST_RENEWALS - 2):
+        assert node.feed(ended(1, BEGIN_ANEW, round=2)).said() == []
+    assert isinstance(node.feed(ended(1, BEGIN_ANEW, round=2)).said()[0], WorkerFailed), (
+        "those before the new world count too"
+    )
+
+
 def test_beginning_anew_while_the_launcher_leaves_is_an_end() -> None:
     node = trainers().feed(ev.Interrupted(SIGTERM, again=False), ended(0, BEGIN_ANEW), ended(1, -SIGTERM))
     assert not node.did(ev.Start)

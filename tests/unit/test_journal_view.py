@@ -291,6 +291,15 @@ class TestReply:
         assert not answer.ok
         assert "a reason" in answer.text
 
+    def test_with_parameter_servers_the_script_saves(self) -> None:
+        state = dataclasses.replace(STATE, spec=dataclasses.replace(SPEC, servers='{"servers": [1, 2]}'))
+        answer = reply(state, Purpose.SAVE, "/ckpt")
+        assert not answer.ok
+        assert "ps.save()" in answer.text
+        answer = reply(state, Purpose.KILL, "")
+        assert answer.ok
+        assert "without a new checkpoint" in answer.text
+
     def test_a_job_that_ends_is_past_asking(self) -> None:
         ending = dataclasses.replace(
             IN_TRAINING, record=dataclasses.replace(IN_TRAINING.record, kill="kill switch: me")

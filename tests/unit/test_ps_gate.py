@@ -83,6 +83,13 @@ def test_steps_go_in_order() -> None:
     assert one.push(2, 1, 21) == (Apply(0, (10,), 1.0), Apply(1, (11, 21), 0.5))
 
 
+def test_a_step_that_another_pserver_has_applied_waits_for_nobody() -> None:
+    one = two()
+    assert one.push(1, 5, 10, complete=True) == (Apply(5, (10,), 0.5),)
+    assert one.push(1, 6, 11) == ()
+    assert one.push(2, 6, 20) == (Apply(6, (11, 20), 0.5),)
+
+
 def test_what_is_withdrawn_is_waited_for_again() -> None:
     one = two()
     one.push(1, 0, 10)

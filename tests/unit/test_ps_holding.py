@@ -208,6 +208,11 @@ def test_a_release_may_come_before_its_orders() -> None:
     assert list(two.allowed) == [SERVED]
 
 
+def test_a_release_under_newer_orders_that_changed_nothing_about_it_counts_at_once() -> None:
+    two = heir()
+    assert take(two.step(Released(1, 4, (0,))), Serve) == [Serve((0,))]
+
+
 def test_the_new_owner_serves_when_the_old_one_is_dead() -> None:
     two = heir()
     effects = step(two, 4, (2, 0, 0, 0, 4), you=2, living="23")

@@ -270,7 +270,17 @@ def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
     orders = one.holdings["servers/p"].orders
     assert orders is not None
     holds = {(hold.step, hold.table): hold.factor for hold in orders.lr}
-    assert holds == {(100, ""): 1.0, (100, "users"): 0.2, (500, "users"): 0.1}
+    assert holds == {(100, ""): 1.0, (500, "users"): 0.2}, (
+        "what is still to come is multiplied, and not brought forward"
+    )
+    one.say("p", words.Load(0, 0, 0, 0, 0, 0, 599, 0.0))
+    one.feed(sv.SettingsHold(Settings(number=2, factor=4.0)))
+    assert one.holdings["servers/p"].orders is not None
+    holds = {(hold.step, hold.table): hold.factor for hold in one.holdings["servers/p"].orders.lr}
+    assert (holds[600, ""], holds[600, "users"], holds[500, "users"]) == (2.0, 0.4, 0.2)
+    one.tell("a", words.SetLr(number, words.LrHold(700, 1.0)))
+    again = {(hold.step, hold.table): hold.factor for hold in one.machine.book.lr}
+    assert again == {**holds, (700, ""): 4.0}
     one.tell("a", words.SetLr(number, words.LrHold(0, 0.5, "other")))
     assert "there is no table other" in one.heard("a", words.Refused)[-1].text
 

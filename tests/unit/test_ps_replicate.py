@@ -291,6 +291,34 @@ def test_evicted_rows_go_from_copies_too() -> None:
     assert pair.servers[1].store.rows("counts") == pair.servers[2].store.rows("counts") == 2000
 
 
+@pytest.mark.parametrize(("most_rows", "unseen_steps"), [(2000, 0), (0, 5)])
+def test_copies_are_never_evicted_where_they_are_copies(most_rows: int, unseen_steps: int) -> None:
+    from ps.spec import Eviction
+
+    table = replace(COUNTS, eviction=Eviction(most_rows=most_rows, unseen_steps=unseen_steps))
+    first, second = range(BUCKETS // 2), range(BUCKETS // 2, BUCKETS)
+    pair = Pair()
+    pair.plan = Plan(pair.places, {1: first, 2: second}, joining={2: first, 1: second}, tables=(table,))
+    pair.begin()
+    pair.synced(1, len(first))
+    pair.synced(2, len(second))
+    pair.all(pair.plan.next(joining={}, backup={2: first, 1: second}, changed=ALL))
+    trainer = Trainer(pair.places[1])
+    mine = [key for key in KEYS if bucket_of(key) in first]
+    assert trainer.push(1, table, mine[:800], step=1).op is Op.OK
+    other = Trainer(pair.places[2], number=2)
+    others = [key for key in KEYS if bucket_of(key) in second]
+    assert other.push(1, table, others[:800], step=20).op is Op.OK  # steps are far on there
+    pair.servers[2].sweeping.sweep("counts")
+    assert count(pair.servers[2], mine[:800]) == [1.0] * 800, "it is the owner who lets them go"
+    pair.servers[1].sweeping.sweep("counts")
+    assert pair.servers[1].store.rows("counts") == 1600, "there is room for all; nothing is old for this one"
+    assert trainer.push(2, table, mine[800:820], step=20).op is Op.OK
+    pair.servers[1].sweeping.sweep("counts")
+    assert trainer.push(3, table, mine[800:820], step=20).op is Op.OK  # behind the removal, in the same stream
+    assert count(pair.servers[1], mine) == count(pair.servers[2], mine)
+
+
 def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
     one = server()
     held, frames = threading.Event(), []

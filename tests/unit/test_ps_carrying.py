@@ -1,0 +1,117 @@
+"""Carrying out what a pserver is to do, where threads meet: images that come late, restores of a life that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.adapters.clock import SystemClock
+from edl.errors import PsError
+from ps import holding as h
+from ps.carrying import Carrier
+from ps.hashing import buckets_of
+from ps.marking import Marking
+from ps.restoring import Loaded
+from ps.rows import Part, Push
+from ps.server import Setup
+from ps.spec import BUCKETS, Training
+from ps.store import Store
+from ps.words import Chart, Cut, Joined, Orders
+from tests.unit.ps_servers import COUNTS
+
+
+class Around:
+    """Of a carrier and of a marking: nobody can be reached."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.loaded: list[int] = []
+
+    def connect(self, follower: int) -> Any:
+        raise PsError("nobody is there")
+
+    def say(self, word: Any) -> None:
+        self.said.append(word)
+
+    def owned(self) -> Any:
+        return np.ones(BUCKETS, np.uint8)
+
+    def restored(self, number: int, buckets: tuple[int, ...]) -> None:
+        self.loaded.append(number)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@pytest.fixture
+def carrier() -> Iterator[Carrier]:
+    """Its keeper does not run: effects are carried out by the test."""
+    one = Carrier(h.Holding("a"), Store(kernels="numpy"), Around(), SystemClock())
+    yield one
+    one.stop()
+
+
+def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(carrier: Carrier) -> None:
+    bucket = 5
+    carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
+    carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
+    lane = carrier._lanes[2]
+    carrier.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
+    assert not lane.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
+    carrier.take_image(2, bucket, 7)
+    assert lane.live[bucket]
+    carrier._carry([h.Feed((bucket,), (), ())])
+    assert not lane.live[bucket]
+
+
+class Reading:
+    """A vault that reads one row; meanwhile something happens."""
+
+    def __init__(self, loaded: Loaded, meanwhile: Callable[[], None]) -> None:
+        self._loaded, self._meanwhile = loaded, meanwhile
+
+    def restore(self, run: str, mine: Any, put: Callable[[Loaded], None]) -> str:
+        self._meanwhile()
+        put(self._loaded)
+        return ""
+
+
+def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come() -> None:
+    key = np.array([11], np.int64)
+    bucket = int(buckets_of(key)[0])
+    store, around = Store(kernels="numpy"), Around()
+    store.define(COUNTS)
+
+    def push(seq: int) -> None:
+        store.push([Push(1, seq, [Part("counts", key, np.ones((1, 2), np.float32))])], step=seq)
+
+    def value() -> float:
+        return float(store.image(bucket).rows["counts"].weights[0, 0])
+
+    push(1)
+    rows = store.image(bucket).rows
+    marking = Marking(store, None, "job", around, SystemClock())
+    cut = Cut(3, "restore", "there")
+    orders = Orders(0, 1, Chart(), 0, (), Training(), ())
+
+    def begins_anew() -> None:
+        store.drop([bucket])
+        marking.reset()
+        push(1)
+        push(2)
+
+    marking._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
+    marking.restore(orders, cut, (bucket,))
+    marking.restore(orders, cut, (bucket,))  # not begun when the rows go
+    marking.stop()
+    marking.start()
+    marking._thread.join()
+    assert value() == 2.0 and around.loaded == []
+
+
+def test_secrets_are_not_in_what_is_printed() -> None:
+    assert "hidden" not in repr(Setup("a", "job", "hidden"))
+    assert "hidden" not in repr(Joined(1, 0, Chart(), 0, (), Training(), (), 0, secret="hidden"))
