@@ -328,12 +328,13 @@ class Holding:
             todo.took.append(bucket)
 
     def _is_released_early(self, bucket: int) -> bool:
-        """Its release came before the orders that it is about, which are here now."""
+        """Its release came before the orders that it is about, which are here now. It may have been said under newer
+        ones still, in which nothing about the bucket was changed."""
         giver, version = self._early.get(bucket, (NOBODY, 0))
-        if version > self.version:
-            return False
-        self._early.pop(bucket, None)
-        return giver != NOBODY and giver == self._giver[bucket] and version >= self._since[bucket]
+        mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
+        if mine or version <= self.version:
+            self._early.pop(bucket, None)
+        return giver != NOBODY and mine
 
     def _waits(self, todo: _Todo, bucket: int) -> None:
         if self.allowed[bucket] != WAITING:

@@ -24,6 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--soak"):
+        for item in items:
+            if item.get_closest_marker("soak") is not None:
+                item.add_marker(pytest.mark.skip(reason="takes long: run with --soak"))
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees, or passes on, what a launcher or a user's shell left in the environment."""

@@ -95,6 +95,7 @@ def test_a_job_that_was_lost_goes_on_elsewhere(tmp_path: Path, job: Callable[...
         second.end(3)
 
 
+@pytest.mark.soak
 def test_a_job_that_was_lost_is_started_again(tmp_path: Path, job: Callable[..., Ledger]) -> None:
     """Its store knows positions in the data that are further than the checkpoint, and pservers that are no more."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:

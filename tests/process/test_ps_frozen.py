@@ -44,6 +44,7 @@ def test_frozen_and_thawed(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert set(job.exit_codes().values()) == {ExitCode.OK}
 
 
+@pytest.mark.soak
 def test_frozen_for_long(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with counting(tmp_path, etcd) as job:
         begun(job, 2)
@@ -56,6 +57,7 @@ def test_frozen_for_long(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert set(job.exit_codes().values()) == {ExitCode.OK}
 
 
+@pytest.mark.soak
 def test_the_only_one_is_waited_for(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with counting(tmp_path, etcd) as job:
         job.train("t1")

@@ -96,6 +96,7 @@ def test_restored_on_more_and_on_fewer(tmp_path: Path, etcd: OutsideEtcd, files:
         assert len(set(used)) == len(used) == 45 * 4, "the data go on where the parameters do"
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_another_model(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:
     run(tmp_path, etcd, files, 1, "--save-at=5", "--steps=6", name="restore-other")
     keep_together(tmp_path)
@@ -109,6 +110,7 @@ def test_a_checkpoint_of_another_model(tmp_path: Path, etcd: OutsideEtcd, files:
         assert not job.lines()
 
 
+@pytest.mark.soak
 def test_a_damaged_checkpoint(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:
     with losses(tmp_path, etcd, files, "--save-at", "10", "20", "--steps=25", name="restore-damaged") as job:
         job.train(2)
@@ -134,6 +136,7 @@ def test_a_damaged_checkpoint(tmp_path: Path, etcd: OutsideEtcd, files: str) -> 
     assert of(again, "loss") == of(first[10:], "loss")
 
 
+@pytest.mark.soak
 def test_all_pservers_die_at_once(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:
     expected = run(tmp_path, etcd, files, 2, "--steps=60", name="restore-undisturbed")
     more = ("--save-at=20", "--steps=60", "--pause=0.05")

@@ -76,7 +76,6 @@ class PsSim:
         self.history = 1
         self.restored = 0
         self.version = 0
-        self.lossy = False
         self.rollbacks = 0
         self.disk = Disk(self)
         self.master = Master(self)
@@ -137,9 +136,9 @@ class PsSim:
 
     @property
     def is_lossless(self) -> bool:
-        """No acknowledged push may be lost but by a rollback."""
-        buried = any("does not answer" in note for note in self.master.notes)
-        return self.training.replication is not Replication.ASYNC or not (self.lossy or buried)
+        """No acknowledged push may be lost but by a rollback. Asynchronous copies lack what was under way to them when
+        a pserver died, or when the stream broke while a bucket was handed over."""
+        return self.training.replication is not Replication.ASYNC
 
     def acknowledged(self, node: Node, request: Request) -> None:
         """A pserver acknowledges a part: whoever may have to serve the bucket from now on has to have it."""
@@ -188,7 +187,6 @@ class PsSim:
         node.alive = False
         if self.net.rng.random() < 0.5:
             node.machine = "lost"
-        self.lossy = True
         for stream in [*node.streams.values(), *node.incoming]:
             stream.cut()
         line = self.master.lines.get(node.name)
@@ -200,16 +198,13 @@ class PsSim:
         """It has nothing any more, and ends."""
         if any(roles.count(node.holding.number) for roles in self.roles):
             raise Violation(f"{node.name} was sent away with buckets")
-        lossy = self.lossy
         self.kill(node)
-        self.lossy = lossy
         self.master.key_gone(node.name)
 
     def zombie(self, node: Node) -> None:
         """Its lease runs out while it lives; later it ends, or registers again."""
         if not node.alive:
             return
-        self.lossy = True
         self.master.key_gone(node.name)
         if self.net.rng.random() < 0.5:
             self.net.at(self.net.rng.uniform(0.1, 4.0), self._come_back, node)

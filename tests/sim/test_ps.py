@@ -25,6 +25,7 @@ KNOWN = [
     17,  # an image that came before the orders it belongs to was dropped by older ones
     140,  # a part of a step that others had finished elsewhere waited for their next one, over checkpoints
     857,  # a trainer that had left went on
+    8408,  # the same, when it came before the orders that it is about
     5155,  # a release under newer orders that changed nothing about its bucket was never used
 ]
 

@@ -23,7 +23,7 @@ from edl.worker.framework import ArrayInfo, Arrays
 from edl.worker.link import Link
 from edl.worker.session import Session
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """After that a test that waits has failed."""
 JOB = "job-1"
 Message = TypeVar("Message")

@@ -213,6 +213,14 @@ def test_a_release_under_newer_orders_that_changed_nothing_about_it_counts_at_on
     assert take(two.step(Released(1, 4, (0,))), Serve) == [Serve((0,))]
 
 
+def test_an_early_release_under_still_newer_orders_counts() -> None:
+    two = Holding("servers/2", buckets=1)
+    step(two, 2, (1, 2, 0, 0, 2), you=2)
+    two.step(Released(1, 6, (0,)))
+    step(two, 3, (2, 1, 0, 1, 3), you=2)
+    assert list(two.allowed) == [SERVED]
+
+
 def test_the_new_owner_serves_when_the_old_one_is_dead() -> None:
     two = heir()
     effects = step(two, 4, (2, 0, 0, 0, 4), you=2, living="23")
