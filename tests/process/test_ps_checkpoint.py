@@ -79,6 +79,7 @@ def job(tmp_path: Path) -> Callable[..., Ledger]:
     return make
 
 
+@pytest.mark.soak
 def test_a_job_that_was_lost_goes_on_elsewhere(tmp_path: Path, job: Callable[..., Ledger]) -> None:
     """With another store, another number of pservers and of trainers; and then loses all its pservers at once."""
     saved = tmp_path / "saved"
