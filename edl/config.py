@@ -217,6 +217,30 @@ class HyperPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscaleRules:
+    """Whether and how the job sizes itself by what it measures; see ``edl.master.policies.autoscale``."""
+
+    enabled: bool = False
+    efficiency: float = 0.6
+    """A further node must bring at least this share of what an average node brings."""
+    cooldown_s: float = 60.0
+    """Least time between two changes of size by the policy."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.efficiency <= 1:
+            raise SettingError("--autoscale-efficiency", f"{self.efficiency:g}", "must be more than 0, and at most 1")
+        _positive("--autoscale-cooldown", self.cooldown_s, zero_allowed=True)
+
+    def flags(self) -> dict[str, str]:
+        """Each option and its value, as every launcher of a job must give them."""
+        return {
+            "--autoscale": "throughput" if self.enabled else "off",
+            "--autoscale-efficiency": f"{self.efficiency:g}",
+            "--autoscale-cooldown": f"{self.cooldown_s:g}",
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What every launcher of a job must agree on."""
 
@@ -232,6 +256,22 @@ class JobSpec:
     servers: str = ""
     """How a job with parameter servers trains, as JSON: options of the launcher and their values. Empty: it has none,
     and its workers step together."""
+    scheduler: str = ""
+    """Which scheduler its nodes come from, as JSON: options of the launcher and their values. Empty: none is known."""
+    cooldown_s: float = 0.0
+    """After a resize the next one waits so long."""
+    autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
+
+    @property
+    def size_owner(self) -> str:
+        """Which scheduler, and who decides on the size: ``statefulset/train (external)``; empty: there is none."""
+        told = json.loads(self.scheduler) if self.scheduler else {}
+        return f"{told['--scheduler']} ({told['--scale-owner']})" if told else ""
+
+    @property
+    def sized_outside(self) -> bool:
+        """The scheduler decides how many nodes there are; nobody else may."""
+        return bool(self.scheduler) and json.loads(self.scheduler)["--scale-owner"] == "external"
 
     @property
     def independent(self) -> bool:
@@ -242,6 +282,7 @@ class JobSpec:
         check_job_id(self.job)
         if self.max_restarts < 0:
             raise SettingError("--max-restarts", self.max_restarts, "must be 0 or more")
+        _positive("--scale-cooldown", self.cooldown_s, zero_allowed=True)
 
     def differences(self, other: JobSpec) -> list[str]:
         """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
@@ -270,6 +311,10 @@ class JobSpec:
             **self.hyper.flags(),
             "--run-mode": "ps" if self.servers else "collective",
             **(json.loads(self.servers) if self.servers else {}),
+            "--scheduler": "''",
+            "--scale-cooldown": f"{self.cooldown_s:g}",
+            **self.autoscale.flags(),
+            **(json.loads(self.scheduler) if self.scheduler else {}),
         }
 
 

@@ -125,6 +125,16 @@ class PsError(EdlError):
     """A parameter server refused, or could not be reached: names table, key or server, and what to do."""
 
 
+class SchedulerError(EdlError):
+    """A scheduler could not be asked, or refused. ``retry``: whether to try again later."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
 class Killed(EdlError):
     """The kill switch is set: the job may not start."""
 

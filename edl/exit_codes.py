@@ -40,4 +40,5 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
     """Ended by SIGINT, in good order."""
     TERMINATED = 143
-    """Ended by SIGTERM, in good order."""
+    """Ended by SIGTERM or a notice, and the job is not done: it waits for another node, or this one was the last, or
+    too slow. A node that the job goes on without ends with ``--drained-exit-code``."""

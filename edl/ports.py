@@ -12,6 +12,8 @@ from typing import Protocol
 
 from edl.types import NodeId, Token
 from edl.wire.messages import Holding, Version
+from edl.wire.status import JobStatus
+from edl.wire.wishes import Granted, Wish
 
 
 class Clock(Protocol):
@@ -185,6 +187,26 @@ class Lines(Protocol):
 
     def close(self) -> None:
         """Let go of all lines; nothing more is told."""
+        ...
+
+
+class Ruling(Protocol):
+    """What the Master's shell is to those that work beside it while it rules."""
+
+    def status(self) -> JobStatus:
+        """The job at this moment."""
+        ...
+
+    async def wish(self, wish: Wish) -> Granted:
+        """Ask for something; returns when it is in the store, or refused."""
+        ...
+
+    async def changed(self) -> None:
+        """Returns when something in the status may have changed since the last call returned."""
+        ...
+
+    def explain(self, text: str) -> None:
+        """What a scheduler says holds the size up: part of ``ScaleView.waiting`` from now on. Empty: nothing does."""
         ...
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
-from ps import words
+from ps import requests, words
 from ps.averaging import Averaging, Held, Revoked
 from ps.budget import Full
 from ps.carrying import Carrier, Sent
@@ -84,7 +84,7 @@ class Counts:
     damaged: int = 0
     applied: int = 0
     own: dict[int, deque[int]] = field(default_factory=dict)
-    """By trainer: ``applied`` as it was with each of its last pushes."""
+    """By trainer that lives: ``applied`` as it was with each of its last pushes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def others(self, trainer: int, base: int) -> int:
@@ -101,12 +101,17 @@ class Counts:
             self.applied += 1
             self.own.setdefault(trainer, deque(maxlen=64)).append(self.applied)
 
+    def forget(self, trainer: int) -> None:
+        """This trainer will not push any more."""
+        with self.lock:
+            self.own.pop(trainer, None)
+
 
 class Evicting(Protocol):
     """What makes room when memory is full."""
 
-    def make_room(self) -> bool:
-        """Begin now, if any table can lose rows; whether that is so."""
+    def make_room(self, tables: Collection[str]) -> bool:
+        """Begin now, if one of these tables can lose rows; whether that is so."""
         ...
 
 
@@ -227,7 +232,7 @@ class Answering:
 
     def _full(self, text: str, head: dict[str, Any], view: View | None) -> Reply:
         text = f"pserver {self._name}: {text}. Its memory is set with --pserver-memory"
-        if self._evicting.make_room():
+        if self._evicting.make_room(requests.named(head)):
             return self._no(Op.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
         return self._no(Op.REFUSED, head, view, kind="memory", text=text)
 
@@ -291,8 +296,8 @@ class Answering:
         trainer = asked.trainer or head.get("trainer", 0)
         parts = _scaled(read_push(head, body, view.tables), head.get("scale", 1.0))
         push, step = Push(trainer, seq, parts), asked.step
-        self._await_room(asked.until_s)
         buckets = _buckets(parts)
+        self._await_room(buckets, asked.until_s)
         self._await_served(buckets, asked.until_s)
         if any(part.op != Does.GRAD for part in parts):
             if any(part.op == Does.GRAD for part in parts):
@@ -337,11 +342,11 @@ class Answering:
             counts.top_step = max(counts.top_step, step)
         return _Done(pushed, sent)
 
-    def _await_room(self, until_s: float) -> None:
-        """Until the streams to copies are not too full."""
+    def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:
+        """Until the streams to copies of these buckets are not too full."""
         carrier = self._carrier
         with carrier.news:
-            while follower := carrier.fullest(self.stream_bytes):
+            while follower := carrier.fullest(self.stream_bytes, buckets):
                 if now_s() >= until_s:
                     under_way = f"{self.stream_bytes >> 20} MB are on the way to pserver {follower}"
                     raise Waited(Op.BUSY, after_s=0.2, text=f"copies lag behind: more than {under_way}")

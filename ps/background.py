@@ -51,12 +51,14 @@ class Background:
         self._name = name
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._beginning = threading.Lock()
 
     def submit(self, work: Callable[[], Any]) -> Job:
         """Have it done."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        with self._beginning:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
         job = Job(work)
         self._jobs.put(job)
         return job

@@ -148,6 +148,11 @@ class Book:
         return self.training.replication is not Replication.NONE
 
     @property
+    def lagging(self) -> bool:
+        """Whether pushes are acknowledged before copies have them."""
+        return self.training.replication is Replication.ASYNC
+
+    @property
     def whole(self) -> bool:
         """Every bucket has an owner who serves it, or is about to be released to one."""
         return self.stage == "placed" and words.RESTORE not in self.grid.giver

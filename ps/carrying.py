@@ -87,6 +87,8 @@ class Lane:
     """Number of the copy whose image has not been made yet; 0: none."""
     live: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
     """Pieces go to it."""
+    refused: int = 0
+    """Version of the newest orders under which it has refused something."""
 
 
 class Sent:
@@ -109,6 +111,8 @@ class Carrier:
         self.news = threading.Condition()
         """Notified when anything that a request waits for may have come."""
         self.version = 0
+        self._carried = 0
+        """Version of the orders that have been carried out."""
         self._holding, self._store, self._around, self._clock = holding, store, around, clock
         self._stepping = threading.Lock()
         self._turns = 0
@@ -179,13 +183,19 @@ class Carrier:
                 mark = sent.marks.get(lane)
                 if mark is not None and not lane.stream.has(*mark):
                     return number
-            elif lag_s is not None and lane in sent.marks and lane.stream.up and lane.stream.lag_s > lag_s:
+            elif lag_s is not None and lane in sent.marks and lane.to[buckets].any() and self._lacks(lane, lag_s):
                 return number
         return 0
 
-    def fullest(self, most: int) -> int:
-        """A follower in whose stream more bytes than that wait, or 0."""
-        return next((number for number, lane in self._lanes.items() if lane.stream.queued_bytes > most), 0)
+    def _lacks(self, lane: Lane, lag_s: float) -> bool:
+        """Whether a copy may lack more than it should. In this order: ``fenced`` comes before what was refused counts
+        as arrived."""
+        return lane.stream.behind(lag_s) or lane.refused > self._carried
+
+    def fullest(self, most: int, buckets: NDArray[np.uint16]) -> int:
+        """A follower that pieces of some of these buckets go to, in whose stream more bytes than that wait; or 0."""
+        full = (number for number, lane in self._lanes.items() if lane.stream.queued_bytes > most)
+        return next((number for number in full if self._lanes[number].to[buckets].any()), 0)
 
     def streams(self) -> list[Stream]:
         """All of them."""
@@ -239,6 +249,9 @@ class Carrier:
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
         """See ``replicate.Owner``."""
+        lane = self._lanes.get(follower)
+        if lane is not None:
+            lane.refused = max(lane.refused, version)
         self.stops[np.asarray(buckets, np.int64)] += np.uint32(1)
         self.post(h.Fenced(follower, version, tuple(buckets)))
 
@@ -293,6 +306,7 @@ class Carrier:
             self.version = self._holding.version
         with self.news:
             self._carry(effects)
+            self._carried = self.version
             self.news.notify_all()
         for effect in effects:
             if isinstance(effect, h.Drop):

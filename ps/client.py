@@ -7,6 +7,7 @@ long. Errors are ``PsError``; ``RolledBack`` means that this process has to begi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from ps.stopping import NameData, Settle, Stopping, Value
 from ps.writing import Writer
 
 Weights = NDArray[np.float32]
+LEAVE_S = 5.0
+"""So long a trainer that leaves waits for the Master to have heard of it."""
 
 
 class Client:
@@ -161,13 +164,17 @@ class Client:
         if not self._open or os.getpid() != self._pid:
             return
         self._check()
+        told = False
         try:
             if not self._resting:
                 self._finish()
-            if isinstance(self._desk, MasterDesk):
-                self._desk.leave(0.0)
+            # Who says farewell is not missed by pservers. Where no Master hears of it, they have to tell the next one.
+            with contextlib.suppress(PsError):
+                if isinstance(self._desk, MasterDesk):
+                    self._desk.leave(LEAVE_S)
+                told = True
         finally:
-            self.close(farewell=True)
+            self.close(farewell=told)
 
     def close(self, *, farewell: bool = False) -> None:
         """Hang up; without a farewell as if this process had died."""

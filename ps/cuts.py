@@ -125,7 +125,7 @@ class Cuts:
         if word.number != self.top or word.phase != self.phase or server not in self._servers:
             return
         if word.failed:
-            self.give_up(turn, f"{self._book.servers[server].name}: {word.failed}")
+            self.give_up(turn, f"{self._book.servers[server].name}: {word.failed}", lasting=word.lasting)
         elif self.phase == COMPLETE:
             self._completed(turn, word.told)
         else:
@@ -205,8 +205,8 @@ class Cuts:
             if trainer.begun or trainer.number in self._at:
                 turn.tell(trainer.caller, words.GoOn(self.top))
 
-    def give_up(self, turn: Turn, why: str) -> None:
-        """It comes to nothing; all go on."""
+    def give_up(self, turn: Turn, why: str, *, lasting: bool = False) -> None:
+        """It comes to nothing; all go on. ``lasting``: it would come to nothing again."""
         if not self.phase:
             return
         if self.freezes:
@@ -216,7 +216,8 @@ class Cuts:
         self.last = f"checkpoint {self.top} was given up: {why}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            turn.tell(caller, words.Refused("save", f"{self.last}. Training goes on; ask again", ask))
+            advice = "Training goes on" if lasting else "Training goes on; ask again"
+            turn.tell(caller, words.Refused("save", f"{self.last}. {advice}", ask))
         self._over()
 
     def _over(self) -> None:

@@ -2,7 +2,9 @@
 
 Its own rows follow the table's optimizer, whose state stays here. The difference to what was fetched is divided by the
 number of trainers and added; then all rows used since the last exchange are fetched anew. Others are forgotten: a row
-is never older than one exchange when it is used. (After Paddle's geo-SGD, with averages where that has sums.)
+is never older than one exchange when it is used. What was forgotten keeps its place and its state here, so that in the
+end a trainer has all rows that it has ever used, twice: its own, and as they were fetched. (After Paddle's geo-SGD,
+with averages where that has sums.)
 """
 
 from __future__ import annotations

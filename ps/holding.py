@@ -9,9 +9,11 @@ happened to it. What it has to see to:
   stopped is answered MOVED: it is repeated, with the same seq, to whoever has the bucket then.
 - ``Feed``: from now on pieces of these buckets go to these followers, and a push is answered only when those in
   ``wait`` have acknowledged its pieces (also pushes applied before; a follower that got no piece of a push has it by
-  image). Waiting for a follower that is not in ``to`` is waiting until the next ``Feed``. Streams to all in ``to`` are
-  made, whether there is anything to send or not. A push that is repeated (its seq is known) waits just the same: for
-  all that is in the streams when it comes.
+  image). Waiting for a follower that is not in ``to`` is waiting until the next ``Feed``. A push that need not wait for
+  a copy (async replication) is not answered while that is more than ``lag_s`` behind, or its stream is down, or it has
+  refused anything under orders that are not here yet: it may own all of this by now. Streams to all in ``to`` are made,
+  whether there is anything to send or not. A push that is repeated (its seq is known) waits just the same: for all that
+  is in the streams when it comes.
 - ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that very
   moment, none before. A copy whose follower is not in the bucket's newest ``Feed`` when its turn comes is left out.
 - ``Release`` goes into the stream behind everything that is in it.
@@ -101,7 +103,7 @@ class _Follower:
     acked: set[int] = field(default_factory=set)
     """It has the image; pushes wait for it."""
     step: set[int] = field(default_factory=set)
-    """It has all that was ever acknowledged."""
+    """It has all that was ever acknowledged; as a backup in async replication, but for what is in the stream."""
     begun: dict[int, int] = field(default_factory=dict)
     """By bucket: ``since`` under which the copy was begun."""
     said: dict[int, int] = field(default_factory=dict)
@@ -135,6 +137,8 @@ class _Todo:
         self.restore: list[int] = []
         self.took: list[int] = []
         self.copy: dict[int, list[int]] = {}
+        self.promise: dict[int, set[int]] = {}
+        """By follower: in step, and waited for from now on."""
         self.release: dict[int, list[int]] = {}
         self.touched: set[int] = set()
         """Buckets whose feed may have changed."""
@@ -364,11 +368,28 @@ class Holding:
         backup, joining = self.backup[bucket], self.joining[bucket]
         if backup:
             follower = self._follower(backup)
+            if bucket in follower.acked:  # it was to catch up under the last orders, and has been fed all along
+                follower.acked.discard(bucket)
+                follower.step.add(bucket)
             if bucket not in follower.step:
                 follower.lose(bucket)
                 follower.broken.add(bucket)
-        if joining:
+            elif joining == backup:
+                self._catch_up(todo, bucket, follower)
+        if joining and joining != backup:
             self._copy(todo, bucket, joining)
+
+    def _catch_up(self, todo: _Todo, bucket: int, follower: _Follower) -> None:
+        """The backup is to be the owner: it has everything when what is in its stream now has arrived, since pushes
+        wait for it from now on."""
+        for marked in follower.marks.values():
+            marked.discard(bucket)  # pushes may not have waited since then
+        follower.step.discard(bucket)
+        follower.acked.add(bucket)
+        follower.said.pop(bucket, None)
+        follower.begun[bucket] = self._since[bucket]
+        todo.touched.add(bucket)
+        todo.promise.setdefault(self.backup[bucket], set()).add(bucket)
 
     def _copy(self, todo: _Todo, bucket: int, number: int) -> None:
         """Begin a copy, unless one that orders have asked for since is under way."""
@@ -395,10 +416,14 @@ class Holding:
         follower.acked |= acked
         todo.touched |= acked
         if acked:
-            self._numbers += 1
-            follower.marks[self._numbers] = acked
             self._feeds(todo)
-            todo.effects.append(Mark(number, self._numbers))
+            self._mark(todo, number, acked)
+
+    def _mark(self, todo: _Todo, number: int, buckets: set[int]) -> None:
+        """Pushes wait for the follower with these buckets: it is in step when it has what came before."""
+        self._numbers += 1
+        self._follower(number).marks[self._numbers] = buckets
+        todo.effects.append(Mark(number, self._numbers))
 
     def _mark_acked(self, todo: _Todo, number: int, mark: int) -> None:
         follower = self._followers.get(number)
@@ -485,12 +510,13 @@ class Holding:
         backup, joining = self.backup[bucket], self.joining[bucket]
         if backup:
             follower = self._follower(backup)
-            fed = bucket in follower.step
+            fed = bucket in follower.step or bucket in follower.acked
             if fed:
                 to.append(backup)
-            if not fed or self.orders is None or self.orders.training.replication is Replication.SYNC:
+            waits = joining == backup or self.orders is None or self.orders.training.replication is Replication.SYNC
+            if waits or not fed:
                 wait.append(backup)
-        if joining:
+        if joining and joining != backup:
             follower = self._follower(joining)
             if follower.fed(bucket):
                 to.append(joining)
@@ -514,6 +540,8 @@ class Holding:
         if todo.copy:
             self._numbers += 1
             effects += [Copy(follower, self._numbers, tuple(buckets)) for follower, buckets in todo.copy.items()]
+        for follower, caught in todo.promise.items():
+            self._mark(todo, follower, caught)
         cut = self.orders.cut if self.orders is not None else None
         if todo.restore and cut is not None:
             effects.append(Restore(cut, tuple(todo.restore)))

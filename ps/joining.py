@@ -112,6 +112,8 @@ class MasterDesk:
         self._begun = False
         self._over = ""
         self._refused: words.Refused | None = None
+        self._waits = "the Master has not answered"
+        """For what, if it is known."""
         self._cut = 0
         self._at: words.AtCut | None = None
         self._to_name = 0
@@ -193,7 +195,8 @@ class MasterDesk:
             return self._joined is not None and names <= known
 
         patience = Patience("the parameter servers to take this trainer in", deadline_s=None)
-        self._wait(answered, lambda: self._say(words.Join(self._nonce, self._tables)), patience)
+        again = lambda: self._say(words.Join(self._nonce, self._tables))  # noqa: E731
+        self._wait(answered, again, patience, lambda: self._waits)
         return self.joined
 
     def begin(self, deadline_s: float) -> words.Member:
@@ -209,14 +212,13 @@ class MasterDesk:
         return member or words.Member(self.number, "", self.joined.step)
 
     def leave(self, deadline_s: float) -> None:
-        """It counts no more. Waits for the Master to say so, if there is a deadline."""
+        """It counts no more; waits for the Master to say so. Raises ``PsError`` at the deadline."""
         word = words.Leave(self.number)
         with self._changed:
             self._begun = False
         self._say(word)
-        if deadline_s:
-            patience = Patience("the Master to count this trainer no more", deadline_s=deadline_s)
-            self._wait(lambda: self._member() is None, lambda: self._say(word), patience)
+        patience = Patience("the Master to count this trainer no more", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is None, lambda: self._say(word), patience)
 
     def _member(self) -> words.Member | None:
         return next((one for one in self.joined.members if one.number == self.number), None)
@@ -284,7 +286,13 @@ class MasterDesk:
         with self._changed:
             self._changed.wait(seconds)
 
-    def _wait(self, ask: Callable[[], bool], again: Callable[[], None], patience: Patience) -> None:
+    def _wait(
+        self,
+        ask: Callable[[], bool],
+        again: Callable[[], None],
+        patience: Patience,
+        why: Callable[[], str] = lambda: "the Master has not answered",
+    ) -> None:
         said_s = _now_s()
         while True:
             with self._changed:
@@ -293,7 +301,7 @@ class MasterDesk:
                 if ask():
                     break
                 self._changed.wait(LOOK_S)
-            patience.look(lambda: "the Master has not answered, or there are too few pservers")
+            patience.look(why)
             if _now_s() - said_s > AGAIN_S:
                 said_s = _now_s()
                 again()
@@ -340,6 +348,8 @@ class MasterDesk:
                 self._join(word)
             case words.Charted():
                 self._chart(word)
+            case words.Waits(text):
+                self._waits = text
             case words.Halt(cut):
                 self._cut = cut
             case words.NameData(cut):

@@ -42,7 +42,7 @@ class PlacementMachine:
         self.book = Book(training, limits or Limits(), Grid(buckets))
         self.cuts = Cuts(self.book)
         self.trainers = Trainers(self.book, self.cuts, self.chart, lambda: self.serving.secret)
-        self.serving = Serving(self.book, self.cuts, self.trainers.rolled_back)
+        self.serving = Serving(self.book, self.cuts, self.trainers)
         self._kept: dict[str, bytes] = {}
         self._chart = words.Chart()
         self._over = False
@@ -188,7 +188,8 @@ class PlacementMachine:
             epoch=book.people.epoch,
             members=book.members(),
             training=book.training,
-            tables=tuple(book.tables.values()),
+            # Before buckets are placed a checkpoint may still say otherwise, and a pserver defines a table once.
+            tables=tuple(book.tables.values()) if book.stage == "placed" else (),
             lr=book.lr,
             revoked=book.people.revoked,
             since=words.pack(book.grid.since, "i"),

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.errors import EdlError
+from edl.errors import CheckpointError, EdlError
 from edl.ports import Clock, Files
 from ps.checkpoint import Vault
 from ps.cutting import Pace
@@ -31,7 +31,10 @@ from ps.words import Cut, CutDone, Orders
 
 log = logging.getLogger(__name__)
 
-NOWHERE = "its launcher has no --checkpoint-dir (all of the job need the same, pservers' too)"
+NOWHERE = "there is no checkpoint directory: its launcher needs --checkpoint-dir, as all of the job do, pservers' too"
+
+SLACK = 8
+"""A restore may exceed the limit by such a part: tables grow in leaps, and what fitted once has to fit again."""
 
 
 class Around(Protocol):
@@ -142,7 +145,8 @@ class Marking:
             word = phase()
         except (EdlError, OSError, MemoryError) as error:
             log.warning("Parameter server: checkpoint %d, %s: %s", cut.number, cut.phase, error)
-            word = CutDone(cut.number, cut.phase, failed=str(error) or type(error).__name__)
+            failed = str(error) or type(error).__name__
+            word = CutDone(cut.number, cut.phase, failed=failed, lasting=isinstance(error, _Lasting))
         except Exception as error:
             log.exception("Parameter server: checkpoint %d, %s", cut.number, cut.phase)
             word = CutDone(cut.number, cut.phase, failed=repr(error))
@@ -152,7 +156,7 @@ class Marking:
 
     def _opened(self, number: int) -> Vault:
         if self._files is None:
-            raise _Nowhere(NOWHERE)
+            raise _Lasting(NOWHERE)
         if self._vault is None:
             pace = Pace(bytes_per_s=self._bytes_per_s, now_s=self._clock.now_s)
             self._vault = Vault(self._files, self._job, number, pace=pace, say=log.warning)
@@ -168,14 +172,14 @@ class Marking:
     def _draw(self, cut: Cut) -> CutDone:
         self._let_go()
         if self._files is None:
-            raise _Nowhere(NOWHERE)
+            raise _Lasting(NOWHERE)
         self._mark = _Mark(cut.number, self._around.owned(), self._store.snapshot(cut.number))
         return CutDone(cut.number, cut.phase)
 
     def _write(self, cut: Cut, orders: Orders) -> CutDone:
         mark = self._mark
         if mark is None or mark.number != cut.number:
-            raise _Nowhere(f"checkpoint {cut.number} was not marked here, or given up since")
+            raise CheckpointError(f"checkpoint {cut.number} was not marked here, or given up since")
         vault = self._opened(orders.you)
         since = vault.since(cut.run)
 
@@ -201,7 +205,14 @@ class Marking:
         mine = np.zeros(BUCKETS, np.uint8)
         mine[list(buckets)] = 1
         self._store.drop(buckets)
-        told = self._opened(orders.you).restore(cut.run, mine, lambda loaded: self._put(loaded, life))
+        done: list[int] = []
+
+        def put(loaded: Loaded) -> None:
+            self._put(loaded, life)
+            done.extend(loaded.buckets)
+            self._check_room(len(done), len(buckets))
+
+        told = self._opened(orders.you).restore(cut.run, mine, put)
         if life == self._lives:
             log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, told)
             self._around.restored(cut.number, buckets)
@@ -212,11 +223,20 @@ class Marking:
             if life == self._lives:
                 self._store.apply_piece(part_of(piece, self._around.owned() != 0))
 
+    def _check_room(self, done: int, of_all: int) -> None:
+        """Rows that were saved are never left out; where they do not fit, nothing is restored."""
+        most, size = self._store.budget.most, self._store.bytes()
+        if most and size > most + most // SLACK:
+            raise _Lasting(
+                f"its memory is too small: {of_all} buckets of the checkpoint take about {size * of_all // done:,}"
+                f" bytes, --pserver-memory allows {most:,}. Start more pservers, or give them more memory"
+            )
+
     def _let_go(self) -> None:
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.snapshot.close()
 
 
-class _Nowhere(EdlError):
-    """Where checkpoints should lie there is nothing."""
+class _Lasting(EdlError):
+    """It would fail again, and so would any other cut."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edl.master.service import Caller
@@ -107,10 +107,6 @@ class Membership:
     def follow(self, world: World) -> list[Trainer]:
         """A world has begun: those whose place is not in it are gone; the others train on."""
         return self.lose([one.number for one in self.trainers.values() if not has_place(world, one)])
-
-    def lose_if(self, gone: Callable[[Trainer], bool]) -> list[Trainer]:
-        """Those to which this applies are gone."""
-        return self.lose([one.number for one in self.trainers.values() if gone(one)])
 
     def encode(self) -> bytes:
         """What is kept."""

@@ -504,12 +504,13 @@ def checked_every(every: int) -> int:
     return every
 
 
-def integer_keys(keys: Array) -> Keys:
-    """As int64. Raises ``SettingError`` for what are no whole numbers, and for what does not fit."""
+def integer_keys(keys: Array, table: str = "") -> Keys:
+    """As int64. Raises ``SettingError``, which names the table, for what are no whole numbers and what does not fit."""
+    name = f"keys of table {table}" if table else "keys"
     if keys.dtype == np.int64:
         return keys
     if keys.dtype.kind not in "iu":
-        raise SettingError("keys", keys.dtype, "must be whole numbers (int64)")
+        raise SettingError(name, keys.dtype, "must be whole numbers (int64)")
     if keys.dtype == np.uint64 and keys.size and int(keys.max()) >= 1 << 63:
-        raise SettingError("keys", int(keys.max()), "must be below 2**63 (int64)", "Hash them, or view them as int64")
+        raise SettingError(name, int(keys.max()), "must be below 2**63 (int64)", "Hash them, or view them as int64")
     return keys.astype(np.int64)

@@ -2,7 +2,8 @@
 
 A bucket has an owner, at most one copy in step (``backup``) and at most one that is being made (``joining``). A new
 owner is always somebody who has everything: the backup, or ``joining`` once it is in step (``heir``); it serves when
-the old owner, the ``giver``, has released the bucket, and the old owner is its backup from then on.
+the old owner, the ``giver``, has released the bucket, and the old owner is its backup from then on. A backup that
+pushes do not wait for (``lagging``) may lack some; to be the owner it is ``joining`` as well, until it has caught up.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Grid:
                 continue
             left = joining if joining != number else NOBODY
             if owner == number and backup and giver != RESTORE:
-                self.put(bucket, backup, NOBODY, left)
+                self.put(bucket, backup, NOBODY, left if left != backup else NOBODY)
             elif owner == number:
                 lost.append(bucket)
                 self.put(bucket)
@@ -147,8 +148,9 @@ class Grid:
 class Planner:
     """One look at the grid, and what to set in motion. Few moves: nothing moves that need not."""
 
-    def __init__(self, grid: Grid, sites: Sequence[Site], copies: bool, motion: int) -> None:
-        self.grid, self.copies = grid, copies
+    def __init__(self, grid: Grid, sites: Sequence[Site], copies: bool, motion: int, *, lagging: bool = False) -> None:
+        """``lagging``: pushes do not wait for backups."""
+        self.grid, self.copies, self._lagging = grid, copies, lagging
         self.machine = {site.number: site.machine for site in sites}
         self.active = sorted(site.number for site in sites if site.active)
         self._room = {site.number: motion for site in sites}
@@ -221,7 +223,7 @@ class Planner:
         return True
 
     def _swap(self, bucket: int) -> bool:
-        """The backup and the owner change places, which costs no copy."""
+        """The backup and the owner change places, which costs no copy; at once if the backup has everything."""
         owner, backup = self.grid.owner[bucket], self.grid.backup[bucket]
         if self._room.get(owner, 0) <= 0 or self._room.get(backup, 0) <= 0:
             return False
@@ -232,7 +234,10 @@ class Planner:
         self._owned[backup] += 1
         self._copied[backup] -= 1
         self._copied[owner] += 1
-        self.grid.hand_over(bucket, backup)
+        if self._lagging:
+            self.grid.join(bucket, backup, heir=True)
+        else:
+            self.grid.hand_over(bucket, backup)
         return True
 
     def _repair(self) -> None:

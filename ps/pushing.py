@@ -19,8 +19,9 @@ from ps.table import Table
 
 Floats = NDArray[np.float32]
 PER_SHARD = BUCKETS // SHARDS
-GROUP = 4096
-"""Keys that are worked on under one hold of locks: few calls for small requests, short holds for large ones."""
+GROUP, GROUPS, LONGEST = 1 << 12, 6, 1 << 14
+"""A push is applied in so many groups of shards, each under one hold of their locks, but no group is of much fewer or
+more keys than this: little is done beside the kernels for each, and others get at the shards in between."""
 
 
 @dataclass(slots=True)
@@ -126,11 +127,12 @@ def check_keys(table: Table, keys: NDArray[np.int64]) -> None:
         raise PsError(f"dense table {spec.name} has the keys 0 to {spec.rows - 1}, not {bad}")
 
 
-def groups(starts: Sequence[NDArray[np.int64]], most: int = GROUP) -> list[tuple[int, int]]:
-    """Ranges of shards that have about ``most`` keys together."""
+def groups(starts: Sequence[NDArray[np.int64]]) -> list[tuple[int, int]]:
+    """Ranges of shards that have about as many keys together."""
     if not starts:
         return []
     total = (np.sum(starts, axis=0) if len(starts) > 1 else starts[0]).tolist()
+    most = min(max(total[SHARDS] // GROUPS, GROUP), LONGEST)
     found, first = [], 0
     for shard in range(SHARDS):
         if total[shard + 1] - total[first] >= most or shard == SHARDS - 1:

@@ -220,6 +220,10 @@ class Stream:
             oldest = self._sent[0].items[0] if self._sent else self._queue[0] if self._queue else None
         return 0.0 if oldest is None else self._clock.now_s() - oldest.at_s
 
+    def behind(self, lag_s: float) -> bool:
+        """Whether the follower is further behind than that, or cannot be reached."""
+        return not self.up or self.lag_s > lag_s
+
     @property
     def up(self) -> bool:
         """Whether what is put in is sent, now or soon."""

@@ -33,12 +33,8 @@ def _all(book: Book, bare: int) -> Progress:
         "damaged": sum(load.damaged for load in loads),
     }
     parts = [f"{len(book.servers)} pserver{'' if len(book.servers) == 1 else 's'}"]
-    if book.stage == "new":
-        parts.append(f"waiting for at least {book.training.servers[0]}")
-    elif book.stage == "finding":
-        parts.append("looking for a checkpoint")
-    elif not book.whole:
-        parts.append(f"restoring {book.found[0].run}" if book.found else "restoring")
+    if waits := waiting(book):
+        parts.append(waits)
     else:
         counts["bare_buckets"] = bare
         if book.training.replication is Replication.NONE:
@@ -54,6 +50,20 @@ def _all(book: Book, bare: int) -> Progress:
     if book.reason and not book.opened:
         parts.append(book.reason)
     return Progress("pservers", ", ".join(parts), counts)
+
+
+def waiting(book: Book) -> str:
+    """Why trainers are not let in; empty when every bucket has an owner."""
+    if book.stage == "new":
+        there = sum(1 for one in book.servers.values() if one.greeted and not one.draining)
+        least = book.training.servers[0]
+        many = f"at least {least} pserver{'' if least == 1 else 's'}"
+        return f"waiting for {many}; {there} {'is' if there == 1 else 'are'} there"
+    if book.stage == "finding":
+        return "looking for a checkpoint"
+    if not book.whole:
+        return f"restoring {book.found[0].run}" if book.found else "restoring"
+    return ""
 
 
 def _server(one: Pserver, owned: int, copied: int) -> Progress:

@@ -107,6 +107,12 @@ def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, Ta
     return found
 
 
+def named(head: Mapping[str, Any]) -> set[str]:
+    """The tables of a push's head, whatever else is in it."""
+    parts = head.get("parts", [])
+    return {str(one[0]) for one in parts if isinstance(one, list) and one} if isinstance(parts, list) else set()
+
+
 def rows_bytes(count: int, dim: int, dtype: str) -> int:
     """Of rows on the wire, with the gap behind them."""
     return padded(count * dim * np.dtype(WIRE_DTYPES[dtype]).itemsize)

@@ -214,6 +214,7 @@ class Server:
         self.answering.view = View(orders)
         for trainer in set(orders.revoked) - (before.revoked if before is not None else frozenset()):
             self.store.forget(trainer)
+            self.answering.counts.forget(trainer)
             self._trainers.told(trainer)
         self.answering.gate.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.sweeping.holds(int((self.owned() != 0).sum()), self._copies())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from edl.errors import ProtocolError
 from ps import words
 from ps.book import CHART, SERVERS, TABLES, Book, Pserver, Turn, listed
 from ps.cuts import Cuts
 from ps.placement import Planner
+from ps.spec import TableSpec
 from ps.words import NOBODY, RESTORE
 
 MOST_HEAT = 4096
@@ -18,11 +18,23 @@ ORPHANS_S = 2.0
 """A new Master waits so long for the keys of pservers that the last one knew."""
 
 
+class People(Protocol):
+    """What trainers have to do with it."""
+
+    def rolled_back(self, turn: Turn) -> None:
+        """A new history: all begin anew."""
+        ...
+
+    def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
+        """These tables are about to be restored."""
+        ...
+
+
 class Serving:
     """Acts on the book."""
 
-    def __init__(self, book: Book, cuts: Cuts, rolled_back: Callable[[Turn], None]) -> None:
-        self._book, self._cuts, self._rolled_back = book, cuts, rolled_back
+    def __init__(self, book: Book, cuts: Cuts, people: People) -> None:
+        self._book, self._cuts, self._people = book, cuts, people
         self.keys: dict[str, dict[str, Any]] = {}
         """Values of the keys of pservers, by name."""
         self.failed = ""
@@ -210,7 +222,7 @@ class Serving:
         book.reason, book.opened = why, False
         book.history += 1
         turn.change(CHART)
-        self._rolled_back(turn)
+        self._people.rolled_back(turn)
 
     # --- the beginning, and after a loss -----------------------------------------------------------------------------
 
@@ -250,8 +262,7 @@ class Serving:
             self._begin_anew()
             return
         if book.found:
-            saved = {table.name: table for table in book.found[0].tables}
-            book.tables = {**book.tables, **saved}
+            self._people.compare(turn, book.found[0].tables)
             book.top_step = book.found[0].step
             turn.change(TABLES)
             turn.note(f"parameters are restored from {book.found[0].run}")
@@ -265,6 +276,9 @@ class Serving:
         if not failed or cut is None or cut.phase != "restore" or cut.number != word.number:
             return
         turn.note(f"checkpoint {cut.run} cannot be restored: {server.name}: {failed}")
+        if word.lasting:
+            self.failed = f"checkpoint {cut.run} cannot be restored; pserver {server.name} says: {failed}"
+            return
         book.found = book.found[1:]
         book.history += 1
         if book.found:
@@ -346,7 +360,7 @@ class Serving:
             self._heat_s = turn.now_s + book.limits.heat_s
             heat = self._heat
             self._heat = {bucket: keys / 2 for bucket, keys in heat.items() if keys >= 2}
-        planner = Planner(book.grid, book.sites(), book.copies, book.motion())
+        planner = Planner(book.grid, book.sites(), book.copies, book.motion(), lagging=book.lagging)
         planner.run(heat)
         leaving = [one.name for one in book.servers.values() if one.draining]
         stuck = listed(leaving) if leaving and not planner.active else ""

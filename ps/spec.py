@@ -214,7 +214,7 @@ class Replication(enum.Enum):
     SYNC = "sync"
     """When every copy in step has it: no acknowledged push is lost with one pserver."""
     ASYNC = "async"
-    """When the owner has it; copies are at most ``lag_s`` behind."""
+    """When the owner has it; while copies are more than ``lag_s`` behind, nothing is acknowledged."""
     NONE = "none"
     """There are no copies: a dead pserver's rows come back from the last checkpoint."""
 

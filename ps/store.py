@@ -1,7 +1,7 @@
 """The rows of all tables of one pserver (or of one trainer), in memory.
 
-Keys fall into 64 shards by their hash; a shard has one lock, for all tables. Requests go through the shards in
-ascending order and hold a few locks at a time, so any number of threads may call everything here. A push is applied
+Keys fall into 64 shards by their hash; a shard has one lock, for all tables. Requests take locks in ascending order and
+hold some of them at a time, so any number of threads may call everything here. A push is applied
 shard by shard: what it leaves in a shard is handed to ``each`` while the shard's lock is still held.
 
 Marks: ``snapshot(mark)`` draws a line through all shards at once. Rows changed later than a mark can be told apart.
@@ -25,7 +25,7 @@ from ps.hashing import SHARDS, buckets_of, shard_of_bucket
 from ps.kernels import Kernels
 from ps.kernels import kernels as pick
 from ps.pushing import PER_SHARD, Work
-from ps.rows import Image, Op, Piece, Push, Pushed, Rows, Taken, concat
+from ps.rows import Image, Op, Piece, Push, Pushed, Rows, concat
 from ps.shelf import Shelf, Slots, Split
 from ps.snapshot import Snapshot
 from ps.spec import BUCKETS, TableSpec
@@ -35,7 +35,7 @@ __all__ = ["SHARDS", "Full", "Store"]
 
 SERVED = 1
 """In ``allowed``, by bucket: requests for it are served. Anything else: they are not."""
-WAYS = 4
+WAYS = 2
 """Ranges of shards that a large pull goes through: few, so that its rows are written nearly in their order; more than
 one, so that several pulls get on at a time."""
 SWEPT = 1 << 13
@@ -119,6 +119,20 @@ class Store:
             for shard in reversed(range(first, first + taken)):
                 self._locks[shard].release()
 
+    def _in_turn(self, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Ranges of shards in their order, but those last that somebody else seems to be at."""
+        left = list(ranges)
+        while left:
+            mine = next((one for one in left if self._seems_free(one[0])), left[0])
+            left.remove(mine)
+            yield mine
+
+    def _seems_free(self, shard: int) -> bool:
+        free = self._locks[shard].acquire(blocking=False)
+        if free:
+            self._locks[shard].release()
+        return free
+
     # --- pull ---------------------------------------------------------------------------------------------------------
 
     def pull(
@@ -152,8 +166,9 @@ class Store:
         if insert:
             self.most_seen_step = max(self.most_seen_step, step)
         shards = SHARDS // parts
-        for part in range(parts):
-            with self._held(part * shards, (part + 1) * shards):
+        for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
+            part = first // shards
+            with self._held(first, last):
                 missing = self._kernels.pull(found.shelves, split, part, out, step if insert else -1, times)
                 if missing and insert:  # they have their first weights; so will their rows
                     self._invite(found, split, part, step, times)
@@ -210,7 +225,7 @@ class Store:
         for work in works:
             self.heat += work.split.counts
         with self.budget.promise(self, works):
-            for first, last in pushing.groups([work.split.starts for work in works]):
+            for first, last in self._in_turn(pushing.groups([work.split.starts for work in works])):
                 with self._held(first, last):
                     self._push_group(works, pushes, touched, served, first, last, step, each, needed, result)
         return result
@@ -221,20 +236,19 @@ class Store:
         needed: Callable[[int, int], bool] | None, result: Pushed,
     ) -> None:  # fmt: skip
         mine = slice(first * PER_SHARD, last * PER_SHARD)
-        taken = touched[:, mine].copy()
-        refused = np.zeros(PER_SHARD * (last - first), np.bool_)
+        taken, refused = touched[:, mine], 0
         here = None if served is None else served[mine] == SERVED  # under the locks: it may have changed since
         if here is not None and not here.all():
-            refused = taken.any(axis=0) & ~here
-            taken &= here
+            refused = int(np.count_nonzero(taken.any(axis=0) & ~here))
+            taken = taken & here
         late = np.zeros_like(taken)
         for number, push in enumerate(pushes):
             if push.trainer:
                 late[number] = taken[number] & (self._seq(push.trainer)[mine] >= push.seq)
-        result.refused += int(np.count_nonzero(refused))
-        if refused.any() or late.any():
+        result.refused += refused
+        if refused or late.any():
             works = self._left(works, first, last, touched[:, mine] & ~taken, late, result)
-            taken &= ~late
+            taken = taken & ~late
         tells = each is not None and (needed is None or needed(first, last))
         pieces = {shard: Piece(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if tells else {}
         for work in works:
@@ -288,8 +302,8 @@ class Store:
         )  # fmt: skip
         result.damaged += damaged
         result.applied += sum(map(len, changed))
-        for shard, slots in zip(range(first, last), changed, strict=True):
-            if shard in pieces and len(slots):
+        for shard, slots in zip(pieces, changed, strict=False):  # of all shards or none
+            if len(slots):
                 rows = table.shelves[shard].gather(slots)
                 known = pieces[shard].rows.get(table.spec.name)
                 pieces[shard].rows[table.spec.name] = rows if known is None else concat([known, rows])
@@ -425,15 +439,6 @@ class Store:
             self.mark = mark
             self._snapshot = Snapshot(self, mark)
             return self._snapshot
-
-    def extract(self, shard: int, *, changed_since: int | None = None, mark: int) -> Taken:
-        """One shard at ``mark``: of the snapshot made with it, or, if ``mark`` is a new one, of one made now."""
-        if self._snapshot is None or self._snapshot.mark != mark:
-            self.snapshot(mark)
-        snapshot = self._snapshot
-        if snapshot is None or snapshot.mark != mark:
-            raise PsError(f"the snapshot at mark {mark} was given up for a later one")
-        return snapshot.take(shard, changed_since)
 
     # --- eviction -----------------------------------------------------------------------------------------------------
 

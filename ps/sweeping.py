@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from edl.errors import EdlError
 from ps.carrying import Carrier
@@ -52,9 +52,9 @@ class Sweeping:
                 both = round(table.spec.eviction.most_rows * (owned + copies) / BUCKETS)
                 self._store.cap(name, max(1, both) if table.spec.eviction.most_rows else 0, self._carrier.served)
 
-    def make_room(self) -> bool:
-        """Sweep at once; False when no table ever loses rows."""
-        if not any(table.spec.eviction.any for table in list(self._store.tables.values())):
+    def make_room(self, tables: Collection[str]) -> bool:
+        """Sweep at once; False when none of these tables ever loses rows: what others lose is no room for them."""
+        if not any(table.spec.eviction.any for name, table in list(self._store.tables.items()) if name in tables):
             return False
         self._now.set()
         return True

@@ -13,10 +13,13 @@ from edl.wire.messages import Settings, World
 from ps import words
 from ps.book import CHART, LR, PEOPLE, TABLES, Book, Turn
 from ps.cuts import Cuts
+from ps.manifest import differences
 from ps.membership import Trainer
-from ps.spec import MOST_TABLES
+from ps.reporting import waiting
+from ps.spec import MOST_TABLES, TableSpec
 
 MOST_HOLDS = 256
+ADVICE = "Set the tables back, or give the job another --checkpoint-dir"
 
 
 class Trainers:
@@ -28,6 +31,8 @@ class Trainers:
         """They are answered when every bucket has an owner."""
         self._ready: dict[Caller, Trainer] = {}
         """To be answered at the end of this turn."""
+        self._asked: set[Caller] = set()
+        """Have joined in this turn."""
         self._beginning: dict[int, None] = {}
         """They count as soon as the checkpoint is marked."""
         self._world: World | None = None
@@ -128,7 +133,7 @@ class Trainers:
 
     def _join(self, turn: Turn, caller: Caller, word: words.Join) -> None:
         book = self._book
-        wrong = self._define(turn, word)
+        wrong = self._define(turn, caller, word)
         if wrong:
             turn.tell(caller, words.Refused("table", wrong))
             return
@@ -139,8 +144,28 @@ class Trainers:
             self._lost(turn, [old])
         turn.keep(PEOPLE)
         self._waiting[caller] = word
+        self._asked.add(caller)
 
-    def _define(self, turn: Turn, word: words.Join) -> str:
+    def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
+        """A checkpoint with these tables is about to be restored. Who waits to be let in and has defined them
+        otherwise is refused: the checkpoint is right, and nothing of it may be lost to another model."""
+        book = self._book
+        if not book.reason:  # no pserver knows yet of what scripts have defined
+            book.tables = {}
+        book.tables.update({table.name: table for table in saved})
+        turn.change(TABLES)
+        for caller, word in list(self._waiting.items()):
+            wrong = differences(saved, word.tables)
+            if wrong:
+                del self._waiting[caller]
+                one = book.people.at(caller)
+                self._lost(turn, book.people.lose([one.number] if one is not None else []))
+                turn.tell(caller, words.Refused("table", f"{wrong}\n{ADVICE}"))
+                turn.note(f"trainer {caller.node}/{caller.slot} is refused: {wrong}")
+            else:
+                book.tables = {**{table.name: table for table in word.tables}, **book.tables}
+
+    def _define(self, turn: Turn, caller: Caller, word: words.Join) -> str:
         """Take up tables that are new; says what differs in others."""
         tables = self._book.tables
         lines = []
@@ -150,6 +175,10 @@ class Trainers:
             if difference:
                 lines.append(f"table {table.name}: {difference} (here: this script, there: the job)")
         new = [table for table in word.tables if table.name not in tables]
+        one = self._book.people.at(caller)
+        if new and not lines and self._book.found and (one is None or one.nonce != word.nonce):
+            wrong = differences(self._book.found[0].tables, word.tables)  # has one got another name?
+            lines += [wrong, ADVICE] if wrong else []
         if len(tables) + len(new) > MOST_TABLES:
             lines.append(f"{len(tables) + len(new)} tables are more than {MOST_TABLES}")
         if lines:
@@ -241,6 +270,9 @@ class Trainers:
                         turn.effects.append(Tell(one.caller, body))
         for caller, trainer in ready.items():
             turn.tell(caller, self._joined(trainer, chart))
+        asked, self._asked = self._asked, set()
+        for caller in asked & self._waiting.keys():
+            turn.tell(caller, words.Waits(waiting(book) or "the first copies are being made"))
 
     def _joined(self, trainer: Trainer, chart: words.Chart) -> words.Joined:
         book = self._book

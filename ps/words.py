@@ -231,6 +231,8 @@ class CutDone:
     failed: str = ""
     told: str = ""
     """JSON: what was written or restored (files, rows, bytes, seconds)."""
+    lasting: bool = False
+    """Of a failure: it is the pserver's, not the cut's, and trying again, or with another cut, would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +379,13 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """The answer to ``Join`` comes later; for people, what is waited for."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Charted:
     """The chart or the membership has changed."""
 
@@ -431,7 +440,7 @@ _KINDS: dict[str, type[Any]] = {
     for kind in (
         *(Orders, Hello, Followed, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
         *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
-        *(Joined, Charted, Halt, NameData, GoOn, Saved, Refused),
+        *(Joined, Waits, Charted, Halt, NameData, GoOn, Saved, Refused),
     )
 }
 

@@ -1,6 +1,7 @@
 // What the kernels of ps/ are measured against: one flat table in C++, with prefetch, doing the same work on the same
-// keys: lookup and copy of rows; lookup, summing the gradients of repeated keys, Adagrad. No shards, no locks, no
-// counters, no growth. Compiled by benchmarks/ps/kernels.py with -O3 -march=native.
+// keys: lookup and copy of rows, noting how often and when each was used; refusing damaged gradients as a whole, lookup,
+// summing the gradients of repeated keys, Adagrad, noting that the row has changed. No shards, no locks, no growth, no repeated pushes to be told apart.
+// Compiled by benchmarks/ps/kernels.py with -O3 -march=native -fno-math-errno.
 
 #include <sys/mman.h>
 
@@ -28,12 +29,17 @@ struct Stamp {
   uint32_t place;
 };
 
+// At the head of a row; its weights follow.
+struct Uses {
+  uint32_t frequency, updates, seen, changed;
+};
+
 struct Table {
   int64_t dim = 0, rows = 0, capacity = 0;
   uint32_t pushes = 0;
   Entry* entries = nullptr;
   Stamp* stamps = nullptr;
-  float* weights = nullptr;
+  char* heads = nullptr;
   float* block = nullptr;
   float* state = nullptr;  // in the block
   int64_t* slots = nullptr;
@@ -72,12 +78,46 @@ void Slots(const Table& t, int64_t count, const int64_t* keys) {
 }
 
 template <int64_t dim>
-void Rows(const Table& t, int64_t count, float* out) {
+constexpr int64_t kStride = sizeof(Uses) + dim * sizeof(float);
+
+template <int64_t dim>
+inline void Soon(const Table& t, int64_t slot) {
+  const char* row = t.heads + slot * kStride<dim>;
+  for (auto line = reinterpret_cast<uintptr_t>(row) & ~63ull; line < reinterpret_cast<uintptr_t>(row + kStride<dim>);
+       line += 64)
+    __builtin_prefetch(reinterpret_cast<const void*>(line), 1);
+}
+
+template <int64_t dim>
+inline float* Weights(const Table& t, int64_t slot) {
+  return reinterpret_cast<float*>(t.heads + slot * kStride<dim> + sizeof(Uses));
+}
+
+template <int64_t dim>
+inline Uses& Head(const Table& t, int64_t slot) {
+  return *reinterpret_cast<Uses*>(t.heads + slot * kStride<dim>);
+}
+
+template <int64_t dim>
+void Rows(const Table& t, int64_t count, float* out, uint32_t step) {
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kNear<dim> < count)
-      for (int64_t j = 0; j < dim; j += 16) __builtin_prefetch(t.weights + t.slots[i + kNear<dim>] * dim + j);
-    memcpy(out + i * dim, t.weights + t.slots[i] * dim, dim * sizeof(float));
+    if (i + kNear<dim> < count) Soon<dim>(t, t.slots[i + kNear<dim>]);
+    Uses& uses = Head<dim>(t, t.slots[i]);
+    uses.frequency += uses.frequency != ~0u;
+    uses.seen = step;
+    memcpy(out + i * dim, Weights<dim>(t, t.slots[i]), dim * sizeof(float));
   }
+}
+
+// Whether a value is NaN or infinite: all bits of its exponent are set.
+bool Damaged(int64_t count, const float* values) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    memcpy(&bits, values + i, sizeof bits);
+    found |= (bits & 0x7F800000u) == 0x7F800000u;
+  }
+  return found;
 }
 
 template <int64_t dim>
@@ -102,14 +142,17 @@ int64_t Sum(Table& t, int64_t count, const float* grads) {
 }
 
 template <int64_t dim>
-void Adagrad(Table& t, int64_t count, float lr, float eps) {
+void Adagrad(Table& t, int64_t count, float lr, float eps, uint32_t step) {
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kNear<dim> < count)
-      for (int64_t j = 0; j < dim; j += 16) {
-        __builtin_prefetch(t.weights + t.unique[i + kNear<dim>] * dim + j, 1);
-        __builtin_prefetch(t.state + t.unique[i + kNear<dim>] * dim + j, 1);
-      }
-    float* __restrict weight = t.weights + t.unique[i] * dim;
+    if (i + kNear<dim> < count) {
+      Soon<dim>(t, t.unique[i + kNear<dim>]);
+      for (int64_t j = 0; j < dim; j += 16) __builtin_prefetch(t.state + t.unique[i + kNear<dim>] * dim + j, 1);
+    }
+    Uses& uses = Head<dim>(t, t.unique[i]);
+    uses.updates += uses.updates != ~0u;
+    uses.seen = step;
+    uses.changed = t.pushes;
+    float* __restrict weight = Weights<dim>(t, t.unique[i]);
     float* __restrict total = t.state + t.unique[i] * dim;
     const float* __restrict grad = t.sums + i * dim;
     for (int64_t j = 0; j < dim; ++j) {
@@ -130,7 +173,7 @@ void* table_make(int64_t dim, int64_t rows, const int64_t* keys, int64_t batch, 
   while (t->capacity * 0.6 < rows) t->capacity *= 2;
   t->entries = Room<Entry>(t->capacity, huge);
   t->stamps = Room<Stamp>(rows, huge);
-  t->weights = Room<float>(rows * dim, huge);
+  t->heads = Room<char>(rows * (dim == 16 ? kStride<16> : kStride<64>), huge);
   // Not at the same place in its pages as the weights, which would make loads wait for unrelated stores.
   t->block = Room<float>(rows * dim + 4096, huge);
   t->state = t->block + 592;
@@ -144,24 +187,26 @@ void* table_make(int64_t dim, int64_t rows, const int64_t* keys, int64_t batch, 
   return t;
 }
 
-void table_pull(void* table, int64_t count, const int64_t* keys, float* out) {
+void table_pull(void* table, int64_t count, const int64_t* keys, float* out, uint32_t step) {
   auto& t = *static_cast<Table*>(table);
   Slots(t, count, keys);
-  t.dim == 16 ? Rows<16>(t, count, out) : Rows<64>(t, count, out);
+  t.dim == 16 ? Rows<16>(t, count, out, step) : Rows<64>(t, count, out, step);
 }
 
-void table_push(void* table, int64_t count, const int64_t* keys, const float* grads, float lr, float eps) {
+void table_push(void* table, int64_t count, const int64_t* keys, const float* grads, float lr, float eps,
+                uint32_t step) {
   auto& t = *static_cast<Table*>(table);
+  if (Damaged(count * t.dim, grads)) abort();
   Slots(t, count, keys);
   if (t.dim == 16)
-    Adagrad<16>(t, Sum<16>(t, count, grads), lr, eps);
+    Adagrad<16>(t, Sum<16>(t, count, grads), lr, eps, step);
   else
-    Adagrad<64>(t, Sum<64>(t, count, grads), lr, eps);
+    Adagrad<64>(t, Sum<64>(t, count, grads), lr, eps, step);
 }
 
 void table_free(void* table) {
   auto* t = static_cast<Table*>(table);
-  for (void* one : {(void*)t->entries, (void*)t->stamps, (void*)t->weights, (void*)t->block, (void*)t->slots,
+  for (void* one : {(void*)t->entries, (void*)t->stamps, (void*)t->heads, (void*)t->block, (void*)t->slots,
                     (void*)t->unique, (void*)t->sums})
     free(one);
   delete t;

@@ -224,8 +224,12 @@ class EtcdStore:
         request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
 
         async def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
-            call = endpoint.lease.LeaseKeepAlive([request], timeout=timeout_s, metadata=metadata)
+            # Written by hand: gRPC cancels a call whose requests come from an iterator when it breaks before they are
+            # sent, and to this task that looks as if it had been cancelled itself.
+            call = endpoint.lease.LeaseKeepAlive(timeout=timeout_s, metadata=metadata)
             try:
+                with contextlib.suppress(asyncio.InvalidStateError):  # it has failed already: reading says why
+                    await call.write(request)
                 answer = await call.read()
                 if answer is grpc.aio.EOF:
                     raise self._connections.unavailable(f"{endpoint.address}: closed the lease stream")

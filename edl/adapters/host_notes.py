@@ -26,6 +26,8 @@ class HostNote:
     job: JobId
     node: NodeId
     endpoints: tuple[str, ...]
+    pid: int = 0
+    """Of the launcher, in what ``notes`` finds."""
 
     def _path(self) -> Path:
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
@@ -52,7 +54,7 @@ def notes() -> list[HostNote]:
             if not Path(f"/proc/{note['pid']}").exists():
                 path.unlink()
                 continue
-            found.append(HostNote(JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"])))
+            found.append(HostNote(JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"]), note["pid"]))
         except (OSError, ValueError, KeyError):
             continue  # half written or just removed: its launcher is starting or ending
     return found

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import socket
+import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from edl.errors import PortInUse, ProtocolError
+from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
 from edl.wire.messages import AgentMessage, Asked, MasterMessage
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, Question
+from edl.wire.wishes import Granted, Wish
 
 SERVICE = "edl.v1.Master"
 _ACCEPTED = ("edl-master", "1")
@@ -75,6 +78,10 @@ class MasterService(Protocol):
         """Take on what somebody asks for, or say why not."""
         ...
 
+    async def wish(self, wish: Wish) -> Granted:
+        """Take on another size or other members, or say why not; it is in the store when this returns."""
+        ...
+
 
 class MasterServer:
     """Listens for this launcher, whether or not it rules."""
@@ -94,6 +101,7 @@ class MasterServer:
             "Status": grpc.unary_unary_rpc_method_handler(self._status, _decode_question, codec.encode),
             "Events": grpc.unary_stream_rpc_method_handler(self._events, _decode_request, codec.encode),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask, _decode_asked, codec.encode),
+            **{kind.__name__: self._wish_handler(kind) for kind in typing.get_args(Wish)},
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -140,6 +148,17 @@ class MasterServer:
 
     async def _ask(self, request: Asked, context: Any) -> Answer:
         return (await self._ruling(context)).ask(request)
+
+    def _wish_handler(self, kind: type[Wish]) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._wish, functools.partial(codec.decode, kind), codec.encode)
+
+    async def _wish(self, request: Wish, context: Any) -> Granted:
+        service = await self._ruling(context)
+        try:
+            return await service.wish(request)
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("unreachable") from None
 
 
 class Connection:
@@ -211,6 +230,14 @@ class MasterClient:
         answer: Answer = await reply
         return answer
 
+    async def wish(self, wish: Wish) -> Granted:
+        """Ask for another size or other members. Raises ``grpc.aio.AioRpcError``."""
+        data = codec.encode(wish)  # here, since gRPC sends an empty wish in place of one that cannot be encoded
+        method: Any = self._channel.unary_unary(f"/{SERVICE}/{type(wish).__name__}", None, _decode_granted)
+        reply: Any = method(data, metadata=self._metadata, timeout=self._timeout_s)
+        granted: Granted = await reply
+        return granted
+
     async def close(self) -> None:
         """Let go of the connection."""
         await self._channel.close()
@@ -260,6 +287,10 @@ def _decode_asked(data: bytes) -> Asked:
 
 def _decode_answer(data: bytes) -> Answer:
     return codec.decode(Answer, data)
+
+
+def _decode_granted(data: bytes) -> Granted:
+    return codec.decode(Granted, data)
 
 
 def _decode_status(data: bytes) -> JobStatus:

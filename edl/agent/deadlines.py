@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edl.agent import rounds
+from edl.agent import leaving, rounds
 from edl.agent.events import SignalWorkers, WakeAt
 from edl.agent.state import AgentPhase, Leave, Outcome, Worker
 from edl.agent.turn import SIGKILL, SIGTERM, Turn
@@ -34,6 +34,7 @@ def _deadlines(turn: Turn) -> list[Deadline]:
         _doubt(turn),
         _surrender(turn),
         _drain(turn),
+        (turn.state.word_by_s, lambda: leaving.unheard(turn)),
     ]
 
 
@@ -41,10 +42,11 @@ def _kill(turn: Turn) -> Deadline:
     def act() -> None:
         turn.set(killed=True, kill_at_s=None)
         turn.log(f"workers still run {turn.state.timeouts.shutdown_s:g} s after the signal: killing them")
-        left = turn.state.alive if turn.state.phase is AgentPhase.LEAVING else turn.state.in_world
+        left = turn.state.in_world if turn.state.phase is AgentPhase.STOPPING else turn.state.alive
         turn.do(SignalWorkers(SIGKILL, tuple(worker.local_rank for worker in left)))
 
     stopping = turn.state.phase in (AgentPhase.STOPPING, AgentPhase.LEAVING)
+    stopping = stopping or (turn.state.phase is AgentPhase.PREPARING and turn.state.idling)
     return (turn.state.kill_at_s if stopping and turn.state.alive else None), act
 
 

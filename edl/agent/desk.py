@@ -106,6 +106,8 @@ class Desk:
         self._chores = Chores()
         self.progress: dict[int, int] = {}
         """Newest commit of each local rank, for whoever looks for hangs."""
+        self.newest: tuple[int, float] | None = None
+        """The highest commit of those, and when it was made by the event loop's clock; None until there is one."""
         self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -254,6 +256,8 @@ class Desk:
                 self._chores.begin(self._grant(line, stream, self._keeper.want(local_rank, stream, size)))
             case local.Committed():
                 self.progress[local_rank] = message.commit
+                if self.newest is None or message.commit > self.newest[0]:
+                    self.newest = (message.commit, asyncio.get_running_loop().time())
                 self._committed(line, message)
             case local.Fetch():
                 self._chores.begin(self._fetch(line, message))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edl.agent.state import AgentState, Outcome
 from edl.types import Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import AgentMessage, Asked, Hanging, KeepWith, Kept, MasterMessage, NodeInfo, World
+from edl.wire.messages import AgentMessage, Asked, Hanging, KeepWith, Kept, MasterMessage, NodeInfo, Pace, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class StateChanged:
 class Report:
     """Something for the Master that needs no decision here."""
 
-    message: Kept | Asked | Hanging
+    message: Kept | Asked | Hanging | Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,15 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Noticed:
+    """Whoever owns this host says that it will be taken away: a notice of preemption, a signal that announces one."""
+
+    reason: str
+    deadline_s: float = 0.0
+    """Seconds from now until then; 0: as long as ``--shutdown-timeout``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time asked for by ``WakeAt`` has come."""
 
@@ -179,6 +188,7 @@ Event = (
     | NurseryGone
     | Fatal
     | Interrupted
+    | Noticed
     | Tick
 )
 

@@ -82,9 +82,9 @@ class Keeper:
         limit_bytes: int,
         copies: Copies,
         vault: Vault | None,
-        on_kept: Callable[[Version, str, str], None],
+        on_kept: Callable[[Version, str, str, float], None],
     ) -> None:
-        """``on_kept(version, where, error)``: a commit is in the checkpoint directory, or could not be written."""
+        """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written."""
         self._node = node
         self._copies = copies
         self._vault = vault
@@ -413,13 +413,15 @@ class Keeper:
         vault = self._vault
         if vault is None:
             if not self._said_nowhere:
-                self._on_kept(holding.version, "", "there is no checkpoint directory: name one with --checkpoint-dir")
+                self._on_kept(
+                    holding.version, "", "there is no checkpoint directory: name one with --checkpoint-dir", 0.0
+                )
             self._said_nowhere = True
             return
         async with self._writing:
             loan = self._stock.borrow(holding.version, holding.shard) or self._stock.borrow_newer(holding)
             if loan is None:
-                self._on_kept(holding.version, "", "it is not held any more")
+                self._on_kept(holding.version, "", "it is not held any more", 0.0)
                 return
             taken = loan.held.holding
 
@@ -437,14 +439,15 @@ class Keeper:
                 self._persisted[taken] = where
 
     async def _kept(self, version: Version, write: Callable[[], str]) -> str | None:
+        begun_s = self._loop.time()
         try:
             where = await self._run(self._disk, write)
         except Exception as error:
             if not isinstance(error, CheckpointError):
                 log.exception("State: commit %d was not written", version.commit)
-            self._on_kept(version, "", str(error) or type(error).__name__)
+            self._on_kept(version, "", str(error) or type(error).__name__, 0.0)
             return None
-        self._on_kept(version, where, "")
+        self._on_kept(version, where, "", self._loop.time() - begun_s)
         return where
 
     # --- inside ------------------------------------------------------------------------------------------------------

@@ -11,14 +11,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from edl.agent import independent, rounds
+from edl.agent import independent, leaving, rounds
 from edl.agent.deadlines import watch_deadlines
 from edl.agent.events import (
     Connected,
     Decision,
     Disconnected,
     Event,
-    Exit,
     Fatal,
     Heard,
     Interrupted,
@@ -26,6 +25,7 @@ from edl.agent.events import (
     LeaseGone,
     LeaseRenewed,
     Load,
+    Noticed,
     NurseryGone,
     Register,
     Registered,
@@ -45,14 +45,16 @@ from edl.agent.events import (
 )
 from edl.agent.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
 from edl.agent.turn import SIGINT, SIGKILL, SIGTERM, Turn
-from edl.exit_codes import BEGIN_ANEW, ExitCode
+from edl.exit_codes import BEGIN_ANEW
 from edl.types import NodeId, Round
 from edl.wire.messages import (
+    Depart,
     Dismissed,
     Expelled,
     Failure,
     Finish,
     Hold,
+    Idle,
     KeepWith,
     Leaving,
     LoadState,
@@ -65,10 +67,6 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
-
-DRAIN_SHARE = 0.5
-"""Of ``--shutdown-timeout``: how long a node that leaves waits for the others to form a world without it; the rest is
-for its workers to end."""
 
 
 def begin(state: AgentState) -> Decision:
@@ -125,6 +123,8 @@ def _disconnected(turn: Turn, event: Disconnected) -> None:
     if turn.state.connected:
         turn.set(connected=False, contact_s=turn.now_s)
         rounds.lose_master(turn)
+        if turn.state.word_by_s is not None:
+            leaving.unheard(turn)
 
 
 def _lease_renewed(turn: Turn, event: LeaseRenewed) -> None:
@@ -159,7 +159,7 @@ def _become_stranger(turn: Turn, why: str) -> None:
 
 def _heard(turn: Turn, event: Heard) -> None:
     turn.set(contact_s=turn.now_s)
-    if turn.state.phase is AgentPhase.LEAVING:
+    if turn.state.phase is AgentPhase.LEAVING and not isinstance(event.message, Dismissed):
         return
     match event.message:
         case StartRound(world=world, reason=reason):
@@ -176,9 +176,12 @@ def _heard(turn: Turn, event: Heard) -> None:
             turn.do(Load())
         case KeepWith() as peer:
             turn.do(Keep(peer))
-        case Dismissed(reason=reason):
-            turn.log(reason)
-            turn.leave(turn.state.draining or Outcome(int(ExitCode.TERMINATED), reason), SIGTERM)
+        case Depart() as order:
+            leaving.depart(turn, order)
+        case Dismissed() as order:
+            leaving.dismissed(turn, order)
+        case Idle():
+            rounds.idle(turn)
         case Expelled(reason=reason, exit_code=0):
             _become_stranger(turn, reason)
         case Expelled(reason=reason, exit_code=code):
@@ -208,8 +211,8 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
         independent.renew(turn, worker)
     elif state.phase is not AgentPhase.RUNNING and not state.between:
         turn.set_worker(worker.local_rank, status=WorkerStatus.STOPPED, gone=what)
-        if not _expected_end(state, event.exit_code) and not worker.condemned:
-            # It ended of something else than our signal: maybe the very cause of the stop.
+        if (event.exception or not _expected_end(state, event.exit_code)) and not worker.condemned:
+            # It ended of something else than our signal, or was about to: maybe the very cause of the stop.
             turn.say(WorkerFailed(_failure(state, state.world, worker, event)))
         rounds.rest_if_free(turn)
     elif event.exit_code == 0:
@@ -317,29 +320,6 @@ def _fatal(turn: Turn, event: Fatal) -> None:
     turn.leave(event.outcome, SIGTERM)
 
 
-def _interrupted(turn: Turn, event: Interrupted) -> None:
-    name = signal.Signals(event.signal).name
-    code = ExitCode.INTERRUPTED if event.signal == SIGINT else ExitCode.TERMINATED
-    if event.again or (turn.state.phase is AgentPhase.LEAVING and turn.state.killed):
-        turn.log(f"{name} again: killing the workers and leaving at once")
-        turn.do(SignalWorkers(SIGKILL))
-        turn.set(phase=AgentPhase.OVER)
-        turn.do(Exit(turn.state.outcome or Outcome(int(code), f"{name} twice")))
-        return
-    outcome = Outcome(int(code), f"left the job on {name}")
-    limit_s = turn.state.timeouts.shutdown_s
-    if turn.state.connected and turn.state.underway and limit_s > 0:
-        drain_s = limit_s * DRAIN_SHARE
-        turn.log(f"{name}: leaving the job at the next step boundary, in {drain_s:g} s at the latest")
-        turn.set(draining=outcome, drain_by_s=turn.now_s + drain_s)
-        turn.say(Leaving(name, drain_s))
-        return
-    grace = f"; the workers have {limit_s:g} s" if turn.state.alive else ""
-    turn.log(f"{name}: leaving the job{grace}")
-    turn.say(Leaving(name))
-    turn.leave(outcome, event.signal)
-
-
 def _tick(turn: Turn, event: Tick) -> None:
     """Only time has passed; ``watch_deadlines`` looks at every deadline."""
 
@@ -363,6 +343,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     WorkerThawed: _thawed,
     NurseryGone: _nursery_gone,
     Fatal: _fatal,
-    Interrupted: _interrupted,
+    Interrupted: leaving.interrupted,
+    Noticed: leaving.noticed,
     Tick: _tick,
 }

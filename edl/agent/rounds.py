@@ -38,6 +38,8 @@ def admitted(turn: Turn, world: World) -> Member | None:
     turn.set(seen_round=world.round)
     if state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
         return None  # not ready any more; the Master learns it from the round that the next Ready has seen
+    if state.idling and any(worker.ending for worker in state.alive):
+        return None  # nor is one whose waiting workers are on their way out
     return member
 
 
@@ -45,7 +47,7 @@ def begin(turn: Turn, world: World, workers: tuple[Worker, ...], placed: tuple[i
     """The world begins here with these workers: those ``placed`` live and are told, those new in it are started."""
     missing = tuple(w.local_rank for w in workers if w.born == world.round)
     turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False, kill_at_s=None)
-    turn.set(hold=0, park_by_s=None, ahead_failed="")
+    turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False)
     turn.log(reason)
     if placed:
         turn.do(GivePlace(world, placed))
@@ -110,6 +112,9 @@ def get_ready(turn: Turn) -> None:
     if not state.warm and not state.parked:
         turn.set(phase=AgentPhase.WARMING)
         return
+    if state.idling:
+        _rest(turn)
+        return
     filled = {worker.local_rank for worker in state.alive}
     missing = tuple(index for index in range(state.info.slots) if index not in filled)
     if not state.rejoins or state.ahead_failed or state.draining is not None or state.parked:
@@ -122,6 +127,26 @@ def get_ready(turn: Turn) -> None:
     if missing:
         turn.set(workers=tuple(_filled(turn, index) for index in range(state.info.slots)))
         turn.do(StartAhead(missing, state.seen_round))
+
+
+def idle(turn: Turn) -> None:
+    """There is no world for a while: nobody is to wait for it, and independent workers end as well."""
+    turn.set(idling=True)
+    if turn.state.between and turn.state.in_world:
+        break_off(turn)
+    elif turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        get_ready(turn)
+
+
+def _rest(turn: Turn) -> None:
+    """Be ready once no worker is left."""
+    left = turn.state.alive
+    turn.set(phase=AgentPhase.PREPARING if left else AgentPhase.IDLE)
+    if left:
+        turn.end_workers(tuple(worker for worker in left if not worker.ending), SIGTERM)
+    else:
+        turn.set(kill_at_s=None)
+        turn.announce()
 
 
 def say_preparing(turn: Turn) -> None:
@@ -139,7 +164,7 @@ def _filled(turn: Turn, local_rank: int) -> Worker:
 
 def prestart(turn: Turn) -> None:
     """The Master knows that this job's workers can wait for their world."""
-    turn.set(rejoins=True)
+    turn.set(rejoins=True, idling=False)
     if turn.state.phase is AgentPhase.IDLE:
         get_ready(turn)
 
@@ -182,6 +207,9 @@ def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
     """A worker that belonged to no world is gone: try once to replace it, then leave its slot to the next world."""
     turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=what)
     if turn.state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        return
+    if turn.state.idling:
+        get_ready(turn)
         return
     if worker.status is WorkerStatus.STARTING:
         turn.set(ahead_failed=f"a worker started ahead {what}")

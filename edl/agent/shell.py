@@ -10,7 +10,9 @@ from typing import Protocol
 from edl.agent import events as ev
 from edl.agent import hang
 from edl.agent.desk import Desk, Keeper
+from edl.agent.leaving import saving_time_s
 from edl.agent.machine import begin, step
+from edl.agent.pace import Mark, tell_pace
 from edl.agent.ports import PortReservation
 from edl.agent.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchFiles, SwitchWatch
@@ -172,6 +174,7 @@ class AgentShell:
         self._chores.begin(self._stay_attached())
         if self._switches is not None:
             self._chores.begin(self._switches.run())
+        self._chores.begin(tell_pace(self._mark, self.post))
         if self._state.timeouts.hang_s:
             self._chores.begin(self._watch_for_hangs())
         try:
@@ -203,12 +206,21 @@ class AgentShell:
                 case ev.Log(text):
                     self._around.log(text)
                 case ev.Exit(outcome):
-                    if outcome.exit_code:
-                        await self._around.keeper.save_what_is_left(outcome.reason)
+                    await self._save(outcome)
                     self._outcome = outcome
                 case _:
                     await self._carry_out_on_workers(effect)
         self._alarm.set(min(wakes, default=None))
+
+    async def _save(self, outcome: Outcome) -> None:
+        """Bring the newest commit where it survives, if that is called for, in the time that is left."""
+        left_s = saving_time_s(outcome, self._state.gone_by_s, self._around.clock.now_s())
+        if left_s == 0:
+            return
+        try:
+            await asyncio.wait_for(self._around.keeper.save_what_is_left(outcome.reason), left_s)
+        except asyncio.TimeoutError:
+            self._around.log("the time is up: the newest commit may not have come to the checkpoint directory")
 
     async def _carry_out_on_workers(self, effect: ev.Effect) -> None:
         workers = self._around.workers
@@ -262,6 +274,7 @@ class AgentShell:
     def _enter(self, world: World) -> None:
         """This node has a part in a world from now on."""
         self._ports.use()
+        self._desk.newest = None  # the world may begin from an earlier commit
         self._around.keeper.enter(world)
 
     def _announce(self) -> None:
@@ -351,6 +364,11 @@ class AgentShell:
         if self._switches is not None and not message.error:
             self._switches.kept(message.version)
         self.post(ev.Report(message))
+
+    def _mark(self) -> Mark | None:
+        """Where the workers of this node are, if they train in a world."""
+        newest, state = self._desk.newest, self._state
+        return Mark(state.running_round, *newest) if newest is not None and state.underway else None
 
     def _watch_for_hangs(self) -> Coroutine[None, None, None]:
         around = self._around

@@ -86,6 +86,10 @@ class Outcome:
     exit_code: int
     reason: str
     failures: tuple[Failure, ...] = ()
+    drained: bool = False
+    """It has left in good order a job that goes on without it."""
+    save: bool = True
+    """Bring the newest commit where it survives before the launcher ends, unless the job has ended with success."""
 
 
 class Leave(enum.Enum):
@@ -132,6 +136,14 @@ class AgentState:
     draining: Outcome | None = None
     """This node wants to leave, and trains on until the others have a world without it."""
     drain_by_s: float | None = None
+    gone_by_s: float | None = None
+    """When whoever owns this host takes it away, as far as it was told: what is not saved then is not."""
+    word_by_s: float | None = None
+    """Until when it stays for the Master's word on how to end, though its workers may be gone."""
+    drained_exit_code: int = 0
+    """What a launcher ends with that has left in good order while the job goes on."""
+    idling: bool = False
+    """No worker is to wait here for a world; until the next world, or until some are asked for."""
     kill_at_s: float | None = None
     """When stopping workers get SIGKILL."""
     killed: bool = False

@@ -94,7 +94,12 @@ class Turn:
         self.exit_if_empty()
 
     def exit_if_empty(self) -> None:
-        """Once no worker is left, exit."""
-        if self.state.phase is AgentPhase.LEAVING and self.state.outcome is not None and not self.state.alive:
+        """Once no worker is left, and the Master has had its word, exit."""
+        if (
+            self.state.word_by_s is None
+            and self.state.phase is AgentPhase.LEAVING
+            and self.state.outcome is not None
+            and not self.state.alive
+        ):
             self.set(phase=AgentPhase.OVER)
             self.do(Exit(self.state.outcome))

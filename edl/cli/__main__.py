@@ -5,43 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from edl import __version__
-from edl.errors import EdlError, UsageError
+from edl.cli import size
+from edl.cli.options import job_options, wait_option, where_of
+from edl.errors import EdlError
 from edl.exit_codes import ExitCode
 from edl.wire.plain import to_plain
 
 if TYPE_CHECKING:
     from edl.wire.messages import Purpose
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
-    """The launcher's option of the same name, and its variable: click would look for another in a subcommand."""
-    return click.option(
-        f"--rdzv-{name}", default="", envvar=f"EDL_RDZV_{name.upper()}", metavar=metavar, help=help_text
-    )
-
-
-def _job_options(function: F) -> F:
-    for option in (
-        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of the job on this host."),
-        _where_option("id", "JOB", "Name of the job. Default: the only one there is."),
-        _where_option("conf", "K=V[,…]", "ca, cert, key, user, password of the store."),
-        click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line an event."),
-    ):
-        function = option(function)
-    return function
-
-
-_wait_option = click.option(
-    "--wait/--no-wait", default=True, help="Whether to wait until it is known what came of it. Default: wait."
-)
 
 
 @click.group(context_settings={"auto_envvar_prefix": "EDL"})
@@ -51,14 +27,14 @@ def edl() -> None:
 
 
 @edl.command()
-@_job_options
+@job_options
 def status(as_json: bool, **where: str) -> None:
     """Nodes, ranks, round, phase, restart budget, last events, errors."""
     asyncio.run(_status(where, as_json))
 
 
 @edl.command()
-@_job_options
+@job_options
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
 @click.option("--after", default=0, help="Only events numbered above this.")
 def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
@@ -67,8 +43,8 @@ def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
 
 
 @edl.command()
-@_job_options
-@_wait_option
+@job_options
+@wait_option
 def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
     """Have the job write a checkpoint at the next step boundary and go on; says where it lies."""
     from edl.wire.messages import Purpose
@@ -77,8 +53,8 @@ def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
 
 
 @edl.command()
-@_job_options
-@_wait_option
+@job_options
+@wait_option
 def stop(as_json: bool, wait: bool, **where: str) -> None:
     """Have the job write a checkpoint at the next step boundary and end."""
     from edl.wire.messages import Purpose
@@ -87,8 +63,8 @@ def stop(as_json: bool, wait: bool, **where: str) -> None:
 
 
 @edl.command(name="set")
-@_job_options
-@_wait_option
+@job_options
+@wait_option
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE…")
 def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> None:
     """Change batch and learning rate at the next step boundary, for all workers at once: global-batch, local-batch,
@@ -98,6 +74,9 @@ def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> 
     asyncio.run(_ask(where, as_json, Purpose.SET, wait, " ".join(settings)))
 
 
+for _command in size.COMMANDS:
+    edl.add_command(_command)
+
 _COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
 
 
@@ -105,7 +84,7 @@ async def _ask(where: dict[str, str], as_json: bool, purpose: Purpose, wait: boo
     from edl.cli.ask import ask, checked
     from edl.cli.find import master_of
 
-    async with master_of(_where(where)) as client:
+    async with master_of(where_of(where)) as client:
         outcome = checked(await ask(client, purpose, _COMMANDS[purpose.value], wait=wait, wish=wish), purpose)
     click.echo(json.dumps(to_plain(outcome)) if as_json else outcome.text)
 
@@ -116,35 +95,21 @@ async def _status(where: dict[str, str], as_json: bool) -> None:
     from edl.cli.find import master_of
     from edl.cli.show import show_status
 
-    async with master_of(_where(where)) as client:
+    async with master_of(where_of(where)) as client:
         answer = await client.status()
     if as_json:
-        click.echo(json.dumps(to_plain(answer), indent=2))
+        click.echo(json.dumps({**to_plain(answer), "http": client.http}, indent=2))
     else:
-        show_status(Console(), answer)
+        show_status(Console(), answer, client.http)
 
 
 async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int) -> None:
     from edl.cli.find import master_of
     from edl.cli.show import entry_line
 
-    async with master_of(_where(where)) as client:
+    async with master_of(where_of(where)) as client:
         async for entry in client.events(after, follow):
             click.echo(json.dumps(to_plain(entry)) if as_json else entry_line(entry))
-
-
-def _where(options: dict[str, str]) -> Any:
-    from edl.adapters.etcd_plan import parse_endpoints
-    from edl.adapters.etcd_rpc import EtcdTls
-    from edl.cli.find import Where
-
-    conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
-    unknown = sorted(set(conf) - {"ca", "cert", "key", "user", "password"})
-    if unknown:
-        raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
-    tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
-    endpoints = parse_endpoints(options["rdzv_endpoint"])
-    return Where(options["rdzv_id"], endpoints, tls, conf.get("user"), conf.get("password"))
 
 
 def main() -> None:

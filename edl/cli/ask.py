@@ -135,7 +135,7 @@ async def ask(client: MasterClient, purpose: Purpose, command: str, *, wait: boo
     """Use a switch; with ``wait`` until it is known what came of it. Raises ``UsageError`` when it is refused."""
     journal = (await client.status()).journal
     after = journal[-1].number if journal else 0
-    who = f"{command} ({_who()})"
+    who = f"{command} ({who_asks()})"
     answer = await client.ask(Asked(purpose, who, wish))
     if not answer.ok:
         raise UsageError(answer.text)
@@ -164,7 +164,8 @@ def checked(outcome: Outcome, purpose: Purpose) -> Outcome:
     return outcome
 
 
-def _who() -> str:
+def who_asks() -> str:
+    """The person at this terminal, for the history."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user id without a name

@@ -38,8 +38,20 @@ class NoMaster(UsageError):
         self.outcome = outcome
 
 
+class JobClient(MasterClient):
+    """Asks the Master of a job, and knows how it was found."""
+
+    def __init__(self, job: JobId, ruler: Ruler, token: str) -> None:
+        super().__init__(ruler.host, ruler.port, token)
+        self.job = job
+        self.token = token
+        """The job's own."""
+        self.http = ruler.http
+        """Address of the Master's HTTP side; empty: it has none."""
+
+
 @contextlib.asynccontextmanager
-async def master_of(where: Where) -> AsyncIterator[MasterClient]:
+async def master_of(where: Where) -> AsyncIterator[JobClient]:
     """A client to the job's Master. Raises ``UsageError`` with what to do when there is none."""
     endpoints, named = (where.endpoints, where.job) if where.endpoints else _job_here(where.job)
     store = EtcdStore(endpoints, tls=where.tls, user=where.user, password=where.password)
@@ -77,11 +89,11 @@ async def _only_job(store: Store) -> str:
     raise SettingError("--rdzv-id", "''", f"jobs in this store: {listed}", "Name one with --rdzv-id")
 
 
-async def _client(store: Store, keys: JobKeys) -> MasterClient:
+async def _client(store: Store, keys: JobKeys) -> JobClient:
     values = {entry.key: entry.value for entry in (await store.read(keys.prefix)).entries}
     if keys.master in values and keys.token in values:
         ruler = plain.loads(Ruler, values[keys.master])
-        return MasterClient(ruler.host, ruler.port, values[keys.token].decode())
+        return JobClient(keys.job, ruler, values[keys.token].decode())
     for entry in (await store.read(keys.farewell)).entries:
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)

@@ -11,9 +11,10 @@ from edl.agent.report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
 from edl.wire.status import JobStatus, JournalEntry
+from edl.wire.wishes import ScaleView
 
 
-def show_status(console: Console, status: JobStatus) -> None:
+def show_status(console: Console, status: JobStatus, http: str = "") -> None:
     """The job on one screen: head line, nodes, what the Master did last, errors."""
     workers = f"{status.world_size} worker{'' if status.world_size == 1 else 's'}"
     console.print(
@@ -23,7 +24,7 @@ def show_status(console: Console, status: JobStatus) -> None:
         soft_wrap=True,
     )
     console.print(status.reason, style="italic", markup=False, soft_wrap=True)
-    for line in _lines(status):
+    for line in [*_lines(status), *([f"HTTP: {http}/v1/jobs/{status.job}"] if http else [])]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(_table(status))
     if status.journal:
@@ -38,7 +39,7 @@ def show_status(console: Console, status: JobStatus) -> None:
 
 def _lines(status: JobStatus) -> list[str]:
     """What is going on with the state and the services, as far as the job has any."""
-    lines = []
+    lines = scale_lines(status.scale)
     if any(node.underway for node in status.nodes):
         began = f"from {_commit(status.restored)}" if status.restored.commit else "anew"
         lines.append(f"State: era {status.era}, began {began}")
@@ -53,6 +54,36 @@ def _lines(status: JobStatus) -> list[str]:
     lines += [f"Incomplete: {text}" for text in status.flaws]
     if status.kill:
         lines.append(f"Ending: {status.kill}")
+    return lines
+
+
+def scale_lines(scale: ScaleView) -> list[str]:
+    """The size: what is wanted and why, what stands in its way. Empty where the Master says nothing of it."""
+    if not scale.maximum:
+        return []
+    unit = f", in units of {scale.unit}" if scale.unit > 1 else ""
+    wanted = f"{scale.nodes} of {scale.desired} wanted nodes train" if scale.asked else f"{scale.nodes} nodes train"
+    line = f"Size: {wanted} ({scale.minimum} to {scale.maximum} allowed{unit})"
+    if scale.by:
+        line += f", changed by {scale.by}{f': {scale.reason}' if scale.reason else ''}"
+    lines = [line]
+    if scale.generation:
+        held = "" if scale.observed >= scale.generation else f", {scale.observed} reached"
+        lines.append(f"Wish {scale.generation}{held}, revision {scale.revision}")
+    if scale.suspended:
+        lines.append("Suspended: nobody trains until edl resume")
+    if scale.waiting:
+        lines.append(f"Not yet: {scale.waiting}")
+    if scale.cordoned:
+        lines.append(f"Cordoned: {', '.join(scale.cordoned)}")
+    if scale.owner:
+        lines.append(f"Scheduler: {scale.owner}")
+    if scale.need_s:
+        lines.append(f"Leaving takes about {scale.need_s:.1f} s (a step and twice a checkpoint)")
+    if scale.proposal:
+        lines.append(f"Proposed: {scale.proposal} nodes ({scale.proposal_reason})")
+    elif scale.proposal_reason:
+        lines.append(f"Nothing proposed: {scale.proposal_reason}")
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from typing import Any
 
@@ -54,7 +55,9 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
 
-    sys.exit(asyncio.run(launch(settings_from(options, script, arguments))))
+    settings = settings_from(options, script, arguments)
+    told = tuple(with_both_spellings(sys.argv[1:]))
+    sys.exit(asyncio.run(launch(dataclasses.replace(settings, arguments=told))))
 
 
 def main() -> None:

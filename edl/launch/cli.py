@@ -23,12 +23,26 @@ from typing import Any, TypeVar
 import click
 
 from edl.adapters.etcd_plan import parse_endpoints
-from edl.config import FaultTolerance, JobSpec, LogPlan, NodeRange, Standby, Timeouts, check_job_id, parse_nnodes
+from edl.config import (
+    FaultTolerance,
+    JobSpec,
+    LogPlan,
+    NodeRange,
+    Standby,
+    Timeouts,
+    check_job_id,
+    environment,
+    parse_nnodes,
+)
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.accelerators import count_gpus
+from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
 from edl.launch.data_option import data_sets
+from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
+from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
+from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
 from edl.launch.settings import (
     Backend,
     HelperSettings,
@@ -122,6 +136,10 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
     *PS_OPTIONS,
     *HYPER_OPTIONS,
+    *SCALE_OPTIONS,
+    *AUTOSCALE_OPTIONS,
+    *HTTP_OPTIONS,
+    *LEAVE_OPTIONS,
     click.option("--rack", default="", help="Where this node stands: copies of its state go to another rack."),
     click.option(
         "--standby",
@@ -163,7 +181,7 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
             f"--nnodes={nodes} needs a store that every node reaches",
             "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
         )
-    state = _state(options)
+    scheduler, state = wanted_from(options), _state(options)
     job = JobId(options["rdzv_id"] or (_private_name(state.checkpoint_dir) if private else "default"))
     spec = JobSpec(
         job,
@@ -174,14 +192,14 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         data=data_sets(options["data"]),
         hyper=policy_from(options, nodes, slots),
         servers=training,
+        scheduler=scheduler_from(scheduler),
+        cooldown_s=options["scale_cooldown"],
+        autoscale=autoscale_from(options, nodes),
     )
-    if not -1 <= options["node_rank"] < nodes.maximum:
-        allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
-        raise SettingError(
-            "--node-rank", options["node_rank"], allowed, "Or leave it out: places are given as nodes come"
-        )
-    node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
+    _check_node_rank(options["node_rank"], nodes)
+    node = options["node_id"] or node_name(scheduler, environment()) or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     _check_node_id(node)
+    http, leave = http_from(options), leave_from(options)
     command = worker_command(options["module"], options["no_python"], script, arguments)
     logs = _log_plan("", options["redirects"], options["tee"])
     # Nothing is made before everything has been checked.
@@ -203,6 +221,9 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         readers=_readers(options),
         reader_capacity=options["reader_capacity"],
         servers=servers,
+        http=http,
+        index=node_index(options, scheduler, environment()),
+        leave=leave,
     )
 
 
@@ -434,6 +455,12 @@ def _slots(text: str) -> int:
     return int(text)
 
 
+def _check_node_rank(rank: int, nodes: NodeRange) -> None:
+    if not -1 <= rank < nodes.maximum:
+        allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
+        raise SettingError("--node-rank", rank, allowed, "Or leave it out: places are given as nodes come")
+
+
 def _check_node_id(node: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):
         raise SettingError("--node-id", repr(node), "use 1 to 128 letters, digits, '.', '_' and '-'")
@@ -456,7 +483,7 @@ def _stream_map(option: str, text: str) -> tuple[int, dict[int, int]]:
 
 def with_both_spellings(arguments: list[str]) -> list[str]:
     """torchrun takes ``--nproc_per_node`` for ``--nproc-per-node``; so do we, up to the script's name."""
-    takes_value = {name: not option.is_flag for option in _click_options() for name in option.opts}
+    takes_value = value_options()
     result: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -469,6 +496,11 @@ def with_both_spellings(arguments: list[str]) -> list[str]:
         if takes_value.get(name, False) and not equals:
             result.extend(list(_next(rest)))
     return result + list(rest)
+
+
+def value_options() -> dict[str, bool]:
+    """Each option of the launcher, and whether a value belongs to it."""
+    return {name: not option.is_flag for option in _click_options() for name in option.opts}
 
 
 def _next(rest: Any) -> tuple[str, ...]:

@@ -45,23 +45,26 @@ from edl.agent.vault import Vault, Writer
 from edl.agent.workers import WorkerGroup
 from edl.config import JobSpec, environment
 from edl.errors import EdlError, StoreUnavailable
-from edl.launch import pservers, readers
+from edl.launch import pservers, readers, scaling
 from edl.launch.accelerators import paddle_gpus
 from edl.launch.console import console, listen_to_modules
 from edl.launch.helpers import HelpersBeside, Kind, Kit
-from edl.launch.launcher import Launcher, Parts, ended_before
+from edl.launch.launcher import Beside, Launcher, Parts, ended_before
+from edl.launch.notices import poller_of
 from edl.launch.ps_options import training_of
 from edl.launch.reach import address_towards, etcd_store
 from edl.launch.settings import Backend, LaunchSettings
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.service import Service
+from edl.master.shell import MasterShell
 from edl.master.shell import Surroundings as MasterSurroundings
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
 from edl.types import Incarnation, NodeId, Token
+from edl.web.front import Around, Web
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Kept, NodeInfo, Version
+from edl.wire.messages import Kept, NodeInfo
 from ps.book import Limits
 from ps.machine import PlacementMachine
 
@@ -92,14 +95,19 @@ async def launch(settings: LaunchSettings) -> int:
         place = _Place(
             Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints, files, switches
         )
+        place.web = _web(settings, place, log)
+        if place.web is not None:
+            cleanup.push_async_callback(place.web.leave)
         try:
+            place.members = len(settings.store.endpoints or endpoints) if member is not None else 0
             await _take_place(settings, place, cleanup, log)
         except JobEnded as error:
             return ended_before(error, log)
         cleanup.push_async_callback(place.server.stop)
         for kind in _kinds(settings, place.registration.token):
-            place.beside.append(HelpersBeside(_kit(settings, store, place.info.host, log), kind))
-            cleanup.push_async_callback(place.beside[-1].leave)
+            helpers = HelpersBeside(_kit(settings, store, place.info.host, log), kind)
+            place.beside.append(helpers)
+            cleanup.push_async_callback(helpers.leave)
         return await _put_together(settings, store, member, place, processes, warming, log).run()
 
 
@@ -174,12 +182,16 @@ class _Place:
     """The checkpoint directory."""
     switches: Switches | None
     """Its files by which somebody asks for something."""
-    beside: list[HelpersBeside] = field(default_factory=list)
+    beside: list[Beside] = field(default_factory=list)
     """Processes that are not workers."""
+    web: Web | None = None
+    """The HTTP side, if this launcher has one."""
+    members: int = 0
+    """Members of the embedded store, if one of them runs here."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     steward: Steward = field(init=False)
-    kept: Callable[[Version, str, str], None] = field(init=False, default=lambda version, where, error: None)
+    kept: Callable[[Kept], None] = field(init=False, default=lambda message: None)
     """Told of each commit that has been written, or could not be."""
 
 
@@ -195,6 +207,8 @@ async def _take_place(
     host = settings.local_addr or address_towards(place.endpoints[0])
     port = await place.server.start(host)
     try:
+        if place.web is not None:
+            place.web.listen(host)
         place.info = await registration.join(
             NodeInfo(
                 NodeId(settings.node),
@@ -205,11 +219,20 @@ async def _take_place(
                 settings.node_rank,
                 state_port=keeper.start(host),
                 rack=settings.rack,
+                index=settings.index,
+                members=place.members,
             )
         )
     except EdlError:
         await place.server.stop()
         raise
+
+
+def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Web | None:
+    """The HTTP side, not yet listening."""
+    if settings.http is None:
+        return None
+    return Web(Around(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
 
 
 async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
@@ -232,7 +255,7 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
         copies=TcpCopies(node, lambda: place.registration.token, SystemClock()),
         vault=vault,
-        on_kept=lambda version, where, error: place.kept(version, where, error),
+        on_kept=lambda version, where, error, took_s: place.kept(Kept(version, where, error, took_s)),
     )
     place.steward = Steward(node, keeper, vault, log)
     return keeper
@@ -281,16 +304,17 @@ def _put_together(
             settings.state.checkpoint_dir,
             services=lambda: _services(spec),
             lines=_lines(spec, info.node, log),
+            companions=scaling.companions(settings, store, place.endpoints, log),
         ),
-        Ruler(info.node, info.host, info.port),
+        Ruler(info.node, info.host, info.port, place.web.url if place.web is not None else ""),
         Callbacks(
             follow=lambda ruler, token: agent.follow(ruler.host, ruler.port, token),
-            rule=place.server.serve,
+            rule=lambda shell: _rule(place, shell),
             concluded=lambda outcome: agent.post(Heard(outcome)),
         ),
     )
     agent = _agent(settings, place, candidate, processes, warming, lambda: launcher.register_again(), log)
-    place.kept = lambda version, where, error: agent.kept(Kept(version, where, error))
+    place.kept = agent.kept
     launcher = Launcher(
         Parts(
             job=spec.job,
@@ -307,9 +331,21 @@ def _put_together(
             log=log,
             error_file=Path(settings.error_file),
             beside=place.beside,
+            leave=settings.leave,
+            notices=poller_of(settings.leave.notice, log),
         )
     )
+    if place.web is not None:
+        place.web.begin(lambda: candidate.ruler.http if candidate.ruler is not None else None)
+        place.beside.append(place.web)
     return launcher
+
+
+def _rule(place: _Place, shell: MasterShell | None) -> None:
+    """This launcher rules with this shell, or not any more."""
+    place.server.serve(shell)
+    if place.web is not None:
+        place.web.rule(shell)
 
 
 def _services(spec: JobSpec) -> tuple[Service, ...]:
@@ -358,5 +394,11 @@ def _agent(
             activity=activity,
             switches=place.switches,
         ),
-        AgentState(place.info, spec.timeouts, contact_s=clock.now_s(), independent=spec.independent),
+        AgentState(
+            place.info,
+            spec.timeouts,
+            contact_s=clock.now_s(),
+            independent=spec.independent,
+            drained_exit_code=settings.leave.exit_code,
+        ),
     )

@@ -324,6 +324,7 @@ async def serve_helpers(settings: HelperSettings, make: MakeKind, leaving_text: 
 
     for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
         loop.add_signal_handler(number, interrupt)
+    loop.add_signal_handler(signal.SIGUSR2, lambda: None if told.is_set() else interrupt())  # announces SIGTERM
     leaving = asyncio.ensure_future(told.wait())
     work = asyncio.ensure_future(_take_part(settings, store, party, make, log))
     try:

@@ -7,19 +7,21 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from edl.adapters.host_notes import HostNote
 from edl.adapters.transport import MasterServer
-from edl.agent.events import Interrupted, LeaseGone, LeaseRenewed
+from edl.agent.events import Interrupted, LeaseGone, LeaseRenewed, Noticed
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.report import json_report, text_report
 from edl.agent.shell import AgentShell
 from edl.agent.state import Outcome
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
+from edl.launch.notices import Poller
+from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
 from edl.ports import ChangeKind, Clock, Store
@@ -88,6 +90,9 @@ class Parts:
     error_file: Path
     beside: Sequence[Beside] = ()
     """What else this launcher has, such as readers of data."""
+    leave: LeaveSettings = field(default_factory=LeaveSettings)
+    notices: Poller | None = None
+    """Looks whether this host is about to be taken away."""
 
 
 class Launcher:
@@ -107,10 +112,13 @@ class Launcher:
         # Under nohup SIGHUP comes ignored, and has to stay so.
         for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
             loop.add_signal_handler(number, self._interrupt, number)
+        for announced in set(parts.leave.signals) - set(SIGNALS):
+            loop.add_signal_handler(announced, self._announced, announced)
         parts.note.write()
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
         member = asyncio.ensure_future(self._keep_member())
+        notices = asyncio.ensure_future(self._look_for_notices())
         try:
             parts.candidate.registered(parts.registration.lease)
             agent = asyncio.ensure_future(parts.agent.run())
@@ -123,9 +131,10 @@ class Launcher:
             await self._let_master_finish(parts.candidate.shell)
         finally:
             parts.note.remove()
-            for task in (member, lease, election):
+            for task in (notices, member, lease, election):
                 await end(task)
-        await self._say_farewell(ended=outcome.exit_code not in (ExitCode.INTERRUPTED, ExitCode.TERMINATED))
+        left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        await self._say_farewell(ended=not left)
         return outcome.exit_code
 
     async def register_again(self) -> NodeInfo:
@@ -176,6 +185,15 @@ class Launcher:
         self._signalled = True
         for one in self._parts.beside:
             one.interrupt()
+
+    def _announced(self, number: int) -> None:
+        """A signal that announces the end, such as Slurm's before its time limit. SIGTERM may follow, and is the first
+        then."""
+        self._parts.agent.post(Noticed(signal.Signals(number).name))
+
+    async def _look_for_notices(self) -> None:
+        if self._parts.notices is not None:
+            await self._parts.notices.run(lambda notice: self._parts.agent.post(Noticed(notice.reason, notice.lead_s)))
 
     def _report(self, outcome: Outcome) -> None:
         parts = self._parts

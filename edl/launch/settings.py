@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import signal
 from dataclasses import dataclass, field
 
 from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
 from edl.types import JobId
+from edl.web.settings import HttpSettings
 
 
 class Backend(enum.Enum):
@@ -70,6 +72,27 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeSettings:
+    """Who tells that this host is about to be taken away."""
+
+    provider: str
+    base: str
+    """URL of its metadata service, without a slash at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveSettings:
+    """How this node leaves the job."""
+
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR2)
+    """On these it leaves in good order."""
+    exit_code: int = 0
+    """Status of a launcher that has left in good order while the job goes on."""
+    notice: NoticeSettings | None = None
+    """Who is asked for notices; None: nobody."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """Everything compose.py needs."""
 
@@ -94,6 +117,14 @@ class LaunchSettings:
     """Streams that each of them serves at once."""
     servers: ServerSettings = ServerSettings()
     """Parameter servers beside the workers."""
+    http: HttpSettings | None = None
+    """Where it answers HTTP; None: nowhere."""
+    index: int = -1
+    """The scheduler's number for this node; -1 for none."""
+    leave: LeaveSettings = LeaveSettings()
+    """On which signals and notices it leaves, and with which status."""
+    arguments: tuple[str, ...] = ()
+    """The command line that these settings come from, without the program."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ class Candidate:
         if self.shell is not None and self.shell.misses_nodes:
             self._events.put_nowait(el.OutOfTouch())
 
+    @property
+    def ruler(self) -> el.Ruler | None:
+        """Who rules, as far as this launcher knows; None while it does not."""
+        return None if self._state.role is el.Role.CANDIDATE else self._state.ruler
+
     async def run(self) -> None:
         """Take part in elections until cancelled."""
         watch = asyncio.ensure_future(self._watch())

@@ -22,6 +22,8 @@ class Ruler:
     node: NodeId
     host: str
     port: int
+    http: str = ""
+    """Address of its HTTP side; empty: it has none."""
 
 
 class Role(enum.Enum):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
+from edl.wire.wishes import Verdict, Wish
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -67,6 +68,17 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Wished:
+    """Somebody asks for another size, or for other nodes to take part."""
+
+    wish: Wish
+    held: int = 0
+    """Store revision of the size at this moment; the shell fills it in."""
+    saves: bool = True
+    """There is a checkpoint directory, as far as the shell knows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Flawed:
     """A service has something that the end of the job has to tell; an empty text takes it back."""
 
@@ -87,7 +99,17 @@ class Tick:
 
 
 Event = (
-    NodeRegistered | NodeExpired | NodeRefused | NodeAttached | NodeDetached | NodeSaid | Told | Flawed | Failed | Tick
+    NodeRegistered
+    | NodeExpired
+    | NodeRefused
+    | NodeAttached
+    | NodeDetached
+    | NodeSaid
+    | Told
+    | Wished
+    | Flawed
+    | Failed
+    | Tick
 )
 
 # --- effects ---------------------------------------------------------------------------------------------------------
@@ -123,6 +145,14 @@ class WakeAt:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Answer the wish that this step was about."""
+
+    verdict: Verdict
+    text: str
+
+
 class Kind(enum.Enum):
     """Kinds of journal entries, for people and for filters."""
 
@@ -136,6 +166,7 @@ class Kind(enum.Enum):
     BOUNDARY = "boundary"
     STATE = "state"
     SETTINGS = "settings"
+    SCALE = "scale"
     SERVICE = "service"
     WAITING = "waiting"
     JOB_ENDED = "job-ended"
@@ -155,7 +186,7 @@ class Conclude:
     """The job has ended and everybody who could be told was told; the Master may go."""
 
 
-Effect = Tell | Probe | Revoke | WakeAt | Note | Conclude
+Effect = Tell | Probe | Revoke | WakeAt | Grant | Note | Conclude
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,20 @@ from edl.master.restoring import Load, Restore, Unusable, choose, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.ranks import Candidate, order
-from edl.rendezvous.rules import Size, count, next_size
+from edl.rendezvous.rules import Size, count
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Dismissed, Finish, LoadState, Member, StartRound, StopRound, World
+from edl.wire.messages import (
+    NO_STATE,
+    Dismissed,
+    Finish,
+    Idle,
+    LoadState,
+    Member,
+    Prestart,
+    StartRound,
+    StopRound,
+    World,
+)
 
 WARMING_PATIENCE_S = 120.0
 """How long the first world waits for an attached node that still imports its framework."""
@@ -105,33 +116,57 @@ def try_to_form(turn: Turn) -> None:
     if turn.record.kill:
         _end(turn, ExitCode.KILLED, turn.record.kill)
         return
+    if turn.record.sizing.suspended:
+        _rest(turn)
+        return
     ready = turn.ready()
     previous = turn.record.world.members if turn.record.world else ()
-    size = next_size(turn.spec.nodes, turn.spec.fault_tolerance, len(previous), len(ready))
+    size = turn.next_size(len(ready))
     if size.nodes == 0:
-        dismiss(turn, "too few nodes are left for a world without this one")
-        _wait_for_nodes(turn, size.reason)
+        dismiss(turn, "too few nodes are left for a world without this one", needed=True)
+        kept_out = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
+        also = f", {names(kept_out)} cordoned (edl uncordon)" if kept_out else ""
+        _wait_for_nodes(turn, size.reason + also)
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
         _form_with_state(turn, ready, [member.node for member in previous], size)
 
 
+def _rest(turn: Turn) -> None:
+    """The job is suspended: nobody waits, and no worker stays. Commits in memory do."""
+    turn.at_boundary = False
+    turn.grace_until_s = None
+    turn.reason = f"suspended by {turn.record.sizing.suspended}"
+    for entry in list(turn.nodes.values()):
+        if not is_last_holder(turn, entry):
+            dismiss(turn, "the job is suspended", only=entry)
+    for entry in turn.free():
+        if not entry.idled:
+            entry = turn.update(entry, idled=True, prestarted=False)
+            turn.tell(entry, Idle(turn.reason))
+            if entry.parked or turn.spec.independent:
+                due_s = turn.now_s + turn.patience_s + turn.spec.timeouts.shutdown_s
+                turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s)
+                turn.wake_at(due_s)
+
+
 def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: Size) -> None:
     entries = {entry.info.node: entry for entry in ready}
-    candidates = [Candidate(e.info.node, e.joined, e.info.node_rank) for e in ready]
+    candidates = [Candidate(e.info.node, e.joined, e.info.node_rank, e.info.index) for e in ready]
+    target = turn.record.sizing.target(turn.spec.nodes)
     givers = [entry for entry in turn.nodes.values() if entry.attached]
 
     def first(nodes: int) -> list[NodeEntry]:
-        return [entries[node] for node in order(previous, candidates, nodes)]
+        return [entries[node] for node in order(previous, candidates, nodes, target)]
 
     members = first(size.nodes)
     choice = choose(members, givers, slots_of(members))
     if isinstance(choice, Restore):
         needed = size_of_newest(givers, choice.version)
         recover = turn.spec.fault_tolerance is FaultTolerance.RECOVER
-        lowest = size.nodes if recover else turn.spec.nodes.lowest
-        for nodes in range(size.nodes, lowest - 1, -turn.spec.nodes.unit):
+        lowest = size.nodes if recover else turn.bounds.lowest
+        for nodes in range(size.nodes, lowest - 1, -turn.bounds.unit):
             if needed and slots_of(first(nodes)) == needed:
                 members, size = first(nodes), Size(nodes, f"the state in memory is cut for {count(needed, 'worker')}")
                 choice = choose(members, givers, needed)
@@ -212,7 +247,7 @@ def _is_needed(turn: Turn, entry: NodeEntry) -> bool:
     ready = turn.ready()
     back = any(turn.member(other) is not None and not other.prestarted for other in ready)
     elastic = turn.spec.fault_tolerance is FaultTolerance.ELASTIC
-    return not (back and elastic and turn.spec.nodes.fit(len(ready)))
+    return not (back and elastic and turn.bounds.fit(len(ready)))
 
 
 def _end_for_failures(turn: Turn) -> None:
@@ -230,8 +265,8 @@ def _end_for_failures(turn: Turn) -> None:
 
 
 def _grace_is_over(turn: Turn, size: int) -> bool:
-    """Only the very first world waits for more nodes than it needs, and only while it is below the maximum."""
-    if turn.record.world is not None or size == turn.spec.nodes.highest:
+    """Only the very first world waits for more nodes than it needs, and only while it is below what is wanted."""
+    if turn.record.world is not None or size == turn.record.sizing.target(turn.spec.nodes):
         return True
     if turn.grace_until_s is None:
         turn.grace_until_s = turn.now_s + turn.spec.timeouts.join_grace_s
@@ -283,11 +318,24 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
     turn.formed_at_s = turn.now_s
     for entry in entries:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=False, prestarted=False)
+        entry = turn.update(entry, idled=False)
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:
         # Workers that were not stopped have to hear that their node has no part in it.
-        for entry in turn.ready():
+        for entry in turn.free():
             turn.tell(entry, StartRound(world, turn.reason))
+    for entry in turn.free():
+        if entry.idled:
+            prestart(turn, entry)
+
+
+def prestart(turn: Turn, entry: NodeEntry) -> None:
+    """Have a node outside the world start workers that wait for the next one, if this job's workers can."""
+    entry = turn.update(entry, idled=False)
+    if turn.record.rejoins and not entry.parked:
+        due_s = turn.now_s + WARMING_PATIENCE_S
+        entry = turn.update(entry, status=NodeStatus.PREPARING, prestarted=True, due_s=due_s)
+        turn.tell(entry, Prestart("workers of this job wait for their world"))
 
 
 def _note_state(turn: Turn, restore: Restore) -> None:
@@ -299,11 +347,30 @@ def _note_state(turn: Turn, restore: Restore) -> None:
     turn.write(newest=restore.version)
 
 
-def dismiss(turn: Turn, reason: str) -> None:
-    """Nodes that wanted to leave are not needed any more."""
-    for entry in list(turn.nodes.values()):
+def is_last_holder(turn: Turn, entry: NodeEntry) -> bool:
+    """Whether the newest state of a job that rests is in the memory of this node and, as a whole, nowhere else."""
+    newest = max((held.version for other in turn.nodes.values() for held in other.holdings), default=NO_STATE)
+    if all(held.version < newest for held in entry.holdings):
+        return False
+    if any(other.stored >= newest for other in turn.nodes.values()):
+        return False
+    return not any(
+        held.version == newest and held.shards == 1
+        for other in turn.nodes.values()
+        if other.info.node != entry.info.node and other.attached and not other.draining
+        for held in other.holdings
+        if other.status is not NodeStatus.LEAVING
+    )
+
+
+def dismiss(turn: Turn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
+    """Nodes that wanted to leave may go, or one of them. ``needed``: and yet the job waits without them."""
+    for entry in [only] if only is not None else list(turn.nodes.values()):
         if entry.draining and entry.status is NodeStatus.READY:
-            turn.tell(turn.update(entry, status=NodeStatus.LEAVING), Dismissed(reason))
+            if entry.hurried and not needed:
+                turn.save_owed = f"node {entry.info.node} has left in a hurry"
+            entry = turn.update(entry, status=NodeStatus.LEAVING)
+            turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
 
 def _end(turn: Turn, code: ExitCode, reason: str) -> None:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from edl.config import NodeRange
 from edl.master.events import Decision, Tell
-from edl.master.state import MasterState, NodeStatus, Phase
+from edl.master.state import MasterState, NodeStatus, Phase, Record
 from edl.wire.messages import StartRound, World
 
 
-def world_violations(world: World, bounds: NodeRange) -> Iterator[str]:
-    """Rules of A5 that one world breaks."""
-    nodes = [member.node for member in world.members]
+def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
+    """Rules that the world breaks which has just been formed: A5, and what has been asked for."""
+    world, sizing = record.world, record.sizing
+    if world is None:
+        return
+    bounds, nodes = sizing.bounds(spec), [member.node for member in world.members]
     if not bounds.minimum <= len(nodes) <= bounds.maximum:
         yield f"round {world.round} has {len(nodes)} nodes outside {bounds}"
-    if len(nodes) % bounds.unit:
-        yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {bounds.unit}"
+    if len(nodes) > sizing.target(spec):
+        yield f"round {world.round} has {len(nodes)} nodes, {sizing.target(spec)} are wanted"
+    if sizing.suspended:
+        yield f"round {world.round} is formed while the job is suspended by {sizing.suspended}"
+    for member in world.members:
+        if sizing.excludes(member.node):
+            yield f"round {world.round} has {member.node}, which is cordoned"
+        if any(one.incarnation == member.incarnation for one in record.departing):
+            yield f"round {world.round} has {member.node}, which is to leave"
+
+
+def world_violations(world: World, unit: int) -> Iterator[str]:
+    """Rules of A5 that one world breaks at any time."""
+    nodes = [member.node for member in world.members]
+    if len(nodes) % unit:
+        yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {unit}"
     if len(set(nodes)) != len(nodes):
         yield f"round {world.round} lists a node twice: {nodes}"
     expected = 0
@@ -32,11 +50,13 @@ def state_violations(state: MasterState) -> Iterator[str]:
     """Contradictions inside one state."""
     record = state.record
     if record.world is not None:
-        yield from world_violations(record.world, state.spec.nodes)
+        yield from world_violations(record.world, state.spec.nodes.unit)
         if record.world.round != record.round:
             yield f"record says round {record.round}, its world {record.world.round}"
     elif record.round:
         yield f"round {record.round} without a world"
+    if record.observed > record.sizing.generation:
+        yield f"generation {record.observed} has been observed, {record.sizing.generation} is the newest"
     if not 0 <= record.restarts <= state.spec.max_restarts + 1:
         yield f"{record.restarts} restarts used of {state.spec.max_restarts}"
     if record.phase is Phase.RUNNING and record.restarts > state.spec.max_restarts:
@@ -54,6 +74,13 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
     """Contradictions between two states, and between a state and what is about to be sent."""
     after = decision.state
     yield from state_violations(after)
+    if after.record.round > before.record.round:
+        yield from formed_violations(after.record, after.spec.nodes)
+    was, now = before.record.sizing, after.record.sizing
+    if now.generation < was.generation or (now.generation == was.generation and replace(now, fact=was.fact) != was):
+        yield f"what is wanted went from {was} to {now}"
+    if after.record.observed < before.record.observed:
+        yield f"observed went back from {before.record.observed} to {after.record.observed}"
     if after.record.round < before.record.round:
         yield f"round went back from {before.record.round} to {after.record.round}"
     if before.record.round == after.record.round and before.record.world != after.record.world:

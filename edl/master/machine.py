@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import planning
+from edl.master import autoscaling, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -27,6 +27,7 @@ from edl.master.events import (
     NodeSaid,
     Tick,
     Told,
+    Wished,
 )
 from edl.master.forming import (
     WARMING_PATIENCE_S,
@@ -34,6 +35,7 @@ from edl.master.forming import (
     end_if_all_done,
     interrupt,
     order_stop,
+    prestart,
     say_goodbye,
     stop_world,
     tell_outcome,
@@ -54,8 +56,8 @@ from edl.wire.messages import (
     Kept,
     Leaving,
     NodeInfo,
+    Pace,
     Preparing,
-    Prestart,
     Ready,
     StartRound,
     Underway,
@@ -124,9 +126,11 @@ def _settle(turn: Turn) -> None:
     if turn.record.phase is Phase.ENDED:
         say_goodbye(turn)
         return
+    resizing.depart(turn)
     rules = (
         planning.look_at_agreement,
-        planning.consider_growth,
+        resizing.suspend,
+        resizing.consider_size,
         planning.consider_settings,
         planning.assign_keepers,
     )
@@ -135,6 +139,8 @@ def _settle(turn: Turn) -> None:
             rule(turn)
     if turn.record.phase is Phase.FORMING:
         try_to_form(turn)
+    if turn.record.outcome is None:
+        resizing.observe(turn)
 
 
 # --- nodes come and go -----------------------------------------------------------------------------------------------
@@ -174,7 +180,7 @@ def _attached(turn: Turn, event: NodeAttached) -> None:
         entry = None
     if entry is None:
         entry = _first_sight(turn, info, registered=False)
-    entry = turn.update(entry, attached=True, seen_round=attach.seen_round)
+    entry = turn.update(entry, attached=True, seen_round=attach.seen_round, departing=False, idled=False)
     if turn.record.outcome is not None:
         tell_outcome(turn, entry, turn.record.outcome)
     else:
@@ -239,6 +245,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
     turn.dead |= {entry.info.incarnation}
     del turn.nodes[node]
     if entry.status is NodeStatus.LEAVING:
+        _replan_without_source(turn)
         return
     turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.record.done:
@@ -295,6 +302,8 @@ def _said(turn: Turn, event: NodeSaid) -> None:
             planning.kept(turn, entry, kept)
         case Asked() as asked:
             planning.asked(turn, asked)
+        case Pace() as pace:
+            autoscaling.paced(turn, turn.update(entry, step_s=pace.step_s), pace)
         case Hanging() as hanging:
             _hanging(turn, entry, hanging)
         case WorkerFailed(failure):
@@ -310,7 +319,8 @@ def _is_outdated(turn: Turn, entry: NodeEntry, seen_round: Round) -> bool:
     """Whether a node said that it is free before the start order that is on its way, or that came just before a stop
     order."""
     ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
-    behind = turn.member(entry) is not None and ordered and seen_round < turn.record.round
+    free = entry.idled  # it has said so since, and ends workers that wait
+    behind = turn.member(entry) is not None and ordered and not free and seen_round < turn.record.round
     return behind or entry.status is NodeStatus.LEAVING
 
 
@@ -319,6 +329,8 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
         return
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
+    if ready.stored > entry.stored and not ready.refused:
+        planning.lies_stored(turn, ready.stored)  # the last Master may have heard it, and this node may leave
     entry = turn.update(
         entry,
         status=NodeStatus.READY,
@@ -334,10 +346,10 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
     )
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
+    elif turn.record.sizing.suspended:
+        pass  # no worker is to wait: there is no world for a while
     elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
-        due_s = turn.now_s + WARMING_PATIENCE_S
-        entry = turn.update(entry, status=NodeStatus.PREPARING, prestarted=True, due_s=due_s)
-        turn.tell(entry, Prestart("workers of this job wait for their world"))
+        prestart(turn, entry)
     elif newcomer:
         waits = ", its workers wait" if ready.parked else ""
         slots = count(entry.info.slots, "slot")
@@ -405,12 +417,11 @@ def _done(turn: Turn, entry: NodeEntry) -> None:
 
 def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
     """A node goes, at once or as soon as the others have a world without it."""
-    if leaving.grace_s and planning.drain(turn, entry, leaving.reason):
+    if leaving.grace_s and planning.drain(turn, entry, leaving):
         return
-    reason, told = leaving.reason, leaving.grace_s > 0
+    reason = leaving.reason
     node = entry.info.node
-    if told:
-        turn.tell(entry, Dismissed("nothing to wait for"))
+    turn.tell(entry, Dismissed("nothing to wait for", needed=resizing.is_missed(turn, entry)))
     known = entry.draining
     turn.update(entry, status=NodeStatus.LEAVING)
     if not known:
@@ -426,6 +437,10 @@ def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
 
 def _told(turn: Turn, event: Told) -> None:
     planning.asked(turn, event.asked)
+
+
+def _wished(turn: Turn, event: Wished) -> None:
+    resizing.wished(turn, event)
 
 
 def _flawed(turn: Turn, event: Flawed) -> None:
@@ -451,6 +466,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeExpired: _expired,
     NodeSaid: _said,
     Told: _told,
+    Wished: _wished,
     Flawed: _flawed,
     Failed: _failed,
     Tick: _tick,

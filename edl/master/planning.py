@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from edl.config import FaultTolerance
 from edl.master import hyper
 from edl.master.events import Kind
-from edl.master.forming import at_boundary, dismiss, names, stop_world, try_to_form
+from edl.master.forming import at_boundary, dismiss, is_last_holder, stop_world, try_to_form
 from edl.master.restoring import keepers
+from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
-from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Purpose, Switch, Underway
+from edl.rendezvous.parting import Saver, saver
+from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Leaving, Purpose, Switch, Underway, Version
+from edl.wire.wishes import Care
 
-_WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 2}
-"""Which wish gives way to which while a boundary is being agreed on. Settings are tried again after that."""
+_WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}
+"""Which wish gives way to which while a boundary is being agreed on. Settings are tried again after that. With KILL a
+checkpoint is written at the boundary, with SWITCH none is."""
 
 
 def change(turn: Turn, reason: str) -> None:
@@ -67,12 +70,24 @@ def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
     members = turn.members()
     if agreement.purpose is Purpose.SAVE:
         turn.note(Kind.BOUNDARY, f"{agreement.reason}: saving commit {commit}")
+        _wait_for_it(turn, commit)
     elif agreement.purpose is Purpose.SET:
         order = hyper.agreed(turn, agreement.number, commit, agreement.reason)
     else:
         at_boundary(turn, f"{agreement.reason} (at commit {commit})")
     for entry in members:
         turn.tell(entry, order)
+
+
+def _wait_for_it(turn: Turn, commit: int) -> None:
+    """Nodes that must not leave before a checkpoint is complete wait for this one."""
+    world = turn.record.world
+    if world is not None and any(one.care is Care.MUST for one in turn.record.departing):
+        marked = [
+            dataclasses.replace(one, era=world.era, commit=commit) if one.care is Care.MUST else one
+            for one in turn.record.departing
+        ]
+        turn.write(departing=tuple(marked))
 
 
 def look_at_agreement(turn: Turn) -> None:
@@ -114,29 +129,6 @@ def ask_again(turn: Turn, entry: NodeEntry) -> None:
         turn.tell(entry, _hold(turn, agreement))
 
 
-def consider_growth(turn: Turn) -> None:
-    """Replace the running world by a larger one when ready newcomers allow it."""
-    world = turn.record.world
-    if world is None or turn.record.done or turn.spec.fault_tolerance is not FaultTolerance.ELASTIC:
-        return
-    if turn.agreement is not None or not _settled(turn) or _is_cut_to_size(turn):
-        return
-    newcomers = [entry for entry in turn.ready() if turn.member(entry) is None]
-    size = turn.spec.nodes.fit(len(world.members) + len(newcomers))
-    if not newcomers or size <= len(world.members):
-        turn.grace_until_s = None
-        return
-    coming = (NodeStatus.WARMING, NodeStatus.PREPARING)
-    warming = any(e.attached and e.registered and e.status in coming for e in turn.nodes.values())
-    if warming and size < turn.spec.nodes.highest:
-        if turn.grace_until_s is None:
-            turn.grace_until_s = turn.now_s + turn.spec.timeouts.join_grace_s
-        if turn.now_s < turn.grace_until_s:
-            turn.wake_at(turn.grace_until_s)
-            return
-    change(turn, f"{names(newcomers)} joined: growing from {len(world.members)} to {size} nodes")
-
-
 def consider_settings(turn: Turn) -> None:
     """Have the workers take up what has been changed by hand, unless the world is about to change anyway."""
     reason = turn.record.wish or "settings changed by hand"
@@ -146,7 +138,7 @@ def consider_settings(turn: Turn) -> None:
         stop_world(turn, reason)
 
 
-def _is_cut_to_size(turn: Turn) -> bool:
+def is_cut_to_size(turn: Turn) -> bool:
     """The state is sharded, and in memory it fits worlds of this size only: growing would throw it away. Not so with a
     checkpoint directory: there the workers write it at the boundary, and any size reads it."""
     members = turn.members()
@@ -154,7 +146,7 @@ def _is_cut_to_size(turn: Turn) -> bool:
     return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
 
 
-def _settled(turn: Turn) -> bool:
+def settled(turn: Turn) -> bool:
     """A world whose workers can be held is given time to come that far before it is changed again."""
     until_s = turn.formed_at_s + turn.spec.timeouts.boundary_s
     if not turn.record.rejoins or turn.underway or turn.now_s >= until_s:
@@ -174,13 +166,25 @@ def underway(turn: Turn, entry: NodeEntry, message: Underway) -> None:
         ways = sorted({member.how for member in turn.members()})
         turn.note(Kind.WORLD_UNDERWAY, f"round {turn.record.round} is underway: {'; '.join(ways)}")
         dismiss(turn, "the others go on without this node")
+        if turn.save_owed:
+            agree(turn, Purpose.SAVE, turn.save_owed)
+            turn.save_owed = ""
 
 
-def drain(turn: Turn, entry: NodeEntry, reason: str) -> bool:
+def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
     """A node wants to leave, and can wait. False when there is nothing to wait for."""
+    reason = leaving.reason
+    if turn.member(entry) is not None and _is_hurried(turn, leaving):
+        entry = turn.update(entry, hurried=True)
+    resting = turn.record.phase is Phase.FORMING and bool(turn.record.sizing.suspended)
+    if (resting and is_last_holder(turn, entry)) or _gives_state(turn, entry):
+        turn.update(entry, draining=True)
+        return True
     if turn.member(entry) is None or entry.info.node in turn.record.done:
         return False
-    if entry.draining or (turn.record.phase is Phase.FORMING and turn.at_boundary):
+    forming = turn.record.phase is Phase.FORMING and not resting
+    if entry.draining or (forming and (turn.at_boundary or turn.record.rejoins)):
+        # The next world may begin from what it has.
         turn.update(entry, draining=True)
         return True
     if not turn.underway:
@@ -189,6 +193,24 @@ def drain(turn: Turn, entry: NodeEntry, reason: str) -> bool:
     turn.note(Kind.NODE_LEAVING, f"node {entry.info.node} leaves: {reason}", entry.info.node)
     agree(turn, Purpose.SWITCH, f"node {entry.info.node} leaves: {reason}")
     return True
+
+
+def _is_hurried(turn: Turn, leaving: Leaving) -> bool:
+    """Whether others that hold the whole state have to write it, since the node has not the time."""
+    members = turn.members()
+    if len(members) < 2 or any(holding.shards > 1 for member in members for holding in member.holdings):
+        return False
+    step_s = max(member.step_s for member in members)
+    return saver(leaving.grace_s, step_s, turn.save_s) is Saver.OTHERS
+
+
+def _gives_state(turn: Turn, entry: NodeEntry) -> bool:
+    """Whether the running world gets its state from this node, which has no part in it."""
+    world = turn.record.world
+    if world is None or turn.record.phase is not Phase.RUNNING or turn.underway or turn.record.done:
+        return False
+    giver = any(source.node == entry.info.node for source in world.sources)
+    return turn.record.rejoins and giver and turn.member(entry) is None and entry.status is NodeStatus.READY
 
 
 def asked(turn: Turn, message: Asked) -> None:
@@ -218,10 +240,34 @@ def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:
     version, node = message.version, entry.info.node
     if message.error:
         turn.note(Kind.STATE, f"commit {version.commit} could not be written: {message.error}", node)
+        _keep_those_that_wait(turn, message)
         return
-    for other in list(turn.nodes.values()):
-        turn.update(other, stored=max(other.stored, version))
+    turn.save_s = message.took_s or turn.save_s
+    lies_stored(turn, version)
     turn.note(Kind.STATE, f"commit {version.commit} is complete in {message.where}", node)
+
+
+def lies_stored(turn: Turn, version: Version) -> None:
+    """A commit is complete in the checkpoint directory, which is the same for all nodes."""
+    for other in list(turn.nodes.values()):
+        if other.stored < version:
+            turn.update(other, stored=version)
+
+
+def _keep_those_that_wait(turn: Turn, failed: Kept) -> None:
+    """Nodes that were to leave after this checkpoint stay: nobody knows how to do what was asked for."""
+    stay = [one for one in turn.record.departing if one.commit and Version(one.era, one.commit) <= failed.version]
+    stay = [one for one in stay if one.care is Care.MUST and not _has_been_told(turn, one)]
+    if stay:
+        left = tuple(one for one in turn.record.departing if one not in stay)
+        turn.write(departing=left)
+        who = ", ".join(one.node for one in stay)
+        turn.note(Kind.SCALE, f"{who} stays: the checkpoint could not be written ({failed.error})")
+
+
+def _has_been_told(turn: Turn, one: Departing) -> bool:
+    entry = turn.current(one.node, one.incarnation)
+    return entry is not None and entry.departing
 
 
 def assign_keepers(turn: Turn) -> None:

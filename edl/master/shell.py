@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError, StoreUnavailable
@@ -21,10 +21,12 @@ from edl.master import service as sv
 from edl.master.hosting import Hosted, Hosting
 from edl.master.journal import KEPT, Journal
 from edl.master.machine import absent, step, take_over
+from edl.master.news import Asking, Companions, News
 from edl.master.service import Service
+from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status, reply
-from edl.ports import ChangeKind, Clock, Delete, Guard, LineListener, Lines, Operation, Put, Store
+from edl.ports import ChangeKind, Clock, Delete, Guard, LineListener, Lines, Operation, Put, Ruling, Store
 from edl.tasks import Alarm, Chores
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
@@ -40,12 +42,15 @@ from edl.wire.messages import (
     ServiceTold,
 )
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
+from edl.wire.wishes import Granted, Wish
 
 T = TypeVar("T")
 
 RETRY_S = 0.1
 PROBE_PAUSE_S = 0.05
 FAREWELL_TTL_S = 10.0
+COMPANIONS_S = 15.0
+"""How long those beside the Master may take for what they do at the end of a job."""
 MOST_GATHERED = 256
 """Effects of services that may wait for one another before they are carried out."""
 MOST_BYTES = 1024 * 1024
@@ -79,6 +84,8 @@ class Surroundings:
     """Makes the services that this Master hosts, anew for each rule."""
     lines: Callable[[Token, LineListener], Lines] | None = None
     """Makes the lines to helper processes, for one rule; None: services of this job want none."""
+    companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
+    """What runs beside the Master while it rules; see ``Ruling``."""
 
 
 class MasterShell:
@@ -88,7 +95,7 @@ class MasterShell:
         self._around = around
         self._token = token
         self._guard = Guard(around.keys.master, token)
-        self._events: asyncio.Queue[ev.Event | Hosted | StoreError] = asyncio.Queue()
+        self._events: asyncio.Queue[ev.Event | Hosted | Asking | StoreError] = asyncio.Queue()
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._chores = Chores()
         self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
@@ -99,6 +106,13 @@ class MasterShell:
         listener = _Listener(self._events)
         self._lines = around.lines(token, listener) if around.lines is not None and self._hosting else None
         self.journal = Journal()
+        self._news = News()
+        self._companions = Companions(around.log)
+        self._scaled = 0
+        """Store revision of the size; 0: it has not been written yet."""
+        self._asking: Asking | None = None
+        """The wish that the step under way is about."""
+        self._explanation = ""
         self._over = False
         self.concluded = asyncio.Event()
 
@@ -111,6 +125,7 @@ class MasterShell:
         """
         try:
             await self._take_over()
+            self._companions.begin(self._around.companions(self))
             while not self.concluded.is_set():
                 event = await self._events.get()
                 if isinstance(event, StoreError):
@@ -121,12 +136,20 @@ class MasterShell:
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
                         continue  # one write for many
                 else:
-                    await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+                    await self._carry_out(step(self._state, self._opened(event), self._around.clock.now_s()))
                 await self._serve()
+                self._news.tell()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
             return self._stored.outcome
         finally:
             self._let_go()
+
+    def _opened(self, event: ev.Event | Asking) -> ev.Event:
+        """A wish is judged by what the store holds when its turn comes."""
+        if not isinstance(event, Asking):
+            return event
+        self._asking = event
+        return ev.Wished(event.wish, self._scaled, saves=self._around.checkpoint_dir != "")
 
     async def _take_over(self) -> None:
         keys = self._around.keys
@@ -136,6 +159,7 @@ class MasterShell:
         nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
         self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
         self._stored = record
+        self._scaled = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
         self._chores.begin(self._watch_nodes(snapshot.revision, nodes))
         if self._hosting:
@@ -179,6 +203,10 @@ class MasterShell:
                     self._chores.begin(self._probe(info))
                 case ev.Revoke(incarnation):
                     self._chores.begin(self._revoke(incarnation))
+                case ev.Grant(verdict, text):
+                    if self._asking is not None:
+                        self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
+                        self._asking = None
                 case ev.Note(text=text):
                     self._around.log(text)
                 case ev.WakeAt(at_s):
@@ -243,13 +271,20 @@ class MasterShell:
         operations: list[Operation] = [Put(keys.record, plain.dumps(record))]
         operations += [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
         operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
-        await self._guarded(operations)
+        before = self._stored.sizing if self._stored is not None else Sizing()
+        resized = record.sizing != before or not self._scaled
+        if resized:
+            operations.append(Put(keys.scale, plain.dumps(record.sizing)))
+        revision = await self._guarded(operations)
+        if resized:
+            self._scaled = revision
 
-    async def _guarded(self, operations: Sequence[Operation]) -> None:
-        """Write under the token. Raises ``FencedOut``."""
+    async def _guarded(self, operations: Sequence[Operation]) -> int:
+        """Write under the token; returns the store's revision. Raises ``FencedOut``."""
         done = await self._retrying(lambda: self._around.store.write(operations, [self._guard.condition()]))
         if done is None:
             raise FencedOut("another Master has been elected")
+        return done
 
     async def _conclude(self) -> None:
         """The job is over: leave its outcome for latecomers and clear its keys."""
@@ -259,11 +294,13 @@ class MasterShell:
             assert self._stored is not None  # noqa: S101 - an ended job has a record
             operations: list[Operation] = [
                 Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
-                *(Delete(key) for key in (keys.spec, keys.record, keys.token)),
+                *(Delete(key) for key in (keys.spec, keys.record, keys.scale, keys.token)),
                 Delete(keys.journal, prefix=True),
                 Delete(keys.services, prefix=True),
             ]
             await self._around.store.write(operations, [self._guard.condition()])
+        self._news.tell()
+        await self._companions.settled(COMPANIONS_S)
         self.concluded.set()
 
     # --- what feeds it ---------------------------------------------------------------------------------------------
@@ -365,8 +402,30 @@ class MasterShell:
     def status(self) -> JobStatus:
         """The job at this moment."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
-        status = job_status(self._state, self._around.node, self.journal.last(KEPT))
-        return dataclasses.replace(status, services=self._hosting.views())
+        now_s = self._around.clock.now_s()
+        status = job_status(self._state, self._around.node, self.journal.last(KEPT), self._scaled, now_s)
+        waiting = "; ".join(part for part in (status.scale.waiting, self._explanation) if part)
+        scale = dataclasses.replace(status.scale, waiting=waiting)
+        return dataclasses.replace(status, services=self._hosting.views(), scale=scale)
+
+    async def wish(self, wish: Wish) -> Granted:
+        """Ask for another size or other members, in order with all that happens; returns when it is in the store.
+
+        Raises ``FencedOut`` when the rule ends before: it may be in the store or not, so ask the next Master.
+        """
+        asking = Asking(wish, asyncio.get_running_loop().create_future())
+        if self._over:
+            asking.fail()
+        self._events.put_nowait(asking)
+        return await asking.answer
+
+    async def changed(self) -> None:
+        """See ``Ruling``. Raises ``FencedOut`` when the rule is over."""
+        await self._news.changed()
+
+    def explain(self, text: str) -> None:
+        """See ``Ruling``."""
+        self._explanation = text
 
     def ask(self, asked: Asked) -> Answer:
         """Somebody uses a switch. What comes of it is history to come."""
@@ -413,6 +472,14 @@ class MasterShell:
         self._alarm.set(None)
         self._services_alarm.set(None)
         self._chores.drop()
+        self._companions.drop()
+        self._news.close()
+        waiting = [self._asking] if self._asking is not None else []
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            waiting += [event] if isinstance(event, Asking) else []
+        for asking in waiting:
+            asking.fail()
         if self._lines is not None:
             self._lines.close()
         for stream in self._streams.values():
@@ -423,7 +490,7 @@ class MasterShell:
 class _Listener:
     """Puts what lines have to say before the service whose helper it is."""
 
-    def __init__(self, events: asyncio.Queue[ev.Event | Hosted | StoreError]) -> None:
+    def __init__(self, events: asyncio.Queue[ev.Event | Hosted | Asking | StoreError]) -> None:
         self._events = events
 
     def up(self, name: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.config import HyperPolicy, JobSpec
+from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, Learnt, Memory
+from edl.master.sizing import NO_SIZING, Departing, Seen, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
     NO_SETTINGS,
@@ -99,6 +101,16 @@ class Record:
     flaws: tuple[Flaw, ...] = ()
     """What services have to say at the end; see ``edl.master.service.Flaw``."""
     outcome: Finish | None = None
+    sizing: Sizing = NO_SIZING
+    """What is wanted."""
+    observed: int = 0
+    """Generation of it that the world conforms to, as far as the nodes that are there allow."""
+    seen: tuple[Seen, ...] = ()
+    """Wishes that came with a key, oldest first."""
+    departing: tuple[Departing, ...] = ()
+    """Nodes that have to leave, until they are gone."""
+    learnt: Learnt = NOTHING_LEARNT
+    """What the autoscale policy knows about sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,14 @@ class NodeEntry:
     """It wants to leave, and trains on until others have a world without it."""
     keeper: NodeId = NodeId("")
     """Where it was told to send copies of its commits."""
+    departing: bool = False
+    """It has been told to leave, on the stream that is open now."""
+    idled: bool = False
+    """It has been told to end the workers that wait for a world, on the stream that is open now."""
+    hurried: bool = False
+    """It wants to leave, and has not the time to write a checkpoint: the others do."""
+    step_s: float = 0.0
+    """What a step takes there, as it has said last; 0: it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +190,15 @@ class MasterState:
     formed_at_s: float = 0.0
     settings_failed: bool = False
     """No boundary could be agreed on for other settings: not tried again in this world."""
+    resizing: bool = False
+    """Another size has been asked for since the world last conformed."""
+    cooling_until_s: float = 0.0
+    """Until then other sizes wait; see ``JobSpec.cooldown_s``."""
+    save_s: float = 0.0
+    """What it took to write the last checkpoint; 0: none has been written."""
+    save_owed: str = ""
+    """Why the next world is to write a checkpoint as soon as it trains."""
+    scaling: Memory = NO_MEMORY
+    """What the autoscale policy measures just now."""
     reason: str = ""
     """Why the last step did what it did; shown by ``edl status``."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from edl.config import NodeRange
 from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.rendezvous.rules import Size, next_size
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage, Member
 
@@ -32,8 +34,17 @@ class Turn:
         self.at_boundary = state.at_boundary
         self.formed_at_s = state.formed_at_s
         self.settings_failed = state.settings_failed
+        self.resizing = state.resizing
+        self.cooling_until_s = state.cooling_until_s
+        self.save_s = state.save_s
+        self.save_owed = state.save_owed
+        self.scaling = state.scaling
         self.reason = state.reason
         self.effects: list[Effect] = []
+        self._excluding: Record | None = None
+        """The record that the two below are made from."""
+        self._departing: set[tuple[NodeId, Incarnation]] = set()
+        self._cordoned: set[NodeId] = set()
 
     def decision(self) -> Decision:
         """The outcome of this turn."""
@@ -51,6 +62,11 @@ class Turn:
             at_boundary=self.at_boundary,
             formed_at_s=self.formed_at_s,
             settings_failed=self.settings_failed,
+            resizing=self.resizing,
+            cooling_until_s=self.cooling_until_s,
+            save_s=self.save_s,
+            save_owed=self.save_owed,
+            scaling=self.scaling,
             reason=self.reason,
         )
         return Decision(state, tuple(self.effects), self.reason)
@@ -75,13 +91,38 @@ class Turn:
         entry = self.nodes.get(node)
         return entry if entry is not None and entry.info.incarnation == incarnation else None
 
-    def ready(self) -> list[NodeEntry]:
-        """Nodes that could be told to start workers right now."""
+    @property
+    def bounds(self) -> NodeRange:
+        """Nodes that a world may have: those of the spec, unless they were changed meanwhile."""
+        return self.record.sizing.bounds(self.spec.nodes)
+
+    def next_size(self, available: int) -> Size:
+        """Nodes of the world that follows the recorded one, if so many can take part."""
+        world = self.record.world
+        previous = len(world.members) if world is not None else 0
+        wished = self.record.sizing.wished(self.spec.nodes)
+        return next_size(self.bounds, self.spec.fault_tolerance, previous, available, wished)
+
+    def free(self) -> list[NodeEntry]:
+        """Nodes that run no worker and stay."""
         return [
             entry
             for entry in self.nodes.values()
             if entry.status is NodeStatus.READY and entry.attached and entry.registered and not entry.draining
         ]
+
+    def ready(self) -> list[NodeEntry]:
+        """Nodes that could be told to start workers right now."""
+        return [entry for entry in self.free() if not self.excluded(entry)]
+
+    def excluded(self, entry: NodeEntry) -> bool:
+        """Whether a node is to take no part: cordoned, or about to be told to leave."""
+        if self._excluding is not self.record:  # there may be hundreds of either
+            self._excluding = self.record
+            self._departing = {(one.node, one.incarnation) for one in self.record.departing}
+            self._cordoned = {one.node for one in self.record.sizing.cordoned}
+        info = entry.info
+        return info.node in self._cordoned or (info.node, info.incarnation) in self._departing
 
     def members(self) -> list[NodeEntry]:
         """Entries of the recorded world, as far as those very incarnations are still there, in its order."""

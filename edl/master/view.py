@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.master import hyper
+from edl.master import autoscaling, hyper, resizing
 from edl.master.events import Kind
-from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase
+from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
+from edl.rendezvous.parting import need_s
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Purpose, Version, World
 from edl.wire.status import Answer, JobStatus, JournalEntry, NodeView
+from edl.wire.wishes import ScaleView
 
 SHOWN = 10
 """Lines of history that come with the status."""
@@ -21,8 +23,10 @@ _SETTINGS = re.compile(r"settings \d+ from commit (\d+): .*", re.DOTALL)
 _FAILED = re.compile(r"commit (\d+) could not be written: (.*)", re.DOTALL)
 
 
-def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, ...]) -> JobStatus:
-    """Everything ``edl status`` shows. ``journal``: all the history there is."""
+def job_status(
+    state: MasterState, master: NodeId, journal: tuple[JournalEntry, ...], revision: int = 0, now_s: float = 0.0
+) -> JobStatus:
+    """Everything ``edl status`` shows. ``journal``: all the history there is. ``revision``: of the size."""
     record = state.record
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     return JobStatus(
@@ -31,13 +35,13 @@ def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, 
         round=record.round,
         world_size=record.world.size if record.world else 0,
         reason=state.reason or record.reason,
-        nnodes=str(state.spec.nodes),
+        nnodes=str(record.sizing.bounds(state.spec.nodes)),
         fault_tolerance=state.spec.fault_tolerance.value,
         restarts_used=min(record.restarts, state.spec.max_restarts),
         restarts_allowed=state.spec.max_restarts,
         master=master,
         nodes=tuple(
-            _node_view(entry, record.world, running=record.phase is Phase.RUNNING)
+            _node_view(entry, record, cordoned=record.sizing.excludes(entry.info.node))
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
         journal=journal[-SHOWN:],
@@ -50,6 +54,35 @@ def job_status(state: MasterState, master: NodeId, journal: tuple[JournalEntry, 
         kill=record.kill,
         flaws=tuple(flaw.text for flaw in record.flaws),
         settings=record.settings,
+        scale=_scale(state, revision, now_s),
+    )
+
+
+def _scale(state: MasterState, revision: int, now_s: float) -> ScaleView:
+    record, spec = state.record, state.spec.nodes
+    sizing, bounds = record.sizing, record.sizing.bounds(spec)
+    running = record.phase is Phase.RUNNING and record.world is not None
+    proposal, why = autoscaling.proposal(state)
+    step_s = max((entry.step_s for entry in state.nodes.values()), default=0.0)
+    return ScaleView(
+        minimum=bounds.minimum,
+        maximum=bounds.maximum,
+        unit=bounds.unit,
+        desired=sizing.target(spec),
+        nodes=len(record.world.members) if running and record.world is not None else 0,
+        revision=revision,
+        generation=sizing.generation,
+        observed=record.observed,
+        by=sizing.by,
+        reason=sizing.reason,
+        suspended=bool(sizing.suspended),
+        cordoned=tuple(one.node for one in sizing.cordoned),
+        owner=state.spec.size_owner,
+        waiting="" if record.phase is Phase.ENDED else resizing.standing(Turn(state, now_s)).waiting,
+        need_s=need_s(step_s, state.save_s),
+        proposal=proposal,
+        proposal_reason=why,
+        asked=sizing.desired,
     )
 
 
@@ -64,21 +97,25 @@ def _position(entry: NodeEntry, world: World | None) -> int:
     return world.position(entry.info.node)
 
 
-def _node_view(entry: NodeEntry, world: World | None, *, running: bool) -> NodeView:
+def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
+    world, running = record.world, record.phase is Phase.RUNNING
     position = _position(entry, world)
     member = world.members[position] if world and position >= 0 else None
     spare = running and entry.status is NodeStatus.READY and member is None
+    outside = cordoned and not (running and member is not None)
+    shown = "cordoned" if outside else "spare" if spare else entry.status.value
     return NodeView(
         node=entry.info.node,
         host=entry.info.host,
         slots=entry.info.slots,
-        state="spare" if spare else entry.status.value,
+        state=shown,
         attached=entry.attached,
         position=position,
         first_rank=member.first_rank if member else -1,
         underway=entry.underway,
         how=entry.how if entry.underway else "",
         draining=entry.draining,
+        index=entry.info.index,
     )
 
 

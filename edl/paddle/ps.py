@@ -84,7 +84,7 @@ class Embedding(nn.Layer):
 
     def forward(self, keys: Any) -> Any:
         """See the class."""
-        numbers = _numbers(keys)
+        numbers = _numbers(keys, self.table)
         found = part.pull(self.table, numbers, insert=self.training)
         if self.training and paddle.is_grad_enabled():
             part.expect()
@@ -158,7 +158,7 @@ class Dense:
 
 def prefetch(table: Embedding | str, keys: Any) -> None:
     """Rows of the next batch's keys are fetched while this one is trained on."""
-    _prefetch(table, _numbers(keys))
+    _prefetch(table, _numbers(keys, table if isinstance(table, str) else table.table))
 
 
 def _tensor(rows: Any, place: Any) -> Any:
@@ -166,8 +166,8 @@ def _tensor(rows: Any, place: Any) -> Any:
     return tensor if place.is_cpu_place() else tensor.to(place)
 
 
-def _numbers(keys: Any) -> Any:
-    return integer_keys(_array(keys.detach()))
+def _numbers(keys: Any, table: str) -> Any:
+    return integer_keys(_array(keys.detach()), table)
 
 
 def _floats(tensor: Any) -> Any:

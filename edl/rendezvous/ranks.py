@@ -1,49 +1,58 @@
 """Which nodes form the next world, and in which order.
 
-Rules, in this order of weight: a node that asked for a position with ``--node-rank`` gets it when the world is that
-large; survivors keep their order; a newcomer takes the first vacated place; further newcomers go to the end in the
-order in which they joined.
+Rules, in this order of weight: where fewer train than could, those go that their scheduler takes away first (the
+highest indexes, where it has given any); a node that asked for a position with ``--node-rank`` gets it when the world
+is that large; survivors keep their order; a newcomer takes the first vacated place; further newcomers go to the end in
+the order in which they joined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edl.types import NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that stands ready. ``joined`` orders newcomers; ``node_rank`` is -1 when no position was asked for."""
+    """A node that stands ready. ``joined`` orders newcomers; ``node_rank`` is -1 when no position was asked for,
+    ``index`` when its scheduler has given it no number."""
 
     node: NodeId
     joined: int
     node_rank: int = -1
+    index: int = -1
 
 
-def order(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int) -> tuple[NodeId, ...]:
+def order(
+    previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int, wanted: int = 0
+) -> tuple[NodeId, ...]:
     """The next world's nodes, position 0 first.
 
-    ``previous``: the last world in order. ``size``: at most ``len(candidates)``. When there are more candidates than
-    places, survivors come before newcomers and the last survivors go first.
+    ``previous``: the last world in order. ``size``: at most ``len(candidates)``. ``wanted``: nodes that there are to
+    be in the end, 0 when nobody has said; a scheduler takes those away whose index is not below. When there are more
+    candidates than places, those go first, then newcomers, then the highest indexes, then the last survivors.
     """
     if not 0 < size <= len(candidates):
         raise ValueError(f"size={size} with {len(candidates)} candidates")
-    chosen = _choose(previous, candidates, size)
+    chosen = _choose(previous, candidates, size, wanted)
     return _honour_node_ranks(_fill_places(previous, chosen), {c.node: c.node_rank for c in candidates})
 
 
-def _choose(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int) -> list[NodeId]:
-    """Members in order of claim: survivors by position, then newcomers by node rank asked for, then by arrival."""
-    ready = {candidate.node for candidate in candidates}
-    survivors = [node for node in previous if node in ready]
-    known = set(survivors)
-    newcomers = sorted(
-        (candidate for candidate in candidates if candidate.node not in known),
-        key=lambda candidate: (candidate.node_rank < 0, candidate.node_rank, candidate.joined, candidate.node),
-    )
-    return (survivors + [candidate.node for candidate in newcomers])[:size]
+def _choose(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int, wanted: int) -> list[NodeId]:
+    """Members in order of claim: survivors by index and position, then newcomers by node rank asked for, index and
+    arrival; at the end all that will be taken away."""
+    place = {node: position for position, node in enumerate(previous)}
+
+    def claim(one: Candidate) -> tuple[Any, ...]:
+        doomed = 0 < wanted <= one.index
+        if one.node in place:
+            return (doomed, False, one.index, place[one.node])
+        return (doomed, True, one.node_rank < 0, one.node_rank, one.index, one.joined, one.node)
+
+    return [one.node for one in sorted(candidates, key=claim)][:size]
 
 
 def _fill_places(previous: Sequence[NodeId], chosen: Sequence[NodeId]) -> list[NodeId]:

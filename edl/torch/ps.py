@@ -80,7 +80,7 @@ class Embedding(nn.Module):
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        numbers = _numbers(keys)
+        numbers = _numbers(keys, self.table)
         found = part.pull(self.table, numbers, insert=self.training)
         rows: torch.Tensor
         if self.training and torch.is_grad_enabled():
@@ -154,11 +154,11 @@ class Dense:
 
 def prefetch(table: Embedding | str, keys: torch.Tensor) -> None:
     """Rows of the next batch's keys are fetched while this one is trained on."""
-    _prefetch(table, _numbers(keys))
+    _prefetch(table, _numbers(keys, table if isinstance(table, str) else table.table))
 
 
-def _numbers(keys: torch.Tensor) -> Any:
-    return integer_keys(keys.detach().cpu().contiguous().numpy())
+def _numbers(keys: torch.Tensor, table: str) -> Any:
+    return integer_keys(keys.detach().cpu().contiguous().numpy(), table)
 
 
 def _floats(tensor: torch.Tensor) -> Any:

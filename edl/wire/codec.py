@@ -17,6 +17,7 @@ from edl.errors import ProtocolError
 from edl.wire import edl_pb2, messages, status
 from edl.wire.messages import AgentMessage, MasterMessage
 from edl.wire.plain import hints
+from edl.wire.wishes import Granted, Wish
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.WorkersDone: "workers_done",
     messages.Leaving: "leaving",
     messages.ServiceSaid: "service_said",
+    messages.Pace: "pace",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",
@@ -46,6 +48,8 @@ _MASTER_BODIES: dict[type, str] = {
     messages.Finish: "finish",
     messages.Expelled: "expelled",
     messages.ServiceTold: "service_told",
+    messages.Depart: "depart",
+    messages.Idle: "idle",
 }
 _AGENT_KINDS = {name: kind for kind, name in _AGENT_BODIES.items()}
 _MASTER_KINDS = {name: kind for kind, name in _MASTER_BODIES.items()}
@@ -79,7 +83,16 @@ def decode_master(data: bytes) -> MasterMessage:
     return typing.cast(MasterMessage, _open(edl_pb2.FromMaster(), data, _MASTER_KINDS))
 
 
-Loose = status.JobStatus | status.JournalEntry | status.Question | status.EventsRequest | status.Answer | messages.Asked
+Loose = (
+    status.JobStatus
+    | status.JournalEntry
+    | status.Question
+    | status.EventsRequest
+    | status.Answer
+    | messages.Asked
+    | Wish
+    | Granted
+)
 """What is sent by itself."""
 
 

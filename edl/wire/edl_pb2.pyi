@@ -37,7 +37,7 @@ class Source(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack")
+    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class NodeInfo(_message.Message):
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     STATE_PORT_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: int
     host: str
@@ -54,7 +56,9 @@ class NodeInfo(_message.Message):
     node_rank: int
     state_port: int
     rack: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ...) -> None: ...
+    index: int
+    members: int
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports")
@@ -207,14 +211,16 @@ class Boundary(_message.Message):
     def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., commit: _Optional[int] = ...) -> None: ...
 
 class Kept(_message.Message):
-    __slots__ = ("version", "where", "error")
+    __slots__ = ("version", "where", "error", "took_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    TOOK_S_FIELD_NUMBER: _ClassVar[int]
     version: Version
     where: str
     error: str
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    took_s: float
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ..., took_s: _Optional[float] = ...) -> None: ...
 
 class Asked(_message.Message):
     __slots__ = ("purpose", "by", "wish")
@@ -266,8 +272,18 @@ class ServiceSaid(_message.Message):
     body: str
     def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., round: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
 
+class Pace(_message.Message):
+    __slots__ = ("round", "commit", "step_s")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    commit: int
+    step_s: float
+    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_said")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_said", "pace")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +296,7 @@ class FromAgent(_message.Message):
     ASKED_FIELD_NUMBER: _ClassVar[int]
     HANGING_FIELD_NUMBER: _ClassVar[int]
     SERVICE_SAID_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -292,7 +309,8 @@ class FromAgent(_message.Message):
     asked: Asked
     hanging: Hanging
     service_said: ServiceSaid
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_said: _Optional[_Union[ServiceSaid, _Mapping]] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_said: _Optional[_Union[ServiceSaid, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -353,10 +371,14 @@ class KeepWith(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Dismissed(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "needed", "save")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    needed: bool
+    save: bool
+    def __init__(self, reason: _Optional[str] = ..., needed: bool = ..., save: bool = ...) -> None: ...
 
 class StartRound(_message.Message):
     __slots__ = ("world", "reason")
@@ -394,8 +416,24 @@ class ServiceTold(_message.Message):
     body: str
     def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
 
+class Depart(_message.Message):
+    __slots__ = ("reason", "deadline_s", "care")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    CARE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    deadline_s: float
+    care: str
+    def __init__(self, reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., care: _Optional[str] = ...) -> None: ...
+
+class Idle(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class FromMaster(_message.Message):
-    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_told")
+    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_told", "depart", "idle")
     STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
     START_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +445,8 @@ class FromMaster(_message.Message):
     KEEP_WITH_FIELD_NUMBER: _ClassVar[int]
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
     SERVICE_TOLD_FIELD_NUMBER: _ClassVar[int]
+    DEPART_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     stop_round: StopRound
     start_round: StartRound
     finish: Finish
@@ -418,7 +458,9 @@ class FromMaster(_message.Message):
     keep_with: KeepWith
     dismissed: Dismissed
     service_told: ServiceTold
-    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_told: _Optional[_Union[ServiceTold, _Mapping]] = ...) -> None: ...
+    depart: Depart
+    idle: Idle
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_told: _Optional[_Union[ServiceTold, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ()
@@ -441,7 +483,7 @@ class JournalEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +494,7 @@ class NodeView(_message.Message):
     UNDERWAY_FIELD_NUMBER: _ClassVar[int]
     HOW_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -462,7 +505,8 @@ class NodeView(_message.Message):
     underway: bool
     how: str
     draining: bool
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ...) -> None: ...
+    index: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ...) -> None: ...
 
 class Count(_message.Message):
     __slots__ = ("name", "value")
@@ -485,7 +529,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +552,7 @@ class JobStatus(_message.Message):
     SERVICES_FIELD_NUMBER: _ClassVar[int]
     FLAWS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -530,7 +575,8 @@ class JobStatus(_message.Message):
     services: _containers.RepeatedCompositeFieldContainer[ServiceView]
     flaws: _containers.RepeatedScalarFieldContainer[str]
     settings: Settings
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ...) -> None: ...
+    scale: ScaleView
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")
@@ -547,3 +593,123 @@ class Answer(_message.Message):
     text: str
     ok: bool
     def __init__(self, text: _Optional[str] = ..., ok: bool = ...) -> None: ...
+
+class Resize(_message.Message):
+    __slots__ = ("nodes", "by", "reason", "revision", "key", "external", "auto")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_FIELD_NUMBER: _ClassVar[int]
+    AUTO_FIELD_NUMBER: _ClassVar[int]
+    nodes: int
+    by: str
+    reason: str
+    revision: int
+    key: str
+    external: bool
+    auto: bool
+    def __init__(self, nodes: _Optional[int] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., key: _Optional[str] = ..., external: bool = ..., auto: bool = ...) -> None: ...
+
+class Rebound(_message.Message):
+    __slots__ = ("minimum", "maximum", "by", "reason", "revision")
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    minimum: int
+    maximum: int
+    by: str
+    reason: str
+    revision: int
+    def __init__(self, minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("nodes", "by", "reason", "deadline_s", "care")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    CARE_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    by: str
+    reason: str
+    deadline_s: float
+    care: str
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., care: _Optional[str] = ...) -> None: ...
+
+class Cordon(_message.Message):
+    __slots__ = ("node", "cordoned", "by", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CORDONED_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    cordoned: bool
+    by: str
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., cordoned: bool = ..., by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Suspend(_message.Message):
+    __slots__ = ("suspended", "by", "reason")
+    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    suspended: bool
+    by: str
+    reason: str
+    def __init__(self, suspended: bool = ..., by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("verdict", "text", "revision", "generation")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    verdict: str
+    text: str
+    revision: int
+    generation: int
+    def __init__(self, verdict: _Optional[str] = ..., text: _Optional[str] = ..., revision: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class ScaleView(_message.Message):
+    __slots__ = ("minimum", "maximum", "unit", "desired", "nodes", "revision", "generation", "observed", "by", "reason", "suspended", "cordoned", "owner", "waiting", "need_s", "proposal", "proposal_reason", "asked")
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
+    CORDONED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    NEED_S_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_REASON_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    minimum: int
+    maximum: int
+    unit: int
+    desired: int
+    nodes: int
+    revision: int
+    generation: int
+    observed: int
+    by: str
+    reason: str
+    suspended: bool
+    cordoned: _containers.RepeatedScalarFieldContainer[str]
+    owner: str
+    waiting: str
+    need_s: float
+    proposal: int
+    proposal_reason: str
+    asked: int
+    def __init__(self, minimum: _Optional[int] = ..., maximum: _Optional[int] = ..., unit: _Optional[int] = ..., desired: _Optional[int] = ..., nodes: _Optional[int] = ..., revision: _Optional[int] = ..., generation: _Optional[int] = ..., observed: _Optional[int] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., suspended: bool = ..., cordoned: _Optional[_Iterable[str]] = ..., owner: _Optional[str] = ..., waiting: _Optional[str] = ..., need_s: _Optional[float] = ..., proposal: _Optional[int] = ..., proposal_reason: _Optional[str] = ..., asked: _Optional[int] = ...) -> None: ...

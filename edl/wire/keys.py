@@ -39,6 +39,11 @@ class JobKeys:
         return f"{self.prefix}record"
 
     @property
+    def scale(self) -> str:
+        """The size that is wanted (``Sizing``), also part of the record; its revision tells stale wishes."""
+        return f"{self.prefix}scale"
+
+    @property
     def nodes(self) -> str:
         """Prefix of the nodes' leased keys."""
         return f"{self.prefix}nodes/"

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.wishes import Care
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,6 +66,10 @@ class NodeInfo:
     """Where its state keeper gives and takes copies of commits."""
     rack: str = ""
     """Where it stands, in the user's words: copies of its state go to another rack if there is one."""
+    index: int = -1
+    """Number that its scheduler gave it and by which it takes nodes away, the highest first; -1 for none."""
+    members: int = 0
+    """Members of the embedded store, if its launcher runs one of them; 0: it runs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,8 @@ class Kept:
     version: Version
     where: str
     error: str = ""
+    took_s: float = 0.0
+    """How long the writing took."""
 
 
 class Purpose(enum.Enum):
@@ -317,6 +324,17 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How quickly the workers of this node go, said now and then while they commit."""
+
+    round: Round
+    commit: int
+    """Newest commit."""
+    step_s: float
+    """Seconds a commit, averaged since the last time; more than 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSaid:
     """A worker here says something to one of the services that the Master hosts, such as the one for data."""
 
@@ -341,6 +359,7 @@ AgentMessage = (
     | WorkerFailed
     | WorkersDone
     | Leaving
+    | Pace
     | ServiceSaid
 )
 
@@ -413,6 +432,27 @@ class Dismissed:
     """The others go on in a world of their own and have all they need: this node, which wanted to leave, may go."""
 
     reason: str
+    needed: bool = False
+    """It may go, and yet there is no world without it: the job waits for another node."""
+    save: bool = True
+    """It has the time to bring the newest commit where it survives; else the others do that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """Leave the job in good order, as on SIGTERM, and end with the exit status of a node that was drained."""
+
+    reason: str
+    deadline_s: float
+    """Seconds from now until which this node has to be gone; 0: as long as ``--shutdown-timeout``."""
+    care: Care = Care.TRY
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """End the workers that wait here for their world: there is none for a while. The commits in memory stay."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +502,8 @@ MasterMessage = (
     | LoadState
     | KeepWith
     | Dismissed
+    | Depart
+    | Idle
     | Finish
     | Expelled
     | ServiceTold

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
+from edl.wire.wishes import NO_SCALE, ScaleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class NodeView:
     """By which way they came into the current round; empty while they are not underway."""
     draining: bool = False
     """It wants to leave, and trains on until others have a world without it."""
+    index: int = -1
+    """See ``NodeInfo``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class JobStatus:
     """What the job's end will have to tell, such as data that could not be read."""
     settings: Settings = NO_SETTINGS
     """Batch and LR of the current world, as last agreed on."""
+    scale: ScaleView = NO_SCALE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """What a trainer does with the keys and gradients of a batch, compiled by numba; in numpy: ``ps/uniting.py``."""
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.hashing import BUCKET_SHIFT, FIRST, GOLDEN, SECOND
+from ps.hashing import BUCKET_SHIFT
+from ps.kernels.mixing import mix
 from ps.kernels.pointers import compiled
 
-_GOLDEN, _FIRST, _SECOND = np.uint64(GOLDEN), np.uint64(FIRST), np.uint64(SECOND)
-_R30, _R27, _R31, _BUCKET = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(BUCKET_SHIFT)
+_BUCKET = np.uint64(BUCKET_SHIFT)
 
 
 @compiled()
@@ -27,10 +29,7 @@ def _unite(
     found = 0
     for i in range(len(keys)):
         key = keys[i]
-        mixed = np.uint64(key) + _GOLDEN
-        mixed = (mixed ^ (mixed >> _R30)) * _FIRST
-        mixed = (mixed ^ (mixed >> _R27)) * _SECOND
-        mixed = mixed ^ (mixed >> _R31)
+        mixed = mix(np.uint64(key))
         slot = mixed & mask
         while True:
             at = table[slot]

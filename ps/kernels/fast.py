@@ -12,6 +12,7 @@ Each loop over keys has several stages that run some keys apart: each asks for t
 
 from __future__ import annotations
 
+import gc
 import threading
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from ps.hashing import SHARDS, splitmix64
 from ps.kernels import loops, updates
 from ps.kernels.loops import CAP, FIELDS, FREE_AT, MAP, ROWS, STATE, STRIDE, TOP, USED, VACANT
+from ps.kernels.pointers import LINE
 from ps.rules import Layout
 from ps.shelf import Shelf, Shelves, Slots, Split
 from ps.spec import BUCKETS
@@ -31,6 +33,9 @@ LOAD = 0.7
 FEWEST = 64
 STEP = 2**0.5
 """An index grows by this factor: between 0.5 and 0.7 of it are in use."""
+EARLY, LARGE = 0.66, 1 << 14
+"""From this load on, the next index of one that has so many entries is filled, some slots at each call: it would take 8
+ms for 300,000 rows, and ever longer."""
 Floats = NDArray[np.float32]
 
 
@@ -48,6 +53,8 @@ class FastShelf(Shelf):
         block[STRIDE] = layout.stride
         self._at = at(block)
         self._map = np.zeros(0, np.uint32)
+        self._next, self._entered = np.zeros(0, np.uint32), 0
+        """The index that comes after this one, and how many slots, from the first, are in it."""
         self._free = np.zeros(0, np.int32)
         # Shards grow at different sizes, or a table of even keys would grow in all of them at once.
         self._uneven = STEP ** (int(f"{number:06b}"[::-1], 2) / SHARDS)
@@ -78,17 +85,36 @@ class FastShelf(Shelf):
         super().room(more)
         block = self._block
         block[ROWS], block[STATE] = self._rows.address, self._state.address
-        needed = self.rows + more
-        if needed > LOAD * len(self._map):
-            fresh = np.zeros(self._capacity(needed), np.uint32)
-            loops.rebuild(self._at, at(fresh), len(fresh))
-            self._map = fresh
-            block[MAP], block[CAP] = at(fresh), len(fresh)
+        if self.vacant:
+            self._next = np.zeros(0, np.uint32)  # rows have gone that may be in it, and slots in it will be used again
+        size = self._next_size(more)
+        if size:
+            self._enter(size, more)
+
+    def _next_size(self, more: int) -> int:
+        """Entries of the index that must be begun for so many more rows; 0: that need not be."""
+        needed, fits = self.rows + more, LOAD * len(self._map)
+        ahead = len(self._map) >= LARGE and not self.vacant
+        if needed <= (EARLY * len(self._map) if ahead else fits):
+            return 0
+        return self._capacity(max(needed, int(fits) + 1))
+
+    def _enter(self, size: int, more: int) -> None:
+        """Some slots go into the next index, so that all are there when this one is full; then it takes over."""
+        if len(self._next) < size:
+            self._next, self._entered = np.zeros(size, np.uint32), 0
+        left, behind = LOAD * len(self._map) - self.rows, self.top - self._entered
+        end = self._entered + (behind if left < more else int(behind * more / max(left, 1.0)))
+        loops.rebuild(self._at, at(self._next), len(self._next), self._entered, end)
+        self._entered = end
+        if left < more:
+            self._map, self._next = self._next, np.zeros(0, np.uint32)
+            self._block[MAP], self._block[CAP] = at(self._map), len(self._map)
 
     def find(self, keys: NDArray[np.int64]) -> Slots:
         """The slot of each key, -1 where there is none."""
         slots = np.empty(len(keys), np.int64)
-        loops.seek(self._at, 0, len(keys), at(_straight(keys)), at(slots))
+        loops.seek(self._at, len(keys), at(_straight(keys)), at(slots))
         return slots
 
     def insert(self, keys: NDArray[np.int64], mark: int, step: int) -> Slots:
@@ -127,12 +153,11 @@ class FastShelf(Shelf):
 
     def bytes(self) -> int:
         """Memory in use."""
-        return self.top * self.layout.row_bytes + self._map.nbytes + self._free.nbytes
+        return self.top * self.layout.row_bytes + self._map.nbytes + self._next.nbytes + self._free.nbytes
 
     def bytes_for(self, more: int) -> int:
         """At most what so many more rows take."""
-        needed = self.rows + more
-        index = 4 * self._capacity(needed) - self._map.nbytes if needed > LOAD * len(self._map) else 0
+        index = max(0, 4 * self._next_size(more) - self._next.nbytes)
         return max(0, more - self.vacant) * self.layout.row_bytes + index
 
 
@@ -152,21 +177,28 @@ class Arena(threading.local):
         self._bytes = [np.zeros(0, np.uint8) for _ in range(3)]
 
     def take(self, which: int, size: int) -> int:
-        """The address of so many bytes, with anything in them."""
-        if len(self._bytes[which]) < size:
-            self._bytes[which] = np.empty(size + size // 4, np.uint8)
-        return at(self._bytes[which])
+        """The address of so many bytes, with anything in them; it begins with a line of memory."""
+        if len(self._bytes[which]) < size + LINE:
+            self._bytes[which] = np.empty(size + size // 4 + LINE, np.uint8)
+        return -(-at(self._bytes[which]) // LINE) * LINE
 
 
 _arena = Arena()
 
 
 def warm() -> None:
-    """Everything was compiled when this module was imported; run it once all the same."""
+    """Everything was compiled when this module was imported; run it once all the same.
+
+    numba leaves 100,000 objects behind; the collector, which took 60 to 140 ms for them now and then, is told to leave
+    them alone.
+    """
     shelf = shelves(Layout.of(loops.EXAMPLE))
     keys = np.arange(8, dtype=np.int64)
     parts = split(keys, 1)
     pull(shelf, parts, 0, np.empty((8, loops.EXAMPLE.dim), np.float32), -1, None)
+    if not gc.get_freeze_count():  # once a process
+        gc.collect()
+        gc.freeze()
 
 
 def shelves(layout: Layout) -> Shelves:
@@ -192,7 +224,8 @@ def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
 
 def find(shelves: Shelves, split: Split, first: int, last: int) -> int:
     """Fill ``split.slots``."""
-    return int(loops.find(_blocks(shelves), first, last, at(split.starts), at(split.keys), at(split.slots)))
+    low, high = int(split.starts[first]), int(split.starts[last])
+    return int(loops.find(_blocks(shelves), low, high, at(split.keys), at(split.slots)))
 
 
 def pull(shelves: Shelves, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None) -> int:
@@ -221,11 +254,10 @@ def apply(
     longest = int(np.diff(starts).max())
     touched = np.empty(int(starts[-1] - starts[0]), np.int64)
     begins = np.empty(last - first + 1, np.int64)
-    bits = max(4, (2 * longest).bit_length())
     damaged = updates.apply(
         _blocks(shelves), first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,
         layout.slots, rule, at(numbers), int(nesterov), layout.damaged, at(layout.corrections),
-        layout.corrections.shape[1], step, mark, at(touched), at(begins), _arena.take(0, 4 << bits), bits,
+        layout.corrections.shape[1], step, mark, at(touched), at(begins), _arena.take(0, 16 * (longest + 4)),
         _arena.take(1, 8 * (longest + 1)), _arena.take(2, 4 * layout.dim * (longest + 2)),
     )  # fmt: skip
     edges = begins.tolist()

@@ -1,8 +1,8 @@
 """The compiled functions behind ``fast`` that find, make and copy rows: plain loops over addresses.
 
 numba counts in int64 unless told otherwise, and mixing it with uint64 gives floats: every hash constant is a uint64.
-Its cache on disk only notices changes of the file that a function is in: after a change of ``pointers.py``, or of what
-another file here takes from this one, remove ``__pycache__``.
+Its cache on disk only notices changes of the file that a function is in: after a change of ``pointers.py`` or
+``mixing.py``, or of what another file here takes from this one, remove ``__pycache__``.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -14,9 +14,23 @@ import math
 import numpy as np
 
 from ps import rules
-from ps.hashing import BUCKET_SHIFT, FIRST, GOLDEN, SECOND, SHARD_SHIFT
+from ps.hashing import BUCKET_SHIFT, GOLDEN, SHARD_SHIFT
 from ps.kernels import normal
-from ps.kernels.pointers import compiled, copy, floats, integers, longs, octets, soon_read, soon_written, words
+from ps.kernels.mixing import mix
+from ps.kernels.pointers import (
+    LINE,
+    compiled,
+    copy,
+    floats,
+    integers,
+    longs,
+    octets,
+    soon_all_read,
+    soon_all_written,
+    soon_read,
+    soon_written,
+    words,
+)
 from ps.spec import BUCKETS, TableSpec
 
 # Numbers of a shelf's block.
@@ -29,24 +43,23 @@ FIELDS = 16
 EXAMPLE = TableSpec("example", 8)
 AHEAD = 24
 """Keys between the stages of a lookup."""
+TOGETHER = 16
+"""Keys that go through a stage of a pull together."""
 NEAR = 10
 """Keys between asking for an entry and making one."""
-FLYING = 64
+FLYING = 40
 """Lines of memory that are asked for ahead of their use."""
-LINE = 64
 TAG_BITS = 7
 TAGS = (1 << TAG_BITS) - 1
 IN_SHARD = 48
 """Bits of a place or slot, below the number of its shard."""
 
 _U = np.uint64
-_GOLDEN, _FIRST, _SECOND = _U(GOLDEN), _U(FIRST), _U(SECOND)
-_R30, _R27, _R31, _R32, _R40 = _U(30), _U(27), _U(31), _U(32), _U(40)
+_GOLDEN, _R32, _R40 = _U(GOLDEN), _U(32), _U(40)
 _LOW, _TAGS = _U(0xFFFFFFFF), _U(TAGS)
 _BUCKET, _SHARD = _U(BUCKET_SHIFT), _U(SHARD_SHIFT)
 _ONE, _TINY = np.float32(1), np.float32(2.0**-23)
 _LARGEST = np.float32(np.finfo(np.float32).max)
-_KNUTH = _U(0x9E3779B97F4A7C15)
 _FREE = rules.FREE
 _MOST = 0xFFFFFFFF
 _ODDS = (1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0)
@@ -54,14 +67,6 @@ _A0, _A1, _A2, _A3, _A4, _A5 = normal.A
 _B0, _B1, _B2, _B3, _B4 = normal.B
 _C0, _C1, _C2, _C3, _C4, _C5 = normal.C
 _D0, _D1, _D2, _D3 = normal.D
-
-
-@compiled(forceinline=True)
-def _mix(value):
-    value = value + _GOLDEN
-    value = (value ^ (value >> _R30)) * _FIRST
-    value = (value ^ (value >> _R27)) * _SECOND
-    return value ^ (value >> _R31)
 
 
 @compiled(forceinline=True)
@@ -116,15 +121,15 @@ def _begin(out, key, dim, start, scale, seed):
         for j in range(dim):
             weights[j] = value
         return
-    base = _mix(np.uint64(key) ^ np.uint64(seed))
+    base = mix(np.uint64(key) ^ np.uint64(seed))
     if start == 2:
         scaled = np.float32(scale)
         for j in range(dim):
-            drawn = _mix(base + np.uint64(j) * _GOLDEN)
+            drawn = mix(base + np.uint64(j) * _GOLDEN)
             weights[j] = (np.float32(np.int64(drawn >> _R40)) * _TINY - _ONE) * scaled
         return
     for j in range(dim):
-        drawn = _mix(base + np.uint64(j) * _GOLDEN)
+        drawn = mix(base + np.uint64(j) * _GOLDEN)
         weights[j] = np.float32(_quantile(np.float64(np.int64(drawn >> _R32))) * scale)
 
 
@@ -151,7 +156,7 @@ def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
     for i in range(BUCKETS):
         number[i] = 0
     for i in range(count):
-        bucket = np.int64(_mix(np.uint64(key[i])) >> _BUCKET)
+        bucket = np.int64(mix(np.uint64(key[i])) >> _BUCKET)
         number[bucket] += 1
         part[i] = bucket >> down
     total = 0
@@ -175,7 +180,7 @@ def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
 def _probe(block, key):
     """The place of a key's entry in the index; if it has none, minus one minus the place where it belongs."""
     entry, capacity, rows, stride = words(block[MAP]), block[CAP], block[ROWS], block[STRIDE]
-    mixed = _mix(np.uint64(key))
+    mixed = mix(np.uint64(key))
     place, tag = _home(mixed, capacity), _tag(mixed)
     while True:
         found = np.int64(entry[place])
@@ -189,18 +194,9 @@ def _probe(block, key):
 
 
 @compiled(forceinline=True)
-def _ask(index, capacity, key):
-    """Ask for the entry where a search begins; that place and the tag."""
-    mixed = _mix(np.uint64(key))
-    place = _home(mixed, capacity)
-    soon_read(index + 4 * place)
-    return (place << TAG_BITS) | _tag(mixed)
-
-
-@compiled(forceinline=True)
-def _guess(index, capacity, asked):
-    """The first slot with the right tag, nearly always the right one; -1 if there is none."""
-    entry, place, tag = words(index), asked >> TAG_BITS, asked & TAGS
+def _guess(index, capacity, place, tag):
+    """The first slot from a place on with the right tag, nearly always the right one; -1 if there is none."""
+    entry = words(index)
     found = np.int64(entry[place])
     while found != 0 and (found & TAGS) != tag:
         place += 1
@@ -219,53 +215,26 @@ def _sure(block, guess, key):
     return (np.int64(words(block[MAP])[place]) >> TAG_BITS) - 1 if place >= 0 else -1
 
 
-@compiled("int64(int64,int64,int64,int64,int64)")
-def seek(block_at, low, high, keys, slots):
-    """The slots of ``keys[low:high]`` in one shelf; how many have none."""
-    block = longs(block_at)
-    key, slot = longs(keys), longs(slots)
-    capacity, index, rows, stride = block[CAP], block[MAP], block[ROWS], block[STRIDE]
-    if capacity == 0:
-        for i in range(low, high):
-            slot[i] = -1
-        return high - low
-    missing = 0
-    for i in range(low, high + 2 * AHEAD):
-        if i < high:
-            slot[i] = _ask(index, capacity, key[i])
-        j = i - AHEAD
-        if low <= j < high:
-            slot[j] = _guess(index, capacity, slot[j])
-            if slot[j] >= 0:
-                soon_written(rows + stride * slot[j])
-        j = i - 2 * AHEAD
-        if j >= low:
-            slot[j] = _sure(block, slot[j], key[j])
-            missing += slot[j] < 0
-    return missing
+@compiled("void(int64,int64,int64,int64)")
+def seek(block_at, count, keys, slots):
+    """The slots of keys in one shelf, -1 for those that have none."""
+    block, key, slot = longs(block_at), longs(keys), longs(slots)
+    for i in range(count):
+        place = _probe(block, key[i]) if block[CAP] else -1
+        slot[i] = (np.int64(words(block[MAP])[place]) >> TAG_BITS) - 1 if place >= 0 else -1
 
 
-@compiled("int64(int64,int64,int64,int64,int64,int64)")
-def find(blocks, shard, last, starts, keys, slots):
-    """``seek`` in a range of shards."""
-    begin = longs(starts)
-    missing = 0
-    for number in range(shard, last):
-        missing += seek(blocks + 8 * FIELDS * number, begin[number], begin[number + 1], keys, slots)
-    return missing
-
-
-@compiled("void(int64,int64,int64)")
-def rebuild(block_at, index, capacity):
-    """Fill a larger index, which is all zero, from the counters."""
+@compiled("void(int64,int64,int64,int64,int64)")
+def rebuild(block_at, index, capacity, begin, end):
+    """Enter these slots into a larger index, which has those before them."""
     block = longs(block_at)
     entry, rows, stride = words(index), block[ROWS], block[STRIDE]
-    for i in range(block[TOP] + AHEAD):
-        if i < block[TOP]:
-            soon_written(index + 4 * _home(_mix(np.uint64(longs(rows + stride * i)[0])), capacity))
+    for i in range(begin, end + AHEAD):
+        if i < end:
+            soon_written(index + 4 * _home(mix(np.uint64(longs(rows + stride * i)[0])), capacity))
         slot = i - AHEAD
-        if slot >= 0 and words(rows + stride * slot)[CHANGED] != _FREE:
-            mixed = _mix(np.uint64(longs(rows + stride * slot)[0]))
+        if slot >= begin and words(rows + stride * slot)[CHANGED] != _FREE:
+            mixed = mix(np.uint64(longs(rows + stride * slot)[0]))
             place = _home(mixed, capacity)
             while entry[place] != 0:
                 place += 1
@@ -282,7 +251,7 @@ def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scal
     entry, capacity = words(block[MAP]), block[CAP]
     for i in range(count):
         if i + NEAR < count:
-            soon_written(block[MAP] + 4 * _home(_mix(np.uint64(key[i + NEAR])), capacity))
+            soon_written(block[MAP] + 4 * _home(mix(np.uint64(key[i + NEAR])), capacity))
         place = _probe(block, key[i])
         if place >= 0:
             slot[i] = (np.int64(entry[place]) >> TAG_BITS) - 1
@@ -303,7 +272,7 @@ def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scal
         state = floats(block[STATE] + 4 * state_dim * mine)
         for j in range(state_dim):
             state[j] = np.float32(accumulator) if j < accumulated else np.float32(0)
-        entry[place] = np.uint32(((mine + 1) << TAG_BITS) | _tag(_mix(np.uint64(key[i]))))
+        entry[place] = np.uint32(((mine + 1) << TAG_BITS) | _tag(mix(np.uint64(key[i]))))
         block[USED] += 1
 
 
@@ -323,7 +292,7 @@ def remove(block_at, count, slots):
             found = np.int64(entry[place])
             if found == 0:
                 break
-            home = _home(_mix(np.uint64(longs(rows + stride * ((found >> TAG_BITS) - 1))[0])), capacity)
+            home = _home(mix(np.uint64(longs(rows + stride * ((found >> TAG_BITS) - 1))[0])), capacity)
             behind_home = place - home if place >= home else place - home + capacity
             behind_hole = place - hole if place >= hole else place - hole + capacity
             if behind_home >= behind_hole:
@@ -345,7 +314,7 @@ def within(block_at, buckets, slots):
     count = 0
     for i in range(block[TOP]):
         row = rows + stride * i
-        if words(row)[CHANGED] != _FREE and wanted[np.int64(_mix(np.uint64(longs(row)[0])) >> _BUCKET)]:
+        if words(row)[CHANGED] != _FREE and wanted[np.int64(mix(np.uint64(longs(row)[0])) >> _BUCKET)]:
             slot[count] = i
             count += 1
     return count
@@ -354,53 +323,77 @@ def within(block_at, buckets, slots):
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
+@compiled(forceinline=True)
+def _mixed(blocks, low, high, key, slot):
+    """Mix keys, and ask for the entries where their searches begin."""
+    for i in range(low, high):
+        mixed = mix(np.uint64(key[i]))
+        block = longs(blocks + 8 * FIELDS * np.int64(mixed >> _SHARD))
+        soon_read(block[MAP] + 4 * _home(mixed, block[CAP]))
+        slot[i] = np.int64(mixed)
+
+
+@compiled(forceinline=True)
+def _guessed(blocks, low, high, slot, size):
+    """From mixed keys to shards and slots (plus one), nearly always the right ones; ask for so much of their rows."""
+    for i in range(low, high):
+        mixed = np.uint64(slot[i])
+        shard = np.int64(mixed >> _SHARD)
+        block = longs(blocks + 8 * FIELDS * shard)
+        capacity, guess = block[CAP], -1
+        if capacity:
+            guess = _guess(block[MAP], capacity, _home(mixed, capacity), _tag(mixed))
+        slot[i] = (shard << IN_SHARD) | (guess + 1)
+        if guess >= 0:
+            row = block[ROWS] + block[STRIDE] * guess
+            soon_written(row)
+            soon_all_read(row + LINE, size - LINE)
+
+
+@compiled("int64(int64,int64,int64,int64,int64)")
+def find(blocks, low, high, keys, slots):
+    """The slots of ``keys[low:high]`` in any shards; how many have none. In short loops, as in ``pull``."""
+    key, slot, missing = longs(keys), longs(slots), 0
+    for begin in range(low, high + 2 * TOGETHER, TOGETHER):
+        _mixed(blocks, begin, min(begin + TOGETHER, high), key, slot)
+        _guessed(blocks, max(low, begin - TOGETHER), min(begin, high), slot, HEAD)
+        for j in range(max(low, begin - 2 * TOGETHER), min(begin - TOGETHER, high)):
+            block = longs(blocks + 8 * FIELDS * (slot[j] >> IN_SHARD))
+            slot[j] = _sure(block, (slot[j] & ((1 << IN_SHARD) - 1)) - 1, key[j])
+            missing += slot[j] < 0
+    return missing
+
+
 @compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
 def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed):
     """Find rows of any shards and copy them, or first weights, to where their keys were; count them unless ``step`` is
     negative. Keys are taken in the order in which they came, so that ``out`` is written nearly from front to back.
+
+    Some keys go through a stage together, while what others need for the next one is on its way: three short loops
+    keep more of it on the way than one loop with three stages.
     """
     key, place, slot = longs(keys), longs(order), longs(slots)
     wide, missing = 4 * dim, 0
-    lines = (wide + LINE - 1) // LINE
-    far = AHEAD + max(4, FLYING // (lines + 1))
-    for i in range(low, high + far):
-        if i < high:
-            mixed = _mix(np.uint64(key[i]))
-            shard = np.int64(mixed >> _SHARD)
-            block = longs(blocks + 8 * FIELDS * shard)
-            at = _home(mixed, block[CAP])
-            slot[i] = (shard << IN_SHARD) | (at << TAG_BITS) | _tag(mixed)
-            soon_read(block[MAP] + 4 * at)
-        j = i - AHEAD
-        if low <= j < high:
-            shard = slot[j] >> IN_SHARD
-            block = longs(blocks + 8 * FIELDS * shard)
-            guess = _guess(block[MAP], block[CAP], slot[j] & ((1 << IN_SHARD) - 1)) if block[CAP] else -1
-            slot[j] = (shard << IN_SHARD) | (guess + 1)
-            if guess >= 0:
-                row = block[ROWS] + block[STRIDE] * guess
-                soon_written(row)
-                for line in range(1, ((row & (LINE - 1)) + HEAD + wide + LINE - 1) // LINE):
-                    soon_read(row + line * LINE)
-            for line in range(lines):
-                soon_written(out + wide * place[j] + line * LINE)
-        j = i - far
-        if j < low:
-            continue
-        block = longs(blocks + 8 * FIELDS * (slot[j] >> IN_SHARD))
-        mine = _sure(block, (slot[j] & ((1 << IN_SHARD) - 1)) - 1, key[j])
-        slot[j] = mine
-        if mine < 0:
-            missing += 1
-            _begin(out + wide * place[j], key[j], dim, start, scale, seed)
-            continue
-        row = block[ROWS] + block[STRIDE] * mine
-        if step >= 0:
-            counter = words(row)
-            often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
-            counter[FREQUENCY] = min(often, _MOST)
-            counter[SEEN] = max(np.int64(counter[SEEN]), step)
-        copy(row + HEAD, out + wide * place[j], dim)
+    for begin in range(low, high + 2 * TOGETHER, TOGETHER):
+        _mixed(blocks, begin, min(begin + TOGETHER, high), key, slot)
+        _guessed(blocks, max(low, begin - TOGETHER), min(begin, high), slot, HEAD + wide)
+        for j in range(max(low, begin - TOGETHER), min(begin, high)):
+            soon_all_written(out + wide * place[j], wide)
+        for j in range(max(low, begin - 2 * TOGETHER), min(begin - TOGETHER, high)):
+            block = longs(blocks + 8 * FIELDS * (slot[j] >> IN_SHARD))
+            mine = _sure(block, (slot[j] & ((1 << IN_SHARD) - 1)) - 1, key[j])
+            slot[j] = mine
+            if mine < 0:
+                missing += 1
+                _begin(out + wide * place[j], key[j], dim, start, scale, seed)
+                continue
+            row = block[ROWS] + block[STRIDE] * mine
+            if step >= 0:
+                counter = words(row)
+                often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
+                counter[FREQUENCY] = min(often, _MOST)
+                counter[SEEN] = max(np.int64(counter[SEEN]), step)
+            copy(row + HEAD, out + wide * place[j], dim)
     return missing
 
 

@@ -73,6 +73,23 @@ def _prefetching(write: int) -> Any:
 
 soon_read = _prefetching(0)
 soon_written = _prefetching(1)
+LINE = 64
+"""Bytes of memory that are fetched together."""
+
+
+@compiled(forceinline=True)
+def soon_all_read(address, size):
+    """``soon_read`` of each line of so many bytes; they may begin in the middle of one."""
+    for line in range(address & -LINE, address + size, LINE):
+        soon_read(line)
+
+
+@compiled(forceinline=True)
+def soon_all_written(address, size):
+    """``soon_written`` of each line of so many bytes."""
+    for line in range(address & -LINE, address + size, LINE):
+        soon_written(line)
+
 
 BLOCK = 16
 """Numbers worked on at a time, as one vector: the compiler makes none of loops over memory that may overlap."""

@@ -12,9 +12,10 @@ import math
 import numpy as np
 
 from ps import rules
-from ps.kernels.loops import CHANGED, FIELDS, FLYING, HEAD, LINE, ROWS, SEEN, STATE, STRIDE, UPDATES
+from ps.kernels.loops import CHANGED, FIELDS, FLYING, HEAD, ROWS, SEEN, STATE, STRIDE, UPDATES
 from ps.kernels.pointers import (
     BLOCK,
+    LINE,
     adagrad_block,
     add,
     compiled,
@@ -23,8 +24,8 @@ from ps.kernels.pointers import (
     floats,
     integers,
     longs,
-    soon_read,
-    soon_written,
+    soon_all_read,
+    soon_all_written,
     words,
 )
 
@@ -58,12 +59,15 @@ def _cleaned(source, target, dim, fresh):
 
 
 @compiled(forceinline=True)
-def _unite(low, high, order, slots, values, dim, rule, treatment, touched, table, bits, where, sums):
+def _unite(low, high, order, slots, values, dim, rule, treatment, touched, table, where, sums):
     """The different slots of one shard into ``touched``, and where each one's gradient lies: an address.
 
     A single one stays where it is; several are summed. Gives how many there are, and how many values were replaced.
     """
     slot, place, mine, entry, source = longs(slots), longs(order), longs(touched), integers(table), longs(where)
+    bits = 4
+    while (1 << bits) < 2 * (high - low):
+        bits += 1
     shift, last = np.uint64(64 - bits), (1 << bits) - 1
     wide, lines, count, replaced = 4 * dim, (4 * dim + LINE - 1) // LINE, 0, 0
     clean = treatment == rules.CLIP and rule != rules.ASSIGN
@@ -73,8 +77,7 @@ def _unite(low, high, order, slots, values, dim, rule, treatment, touched, table
     near = max(4, FLYING // lines)
     for i in range(low - near, high):
         if i + near < high:
-            for line in range(lines):
-                soon_read(values + wide * place[i + near] + line * LINE)
+            soon_all_read(values + wide * place[i + near], wide)
         if i < low or slot[i] < 0:
             continue
         here = values + wide * place[i]
@@ -240,11 +243,11 @@ def _finite(values, dim):
 
 @compiled(
     "int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,"
-    "int64,int64,int64,int64,int64)"
+    "int64,int64,int64,int64)"
 )
 def apply(
     blocks, shard, last, starts, order, slots, values, dim, state_dim, rule, numbers, nesterov, treatment, corrections,
-    corrected, step, mark, touched, begins, table, bits, where, sums,
+    corrected, step, mark, touched, begins, table, where, sums,
 ):  # fmt: skip
     """Sum the values of each row, and update it; see ``Kernels.apply``. Gives how much was damaged."""
     begin, done, source = longs(starts), longs(begins), longs(where)
@@ -258,7 +261,7 @@ def apply(
         mine = longs(touched + 8 * total)
         done[number - shard] = total
         count, replaced = _unite(
-            low, high, order, slots, values, dim, rule, treatment, touched + 8 * total, table, bits, where, sums
+            low, high, order, slots, values, dim, rule, treatment, touched + 8 * total, table, where, sums
         )
         damaged += replaced
         buffer = sums + wide * (high - low + 1)
@@ -267,11 +270,8 @@ def apply(
         for i in range(-near, count):
             if i + near < count:
                 ahead = mine[i + near]
-                row = rows + stride * ahead
-                for line in range(((row & (LINE - 1)) + HEAD + wide + LINE - 1) // LINE):
-                    soon_written(row + line * LINE)
-                for line in range(state_lines):
-                    soon_written(state + state_wide * ahead + line * LINE)
+                soon_all_written(rows + stride * ahead, HEAD + wide)
+                soon_all_written(state + state_wide * ahead, state_wide)
             if i < 0:
                 continue
             slot, gradient = mine[i], source[i]

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from edl.adapters.etcd_cluster import can_bind, start_private_member
 from edl.adapters.etcd_server import EtcdMember
@@ -31,6 +32,16 @@ DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "120"))
 MARK = "TEST_JOB_MARK"
 """Environment variable by which every process of a job is found again, whoever its parent is by then."""
 SHARED_MEMORY = Path("/dev/shm")
+
+PADDLE_UNLESS_SOAK = pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param("torch", marks=[pytest.mark.torch, pytest.mark.soak]),
+        pytest.param("paddle", marks=pytest.mark.paddle),
+    ],
+    indirect=True,
+)
+"""For tests of what no framework has a part in: the one whose import takes half as long, and both with ``--soak``."""
 
 T = TypeVar("T")
 J = TypeVar("J", bound="Job")

@@ -4,18 +4,16 @@ give the same bits on any number of workers. Real processes, gloo and edl's ring
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.process.forking import Forker
+
 SCRIPT = Path(__file__).parent / "workers" / "accumulate_worker.py"
 MOST = 4
 RANKS = 7
@@ -24,38 +22,27 @@ RANKS = 7
 class Process:
     """One worker."""
 
-    def __init__(self, framework: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._popen = subprocess.Popen(
-            [sys.executable, str(SCRIPT), framework],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+    def __init__(self, forker: Forker, framework: str) -> None:
+        self._process = forker.start(SCRIPT, framework)
+        self.end = self._process.end
 
     def say(self, *command: Any) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(json.dumps(command) + "\n")
-        self._popen.stdin.flush()
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
 
     def hear(self, within_s: float = 120) -> Any:
-        assert self._popen.stdout is not None
-        assert select.select([self._popen.stdout], [], [], within_s)[0], f"no answer in {within_s} s"
-        line = self._popen.stdout.readline()
-        assert line, f"the worker has ended with {self._popen.wait()}"
+        assert select.select([self._process.stdout], [], [], within_s)[0], f"no answer in {within_s} s"
+        line = self._process.stdout.readline()
+        assert line, "the worker has ended"
         return json.loads(line)
-
-    def end(self) -> None:
-        self._popen.kill()
-        self._popen.communicate()
 
 
 class World:
     """Processes that form worlds of several sizes, one after the other."""
 
     def __init__(self, framework: str) -> None:
-        self.all = [Process(framework) for _ in range(MOST)]
+        self._forker = Forker(framework)
+        self.all = [Process(self._forker, framework) for _ in range(MOST)]
         self._round = 0
         self._held: list[socket.socket] = []
         for one in self.all:
@@ -91,6 +78,7 @@ class World:
         self._release()
         for one in self.all:
             one.end()
+        self._forker.end()
 
 
 @pytest.fixture(

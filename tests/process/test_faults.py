@@ -100,11 +100,17 @@ def test_workers_do_not_notice_that_a_master_on_a_spare_is_killed(job: Job) -> N
 
 
 def start_master_on_a_spare(job: Job, master: str, trainer: str) -> None:
-    """The first to register rules; it warms up slowly, and the other one asks for the first place."""
-    (job.folder / "slow_to_import.py").write_text("import time\ntime.sleep(3)\n")
+    """The first to register rules; it is not warm before the other one, which asks for the first place."""
+    go_on = job.folder / "go-on"
+    waiting = f"import os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.05)\n"
+    (job.folder / "slow_to_import.py").write_text(waiting)
     job.environment = {**job.environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{job.folder}"}
     job.start(master, options=["--preload=slow_to_import"]).says("this node is the Master")
     job.start(trainer, options=["--node-rank=0"])
+    try:
+        job.nodes[master].says(f"node {trainer} is ready")
+    finally:
+        go_on.touch()
     seen = job.wait_world(1)
     assert seen.nodes == {0: trainer}
 
@@ -214,8 +220,10 @@ def test_shrink_goes_on_with_fewer_and_never_grows(job: Job) -> None:
     job.wait_steps(10)
     assert job.seen() == after
     # A spare may fill a place that is left by another one later.
-    job.kill(after.nodes[1])
-    assert job.wait_world(2, after=after.round).nodes == {0: after.nodes[0], 1: "d"}
+    master = job.status()["master"]  # another one would begin before the spare has found it
+    left = next(rank for rank in (1, 0) if after.nodes[rank] != master)
+    job.kill(after.nodes[left])
+    assert job.wait_world(2, after=after.round).nodes == {**after.nodes, left: "d"}
 
 
 def test_a_spent_budget_ends_the_job_with_the_root_cause_on_every_node(job: Job) -> None:
@@ -226,7 +234,9 @@ def test_a_spent_budget_ends_the_job_with_the_root_cause_on_every_node(job: Job)
     for node in job.nodes.values():
         report = node.report()
         root = report["failures"][0]
-        assert (root["rank"], root["exit_code"], root["round"], root["peer_loss"]) == (1, 1, 2, False)
+        assert (root["rank"], root["round"], root["peer_loss"]) == (1, 2, False)
+        # The order to stop, which its peer's report brings about, may meet it between its traceback and its end.
+        assert root["exit_code"] in (1, -signal.SIGTERM)
         assert root["exception"] == "ValueError: the loss is not a number"
         assert "in misbehave" in root["traceback"]
         assert "all 1 restarts are used (--max-restarts=1)" in report["reason"]
@@ -291,7 +301,7 @@ def test_sigterm_drains_one_node(job: Job) -> None:
     job.start("a", "b", "c")
     before = job.wait_world(3)
     job.nodes["b"].send(signal.SIGTERM)
-    assert job.nodes["b"].exit_code() == ExitCode.TERMINATED
+    assert job.nodes["b"].exit_code() == ExitCode.OK
     after = job.wait_world(2, after=before.round)
     assert set(after.nodes.values()) == {"a", "c"}
     status = job.status()
@@ -329,7 +339,7 @@ def test_a_worker_that_is_deaf_to_sigterm_is_killed_after_the_grace(job: Job) ->
     assert not set(before.pids.values()) & set(after.pids.values())
     assert job.status()["restarts_used"] == 0
     job.nodes["a"].send(signal.SIGTERM)
-    assert job.nodes["a"].exit_code() == ExitCode.TERMINATED
+    assert job.nodes["a"].exit_code() == ExitCode.OK
     assert "workers still run 1 s after the signal: killing them" in job.nodes["a"].text
 
 
@@ -338,7 +348,7 @@ def test_a_workers_sigterm_handler_gets_to_run(job: Job) -> None:
     job.start("a", "b")
     before = job.wait_world(2)
     job.nodes["b"].send(signal.SIGTERM)
-    assert job.nodes["b"].exit_code() == ExitCode.TERMINATED
+    assert job.nodes["b"].exit_code() == ExitCode.OK
     job.wait_world(1, after=before.round)
     assert sorted(path.name for path in job.steps_folder.glob("saved.*")) == ["saved.1.0", "saved.1.1"]
 
@@ -380,9 +390,12 @@ def test_nohup_is_respected(job: Job) -> None:
 
 
 def test_all_nodes_leave_at_once(job: Job) -> None:
+    job.arguments = ("--free",)  # or a worker may tell of its peer's end
     job.start("a", "b", "c")
     job.wait_world(3)
     for node in job.nodes.values():
         node.send(signal.SIGTERM)
-    assert job.exit_codes() == dict.fromkeys(("a", "b", "c"), ExitCode.TERMINATED)
+    codes = list(job.exit_codes().values())
+    assert ExitCode.TERMINATED in codes, "the job is not done"
+    assert set(codes) <= {ExitCode.OK, ExitCode.TERMINATED}, "the first ones may have left others behind"
     assert not any("Traceback" in node.text for node in job.nodes.values())

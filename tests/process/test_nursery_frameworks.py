@@ -91,7 +91,10 @@ TORCH = """
 
 @needs("torch")
 @pytest.mark.torch
-@pytest.mark.parametrize("standby", list(Standby), ids=lambda standby: standby.value)
+@pytest.mark.parametrize(  # a cold start has nothing of torch in it: Paddle's is enough
+    "standby",
+    [pytest.param(one, marks=pytest.mark.soak if one is Standby.NONE else (), id=one.value) for one in Standby],
+)
 def test_torch_trains_on_two_ranks_with_data_loaders(tmp_path: Path, standby: Standby) -> None:
     bench = script_bench(tmp_path, standby, TORCH, slots=2)
     outcomes = run(worlds(bench, rounds=3 if standby is Standby.FORK else 1))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.process.forking import Forker
 
 pytestmark = [
     pytest.mark.paddle,
@@ -24,49 +22,41 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parent / "workers" / "paddle_rounds.py"
-ROOT = Path(__file__).resolve().parents[2]
+SOON_S = 5.0
+"""An abort takes milliseconds; the machine may be busy."""
 
 
 class Process:
     """One worker."""
 
-    def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._popen = subprocess.Popen(
-            [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+    def __init__(self, forker: Forker) -> None:
+        self._process = forker.start(SCRIPT)
+        self.signal = self._process.send_signal
+        self.end = self._process.end
 
     def say(self, *command: Any) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(json.dumps(command) + "\n")
-        self._popen.stdin.flush()
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
 
     def hear(self, within_s: float = 60) -> Any:
-        assert self._popen.stdout is not None
-        if not select.select([self._popen.stdout], [], [], within_s)[0]:
+        if not select.select([self._process.stdout], [], [], within_s)[0]:
             raise AssertionError(f"no answer in {within_s} s")
-        line = self._popen.stdout.readline()
-        assert line, f"the worker has ended with {self._popen.wait()}"
+        line = self._process.stdout.readline()
+        assert line, "the worker has ended"
         return json.loads(line)
-
-    def signal(self, number: int) -> None:
-        self._popen.send_signal(number)
-
-    def end(self) -> None:
-        self._popen.kill()
-        self._popen.communicate()
 
 
 class World:
     """Workers, and the ports of their rounds as a launcher would hold them."""
 
-    def __init__(self) -> None:
+    def __init__(self, forker: Forker) -> None:
+        self._forker = forker
         self.round = 0
         self._held: list[socket.socket] = []
         self.all: list[Process] = []
 
     def start(self, count: int) -> list[Process]:
-        fresh = [Process() for _ in range(count)]
+        fresh = [Process(self._forker) for _ in range(count)]
         self.all += fresh
         for each in fresh:
             assert each.hear() == "ready"
@@ -96,21 +86,20 @@ class World:
         return took
 
 
-@contextmanager
-def world() -> Iterator[World]:
-    made = World()
-    try:
-        yield made
-    finally:
-        made.release()
-        for worker in made.all:
-            worker.end()
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    running = Forker("paddle")
+    yield running
+    running.end()
 
 
-@pytest.fixture(name="made")
-def _made() -> Iterator[World]:
-    with world() as made:
-        yield made
+@pytest.fixture
+def made(forker: Forker) -> Iterator[World]:
+    made = World(forker)
+    yield made
+    made.release()
+    for worker in made.all:
+        worker.end()
 
 
 def each(workers: Sequence[Process], *command: Any) -> list[Any]:
@@ -135,7 +124,7 @@ def test_a_peer_dies_in_an_all_reduce(made: World, victim: int) -> None:
     began_s = time.monotonic()
     answers = [worker.hear() for worker in workers]
     assert lost(answers), answers
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < SOON_S
     made.form(workers)
     assert each(workers, "reduce", 1000, 3) == [1000.0, 1000.0]
 
@@ -213,7 +202,7 @@ def test_a_frozen_peer_holds_nobody_that_is_aborted(made: World) -> None:
         worker.say("abort")
     answers = [worker.hear() for worker in workers[:2]]
     assert lost(answers), answers
-    assert time.monotonic() - began_s < 1
+    assert time.monotonic() - began_s < SOON_S
     made.form(workers[:2])
     workers[2].signal(signal.SIGCONT)
     workers[2].say("reduce", 1_000_000, 1)

@@ -83,6 +83,7 @@ def keep_together(folder: Path) -> None:
         path.rename(path.with_name(f"old-{len(list(folder.iterdir()))}-{path.name}"))
 
 
+@pytest.mark.soak
 def test_restored_on_more_and_on_fewer(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:
     first = run(tmp_path, etcd, files, 2, "--save-at=30", "--steps=45", name="restore-2")
     assert of(first, "step") == list(range(45))

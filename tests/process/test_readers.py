@@ -28,6 +28,7 @@ from edl.exit_codes import ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 from tests.process.harness import (
+    PADDLE_UNLESS_SOAK,
     ROOT,
     WORKERS,
     Job,
@@ -362,9 +363,10 @@ def test_a_slow_trainer_does_not_make_a_reader_grow(tmp_path: Path) -> None:
     """What is on its way is bounded, however much is asked for: 600 MB, of which nothing is taken for a while."""
     path, count = tmp_path / "large.ipc", 600
     schema = pa.schema([("blob", pa.large_binary())])
+    batch = pa.record_batch([pa.array([os.urandom(1_000_000)], pa.large_binary())], schema=schema)
     with ipc.new_file(path, schema) as writer:
         for _ in range(count):
-            writer.write_batch(pa.record_batch([pa.array([os.urandom(1_000_000)], pa.large_binary())], schema=schema))
+            writer.write_batch(batch)
     ref = ShardRef(0, str(path), 0, count, count)
     with processes(1) as (pool, (reader,)):
         trainer = RemoteReader(pool, "set", "ipc", policy="only")
@@ -421,6 +423,11 @@ def files(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def framework(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def training(folder: Path, etcd: OutsideEtcd, files: Path, framework: str, remote: str) -> Job:
     pytest.importorskip(framework)
     script = (str(WORKERS / f"data_{framework}.py"),)
@@ -428,9 +435,7 @@ def training(folder: Path, etcd: OutsideEtcd, files: Path, framework: str, remot
     return Job(folder, [etcd.endpoint], script=script, options=options)
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")]
-)
+@PADDLE_UNLESS_SOAK
 def test_each_record_counts_once_whatever_happens_to_readers(
     tmp_path: Path, etcd: OutsideEtcd, files: Path, framework: str
 ) -> None:

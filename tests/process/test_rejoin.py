@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.harness import WORKERS, Job, OutsideEtcd, Step, until
+from tests.process.harness import PADDLE_UNLESS_SOAK, WORKERS, Job, OutsideEtcd, Step, until
 
 SCRIPTS = {"torch": WORKERS / "rejoin_torch.py", "paddle": WORKERS / "rejoin_paddle.py"}
 
@@ -49,13 +49,22 @@ def finish(running: Job, ahead: int = 40) -> dict[str, Any]:
     return result
 
 
+_undisturbed: dict[str, list[dict[str, Any]]] = {}
+"""By framework: the model after each step of a world of one."""
+
+
 def undisturbed(etcd: OutsideEtcd, tmp_path: Path, framework: str, steps: int) -> dict[str, Any]:
-    """The same training in a world of one, from the first step to the last."""
-    with job(etcd, tmp_path, framework, f"--steps={steps}", "--pause=0", nnodes="1") as alone:
-        alone.start("alone")
-        assert alone.exit_codes() == {"alone": 0}
-        result: dict[str, Any] = json.loads((alone.steps_folder / "result.json").read_text())
-        return result
+    """The same training in a world of one, after so many steps. It is trained once, further if that was too short."""
+    known = _undisturbed.get(framework, [])
+    if len(known) < steps:
+        length = max(600, steps + steps // 4)
+        with job(etcd, tmp_path, framework, f"--steps={length}", "--pause=0", "--results", nnodes="1") as alone:
+            alone.start("alone")
+            assert alone.exit_codes() == {"alone": 0}
+            known = [json.loads(line) for line in (alone.steps_folder / "results").read_text().splitlines()]
+        assert [one["step"] for one in known] == list(range(1, length + 1))
+        _undisturbed[framework] = known
+    return known[steps - 1]
 
 
 def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -63,7 +72,9 @@ def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
     assert result["sum"] == pytest.approx(expected["sum"], rel=1e-7)
 
 
-def test_survivors_of_a_worker_keep_their_processes(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+def test_survivors_of_a_worker_and_of_a_node_keep_their_processes(
+    etcd: OutsideEtcd, tmp_path: Path, framework: str
+) -> None:
     with job(etcd, tmp_path, framework) as running:
         running.start("a", "b", "c")
         before = running.wait_world(3)
@@ -75,22 +86,14 @@ def test_survivors_of_a_worker_keep_their_processes(etcd: OutsideEtcd, tmp_path:
         grown = running.wait_world(3, after=shrunk.round)
         assert set(shrunk.pids.values()) < set(grown.pids.values())
         running.wait_steps(5)
-        assert len(redone(running.steps())) <= 1, "at most the interrupted step"
-        result = finish(running)
-        same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
-
-
-def test_survivors_of_a_node_keep_their_processes(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
-    with job(etcd, tmp_path, framework) as running:
-        running.start("a", "b", "c")
-        before = running.wait_world(3)
+        once = redone(running.steps())
+        assert len(once) <= 1, "at most the interrupted step"
+        running.kill(grown.nodes[0])
+        del running.nodes[grown.nodes[0]]
+        shrunk = running.wait_world(2, after=grown.round)
+        assert set(shrunk.pids.values()) == set(grown.pids.values()) - {grown.pids[0]}
         running.wait_steps(5)
-        running.kill(before.nodes[0])
-        del running.nodes[before.nodes[0]]
-        shrunk = running.wait_world(2, after=before.round)
-        assert set(shrunk.pids.values()) == set(before.pids.values()) - {before.pids[0]}
-        running.wait_steps(5)
-        assert len(redone(running.steps())) <= 1
+        assert len(redone(running.steps())) <= len(once) + 1
         result = finish(running)
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
@@ -103,15 +106,15 @@ def test_growing_and_draining_lose_no_step(etcd: OutsideEtcd, tmp_path: Path, fr
         seen = running.wait_world(4, after=seen.round)
         running.wait_steps(5)
         running.nodes["a"].send(signal.SIGTERM)
-        assert running.nodes["a"].exit_code() == 143
+        assert running.nodes["a"].exit_code() == 0
         seen = running.wait_world(3, after=seen.round)
         assert "a" not in seen.nodes.values()
         for name in ("b", "c"):
             running.nodes[name].send(signal.SIGTERM)
-            assert running.nodes[name].exit_code() == 143
+            assert running.nodes[name].exit_code() == 0
         seen = running.wait_world(1, after=seen.round)
-        running.start("e", "f", "g")
-        seen = running.wait_world(4, after=seen.round)
+        running.start("e")
+        seen = running.wait_world(2, after=seen.round)
         running.wait_steps(5)
         assert redone(running.steps()) == [], "no step lost or redone"
         for name in "abc":
@@ -120,6 +123,7 @@ def test_growing_and_draining_lose_no_step(etcd: OutsideEtcd, tmp_path: Path, fr
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@PADDLE_UNLESS_SOAK
 def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     with job(etcd, tmp_path, framework, nnodes="2") as running:
         running.start("a", "b")

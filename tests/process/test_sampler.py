@@ -47,10 +47,8 @@ def test_each_sample_once_an_epoch(etcd: OutsideEtcd, tmp_path: Path, short: str
     """A worker is killed and a node joins in the middle of epochs. Under torch, two processes load for each worker."""
     pytest.importorskip(framework)
     arguments = (f"--framework={framework}",)
-    script, environment = (str(SCRIPT),), {"TMPDIR": short}
-    with Job(
-        tmp_path, [etcd.endpoint], script=script, arguments=arguments, nnodes="1:3", environment=environment
-    ) as running:
+    named: dict[str, Any] = {"environment": {"TMPDIR": short}}
+    with Job(tmp_path, [etcd.endpoint], script=(str(SCRIPT),), arguments=arguments, nnodes="1:3", **named) as running:
         running.start("a", "b")
         seen = running.wait_world(2)
         running.wait_steps(5)
@@ -78,9 +76,9 @@ def check(taken: list[dict[str, Any]], last: int) -> None:
     assert len(set().union(*rounds.values())) >= 3 and any(len(found) > 1 for found in rounds.values())
 
 
-def test_ten_thousand_histories(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--soak"):
-        pytest.skip("takes half a minute: run with --soak; tests/unit/test_sampler.py runs some of them")
+@pytest.mark.soak
+def test_ten_thousand_histories() -> None:
+    """tests/unit/test_sampler.py runs some of them."""
     pytest.importorskip("numpy")
     for seed in range(10_000):
         History(seed).run()

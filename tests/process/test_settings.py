@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edl.arithmetic.plan import split
-from tests.process.harness import WORKERS, Job, OutsideEtcd, until
+from tests.process.harness import PADDLE_UNLESS_SOAK, WORKERS, Job, OutsideEtcd, until
 
 SCRIPT = str(WORKERS / "settings_worker.py")
 POLICY = ("--global-batch=50", "--local-batch=8", "--lr-rule=linear", "--lr-warmup=10", "--fault-tolerance=elastic")
@@ -68,6 +68,7 @@ def begun(running: Job, number: int) -> int:
     return found[0]
 
 
+@PADDLE_UNLESS_SOAK
 def test_all_ranks_change_over_at_the_same_commit(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     job = Job(tmp_path, [etcd.endpoint], script=(SCRIPT,), arguments=(f"--framework={framework}",), options=POLICY)
     with job as running:
@@ -108,8 +109,9 @@ def test_all_ranks_change_over_at_the_same_commit(etcd: OutsideEtcd, tmp_path: P
 
 
 def test_bad_wishes_change_nothing(etcd: OutsideEtcd, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with Job(tmp_path, [etcd.endpoint], script=(SCRIPT,), options=POLICY) as running:
+    pytest.importorskip("paddle")
+    paddle = ("--framework=paddle",)
+    with Job(tmp_path, [etcd.endpoint], script=(SCRIPT,), arguments=paddle, options=POLICY) as running:
         running.start("a")
         running.wait_world(1)
         for wish, says in (

@@ -81,10 +81,9 @@ def test_a_few_faults_in_a_row(tmp_path: Path) -> None:
     soak(tmp_path, PLAIN, seed=1, size=SHORT)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("script", ["ddp_torch.py", "dp_paddle.py"])
-def test_many_faults_in_a_row(tmp_path: Path, request: pytest.FixtureRequest, script: str) -> None:
-    if not request.config.getoption("--soak"):
-        pytest.skip("takes many minutes: run with --soak")
+def test_many_faults_in_a_row(tmp_path: Path, script: str) -> None:
     soak(tmp_path, WORKERS / script, seed=random.randrange(1_000_000), size=LONG)

@@ -16,9 +16,10 @@ from edl.exit_codes import ExitCode
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 from tests.process.test_rejoin import finish, redone
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
-SCRIPT = str(WORKERS / "rejoin_torch.py")
+# No framework has a part in any of this, and Paddle is imported in half the time. What torch saves: test_rejoin.py.
+pytest.importorskip("paddle")
+pytestmark = pytest.mark.paddle
+SCRIPT = str(WORKERS / "rejoin_paddle.py")
 
 
 @pytest.fixture
@@ -49,17 +50,29 @@ def edl(etcd: OutsideEtcd, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_save_file_is_obeyed_once(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
+def test_a_save_file_is_obeyed_once_and_so_is_the_command_line(
+    etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path
+) -> None:
     with job(etcd, tmp_path, checkpoints) as running:
         running.start("a", "b")
         running.wait_world(2)
         (checkpoints / "SAVE").write_text("before the maintenance")
         until(lambda: complete(checkpoints), "a checkpoint")
         until(lambda: not (checkpoints / "SAVE").exists(), "the end of the file")
-        running.wait_steps(5)
+        running.wait_steps(20)
         assert redone(running.steps()) == []
-        finish(running)
-        assert len(complete(checkpoints)) == 1
+        (first,) = complete(checkpoints)
+
+        saved = edl(etcd, "checkpoint")
+        assert saved.returncode == 0, saved.stderr
+        assert str(checkpoints) in saved.stdout and complete(checkpoints)[-1] > first
+        running.wait_steps(3)
+        assert len(complete(checkpoints)) == 2
+        stopped = edl(etcd, "stop")
+        assert stopped.returncode == 0, stopped.stderr
+        assert set(running.exit_codes().values()) == {ExitCode.KILLED}
+        assert complete(checkpoints)[-1] == max(step.step for step in running.steps())
+        assert redone(running.steps()) == []
 
 
 def test_a_kill_file_ends_the_job_and_the_next_one(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
@@ -80,21 +93,6 @@ def test_a_kill_file_ends_the_job_and_the_next_one(etcd: OutsideEtcd, tmp_path: 
         resumed.start("d")
         assert resumed.exit_codes() == {"d": 0}
         assert min(step.step for step in resumed.steps()) == last + 1
-
-
-def test_from_the_command_line(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
-    with job(etcd, tmp_path, checkpoints) as running:
-        running.start("a", "b")
-        running.wait_world(2)
-        saved = edl(etcd, "checkpoint")
-        assert saved.returncode == 0, saved.stderr
-        assert str(checkpoints) in saved.stdout and complete(checkpoints)
-        running.wait_steps(3)
-        stopped = edl(etcd, "stop")
-        assert stopped.returncode == 0, stopped.stderr
-        assert set(running.exit_codes().values()) == {ExitCode.KILLED}
-        assert complete(checkpoints)[-1] == max(step.step for step in running.steps())
-        assert redone(running.steps()) == []
 
 
 def test_the_last_node_saves_before_it_goes(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
@@ -132,10 +130,8 @@ def test_workers_that_stand_still_are_shown_and_restarted(etcd: OutsideEtcd, tmp
         finish(running)
 
 
-def test_anothers_directory_is_refused(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
-    with job(etcd, tmp_path, checkpoints, "--steps=10", "--save-every=5") as running:
-        running.start("a")
-        assert running.exit_codes() == {"a": 0}
+def refused_to_another(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
+    """The directory of one job is not that of another."""
     other = Job(
         tmp_path / "other",
         [etcd.endpoint],
@@ -149,10 +145,14 @@ def test_anothers_directory_is_refused(etcd: OutsideEtcd, tmp_path: Path, checkp
         assert "kept" in node.text and str(checkpoints) in node.text
 
 
-def test_damaged_checkpoints_are_passed_over(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
+def test_damaged_checkpoints_are_passed_over_and_anothers_directory_is_refused(
+    etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path
+) -> None:
     with job(etcd, tmp_path, checkpoints, "--steps=20", "--save-every=10", "--pause=0.1") as running:
         running.start("a")
         assert running.exit_codes() == {"a": 0}
+    assert complete(checkpoints) == [10, 20]
+    refused_to_another(etcd, tmp_path, checkpoints)
     assert complete(checkpoints) == [10, 20]
     (newest,) = checkpoints.glob("commit-*0020.*/state.safetensors")
     data = bytearray(newest.read_bytes())

@@ -17,7 +17,7 @@ from edl.agent.events import Start
 from edl.agent.state import AgentPhase, Worker
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
-from edl.master import forming, machine, planning
+from edl.master import forming, machine, planning, resizing
 from edl.master.state import NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.testing.sim import ruling
@@ -38,7 +38,7 @@ def joiner_wipes_the_world() -> contextlib.AbstractContextManager[Any]:
             forming.stop_world(turn, "somebody joined")
             forming.try_to_form(turn)
 
-    return mock.patch.object(planning, "consider_growth", consider)
+    return mock.patch.object(resizing, "consider_size", consider)
 
 
 def world_above_maximum() -> contextlib.AbstractContextManager[Any]:
@@ -174,36 +174,38 @@ class Planted:
 
     plant: Plant
     within: int
+    known: int = 0
+    """A schedule that finds it, to begin with; others follow in order when it does not any more."""
 
 
 BUGS: dict[str, Planted] = {
-    plant.__name__: Planted(plant, within)
-    for plant, within in (
+    plant.__name__: Planted(plant, within, *known)
+    for plant, within, *known in (
         (joiner_wipes_the_world, 100),
         (world_above_maximum, 100),
         (trimmed_below_minimum, 100),
         (stale_master_address, 300),
         (writes_without_fence, 1000),
-        (collateral_is_charged, 2000),
+        (collateral_is_charged, 2000, 865),
         (exit_closes_the_job, 300),
         (stale_order_is_obeyed, 3000),
         (target_has_been_passed, 300),
         (era_begins_anew, 300),
-        (spares_are_not_asked, 1000),
+        (spares_are_not_asked, 1000, 294),
         (waits_for_no_member, 300),
-        (agreed_settings_are_let_go, 1000),
-        (settings_end_with_the_next_hold, 300),
+        (agreed_settings_are_let_go, 1000, 360),
+        (settings_end_with_the_next_hold, 300, 125),
     )
 }
 
 
 def seeds_needed(planted: Planted) -> tuple[int, str]:
-    """How many schedules, from seed 0 on, until something is found, and what; 0 when nothing is."""
+    """How many schedules, until something is found, and what; 0 when nothing is."""
     with planted.plant():
-        for seed in range(planted.within):
+        for count, seed in enumerate((planted.known, *range(planted.within)), start=1):
             result = play(Schedule.draw(seed))
             if result.violation:
-                return seed + 1, result.violation.splitlines()[0]
+                return count, result.violation.splitlines()[0]
     return 0, f"nothing found in {planted.within} schedules"
 
 

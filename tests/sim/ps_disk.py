@@ -97,8 +97,9 @@ class Disk:
             (bucket, row, push) for bucket, held in whole.items() for row, all_ in held.rows.items() for push in all_
         }
         missing = self.expected[cut.number] - have
-        if missing and self.sim.is_lossless:
-            raise Violation(f"cut {cut.number} lacks {sorted(missing)[:3]}")
+        lost = self.sim.losses.unexcused(missing)
+        if lost:
+            raise Violation(f"cut {cut.number} lacks {lost[:3]}")
         later = {
             place
             for place in have - self.expected[cut.number]

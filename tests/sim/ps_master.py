@@ -183,7 +183,7 @@ class Master:
                     line.down.send(effect.body)
                     if sim.net.rng.random() < 0.05:
                         line.down.send(effect.body)
-            elif isinstance(effect, sv.Tell):
+            elif isinstance(effect, sv.Tell) and not effect.body.startswith('{"word":"Waits"'):  # for people only
                 sim.tell(effect.caller, effect.body, self.life)
 
     def _tick(self, life: int) -> None:

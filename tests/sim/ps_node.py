@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ class Stream:
         self.up = False
         self.life = 0
         self.sent = self.acked = 0
+        self.under_way: deque[tuple[int, float]] = deque()
+        """What is not acknowledged: number, and when it was sent."""
         self.marks: list[tuple[int, int]] = []
         self.images: list[tuple[int, int, int]] = []
         self.pipe: Pipe | None = None
@@ -69,6 +72,8 @@ class Stream:
         self.lost = False
         self.unnoticed = False
         """It broke, and the sender does not know yet."""
+        self.refused = 0
+        """Version of the newest orders under which the follower has refused something."""
         self.target: Node | None = None
 
     def open(self) -> None:
@@ -84,6 +89,7 @@ class Stream:
         self.up, self.target = True, target
         self.life += 1
         self.sent = self.acked = 0
+        self.under_way.clear()
         self.marks, self.images = [], []
         life = self.life
         self.pipe = Pipe(sim.net, lambda item: sim.run(target, target.take, self, item, life), sim.net.streams)
@@ -100,9 +106,19 @@ class Stream:
         self.node.sim.net.at(0.3, self.open)
 
     def send(self, item: Any) -> None:
+        if self.unnoticed:
+            self.under_way.append((self.sent + 1, self.node.sim.net.now_s))
         if self.up and self.pipe is not None:
             self.sent += 1
+            self.under_way.append((self.sent, self.node.sim.net.now_s))
             self.pipe.send((self.sent, self.node.holding.number, self.node.holding.version, item))
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest thing that is not acknowledged, as far as the sender knows."""
+        while self.under_way and self.under_way[0][0] <= self.acked:
+            self.under_way.popleft()
+        return self.node.sim.net.now_s - self.under_way[0][1] if self.under_way else 0.0
 
     def cut(self) -> None:
         """It breaks; the sender notices a little later."""
@@ -276,6 +292,7 @@ class Node:
         if self.streams.get(stream.follower) is not stream or (life and life != stream.life) or not stream.up:
             return
         if item[0] == "fenced":
+            stream.refused = max(stream.refused, item[2])
             self.event(hd.Fenced(stream.follower, item[2], (item[1],)))
             return
         stream.acked = max(stream.acked, item[1])
@@ -367,6 +384,13 @@ class Node:
                 if follower not in to or stream is None or not stream.up:
                     return False
                 if stream.life * 10**6 + stream.acked < request.marks.get((follower, bucket), 0):
+                    return False
+            for follower in set(to) - set(wait):
+                stream = self.streams.get(follower)
+                up = stream is not None and (stream.up or stream.unnoticed)
+                if stream is None or not up or stream.lag_s > self.sim.training.lag_s:
+                    return False
+                if stream.refused > self.holding.version:
                     return False
         return True
 

@@ -28,6 +28,8 @@ class Trainer:
         self.owner: list[int] = []
         self.counts = False
         self.wants_in = True
+        self.is_member = False
+        """As far as it has been told."""
         self.seq = self.step = self.at = 0
         self.parts: dict[int, tuple[int, ...]] = {}
         """Of the push that is under way: what is not acknowledged yet."""
@@ -84,6 +86,7 @@ class Trainer:
                     self.sim.run_later(self, self.think)
             case words.Charted():
                 self.take(word.chart)
+                self.is_member = any(one.number == self.number for one in word.members)
                 if (
                     self.number
                     and self.wants_in
@@ -126,6 +129,13 @@ class Trainer:
         if self.alive:
             self.alive = False
             self.sim.trainer_ended(self)
+
+    def leave(self) -> None:
+        """No more to do. Said until the Master has heard it."""
+        self.wants_in = self.counts = False
+        if self.alive and self.is_member:
+            self.say(words.Leave(self.number))
+            self.sim.run_later(self, self.leave, after_s=5.0)
 
     # --- training ----------------------------------------------------------------------------------------------------
 

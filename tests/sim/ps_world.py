@@ -6,6 +6,7 @@ Each row remembers the pushes that made it, in their order, so that what was los
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from ps.book import Limits
 from ps.machine import PlacementMachine
 from ps.spec import Mode, Replication, TableSpec, Training
 from tests.sim.ps_disk import Disk, Place
+from tests.sim.ps_loss import Losses
 from tests.sim.ps_master import Master
 from tests.sim.ps_net import Net, Pipe, Violation
 from tests.sim.ps_node import Node, Request, Stream
@@ -31,17 +33,21 @@ HARD = (KILL, FREEZE, APART, DEAF)
 class PsSim:
     """One history."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, replication: str = "") -> None:
         self.seed = seed
         self.net = Net(seed)
         rng = self.net.rng
         self.buckets = rng.choice((4, 8, 12))
-        replication = rng.choice((Replication.SYNC,) * 6 + (Replication.ASYNC, Replication.NONE))
+        drawn = rng.choice((Replication.SYNC,) * 6 + (Replication.ASYNC, Replication.NONE))
         mode = rng.choice((Mode.ASYNC, Mode.ASYNC, Mode.SYNC))
         least = rng.choice((1, 2))
         every_s = rng.choice((0.0, 0.0, 8.0))
         self.training = Training(
-            mode, replication=replication, servers=(least, rng.randint(3, 5)), save_every_s=every_s
+            mode,
+            replication=Replication(replication or drawn),
+            lag_s=random.Random(seed).choice((0.05, 0.5, 100.0)),  # of its own: earlier seeds play as they did
+            servers=(least, rng.randint(3, 5)),
+            save_every_s=every_s,
         )
         self.gentle = rng.random() < 0.5
         """Single faults, with time to heal: nothing may be lost."""
@@ -73,6 +79,7 @@ class PsSim:
         self.roles: list[tuple[int, int]] = [(0, 0)] * self.buckets
         """Owner and backup of each bucket, as of the newest version that was kept."""
         self.expect: set[Place] = set()
+        self.losses = Losses(self.training.lag_s)
         self.history = 1
         self.restored = 0
         self.version = 0
@@ -134,15 +141,12 @@ class PsSim:
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_lossless(self) -> bool:
-        """No acknowledged push may be lost but by a rollback. Asynchronous copies lack what was under way to them when
-        a pserver died, or when the stream broke while a bucket was handed over."""
-        return self.training.replication is not Replication.ASYNC
-
     def acknowledged(self, node: Node, request: Request) -> None:
         """A pserver acknowledges a part: whoever may have to serve the bucket from now on has to have it."""
-        if self.training.replication is not Replication.SYNC or request.history != self.history:
+        if request.history != self.history:
+            return
+        if self.training.replication is not Replication.SYNC:
+            self.losses.acknowledged(node, request, self.net.now_s)
             return
         push = (request.trainer, request.seq)
         for bucket, rows in request.parts.items():
@@ -161,6 +165,7 @@ class PsSim:
     def stepped(self, machine: PlacementMachine) -> None:
         """The machine has taken an event, and what it decided is kept."""
         book, cuts = machine.book, machine.cuts
+        self.losses.stepped(book.servers, self.roles)
         if book.version != self.version:
             self.version, self.roles = book.version, list(zip(book.grid.owner, book.grid.backup, strict=True))
         if cuts.phase == "mark" and cuts.top not in self.disk.expected:
@@ -321,10 +326,7 @@ class PsSim:
         elif kind == LEAVE:
             one = rng.choice(trainers)
             if one.number and one.counts and not one.busy and not one.halt:
-                from ps import words
-
-                one.say(words.Leave(one.number))
-                one.wants_in = one.counts = False
+                one.leave()
         elif kind == PLACE:
             if len(self.places) > 1:
                 one = rng.choice(trainers)
@@ -456,9 +458,10 @@ class PsSim:
                 if len(set(pushes)) != len(pushes):
                     raise Violation(f"bucket {bucket} row {row}: applied twice: {pushes}")
             wanted = {(row, push) for where, row, push in self.expect if where == bucket}
-            missing = {(row, push) for row, push in wanted if push not in rows.get(row, ())}
-            if missing and self.is_lossless:
-                raise Violation(f"bucket {bucket} lost acknowledged pushes {sorted(missing)[:3]}")
+            missing = {(bucket, row, push) for row, push in wanted if push not in rows.get(row, ())}
+            lost = self.losses.unexcused(missing)
+            if lost:
+                raise Violation(f"bucket {bucket} lost acknowledged pushes {lost[:3]}")
             backup = self.by_number(grid.backup[bucket]) if grid.backup[bucket] else None
             if backup is not None and owner.feeds.get(bucket, ((), ()))[1] and not any(owner.requests):
                 copy = backup.store.get(bucket)

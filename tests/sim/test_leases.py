@@ -54,10 +54,9 @@ def test_histories(mode: str, batch: int) -> None:
         play(mode, seed)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mode", SIMS)
-def test_many_histories(mode: str, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--soak"):
-        pytest.skip("takes minutes: run with --soak")
+def test_many_histories(mode: str) -> None:
     for seed in range(SOAK):
         play(mode, seed)
 

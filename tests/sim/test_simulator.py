@@ -9,15 +9,16 @@ from click.testing import CliRunner
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
 from edl.testing.__main__ import main, summary
-from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
+from edl.testing.sim.faults import SIZES, Fault, FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.schedules import BOUNDS, Result, Schedule, play
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
 from tests.sim.planted import BUGS, Planted, seeds_needed
 
+BATCH = 300
 SCHEDULES = 2400
-BATCHES = 8
+"""With ``--soak``. The first 900, which always run, find every planted bug: the last one at seed 865."""
 SEEDS = Path(__file__).with_name("seeds.txt")
 
 
@@ -39,16 +40,17 @@ def test_known_seed(seed: int) -> None:
     check(play(Schedule.draw(seed)))
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize(
+    "batch", [pytest.param(n, marks=() if n < 3 else pytest.mark.soak) for n in range(SCHEDULES // BATCH)]
+)
 def test_schedules(batch: int) -> None:
-    size = SCHEDULES // BATCHES
     results = []
-    for seed in range(batch * size, (batch + 1) * size):
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
         result = play(Schedule.draw(seed))
         check(result)
         results.append(result)
     print(summary(results))
-    assert sum(result.worlds for result in results) > 1.5 * size, "the schedules have become too gentle"
+    assert sum(result.worlds for result in results) > 1.5 * BATCH, "the schedules have become too gentle"
     assert {"exit 0", "exit 1", "exit 3"} <= {result.outcome for result in results}
 
 
@@ -57,7 +59,7 @@ def test_schedules_meet_every_variant() -> None:
     assert {(spec.nodes, spec.fault_tolerance) for spec in specs} == {(b, f) for b in BOUNDS for f in FaultTolerance}
     assert {0, 1, 2, 3, 5} <= {spec.max_restarts for spec in specs}
     kinds = {fault.kind for seed in range(SCHEDULES) for fault in Schedule.draw(seed).plan.faults}
-    assert kinds == set(FaultKind)
+    assert kinds == set(FaultKind) - set(SIZES)
 
 
 def test_the_same_seed_is_the_same_history() -> None:

@@ -118,11 +118,15 @@ class Bench:
             limit_bytes=limit_bytes,
             copies=MemoryCopies(self.network, token),
             vault=self.vault,
-            on_kept=lambda *told: self.told.put_nowait(told),
+            on_kept=self._on_kept,
         )
         self.keepers.append(keeper)
         keeper.start(node, 1)
         return keeper
+
+    def _on_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
+        assert took_s >= 0 and (not error or took_s == 0), "what was not written took no time"
+        self.told.put_nowait((version, where, error))
 
     async def close(self) -> None:
         self.vault.gate.set()

@@ -36,6 +36,8 @@ class Rig:
         self.found = words.Found(0)
         self.bad: set[str] = set()
         """Runs that cannot be restored."""
+        self.lasting = False
+        """Because of the pserver."""
         self.notes: list[str] = []
         self.told: list[tuple[Caller, Any]] = []
         self.failed = ""
@@ -100,7 +102,8 @@ class Rig:
                         if one.number == follower:
                             self._effects(other, one.step(hd.Released(holding.number, version, buckets)))
                 case hd.Restore(cut, _) if cut.run in self.bad:
-                    self.feed(sv.Heard(name, words.encode(words.CutDone(cut.number, "restore", "damaged"))))
+                    told = words.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
+                    self.feed(sv.Heard(name, words.encode(told)))
                 case hd.Restore(cut, buckets):
                     self._effects(name, holding.step(hd.Restored(cut.number, buckets)))
 

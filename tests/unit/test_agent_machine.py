@@ -14,6 +14,7 @@ from edl.exit_codes import ExitCode
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import (
     Attach,
+    Dismissed,
     Expelled,
     Finish,
     Leaving,
@@ -239,7 +240,7 @@ def test_sigterm_is_announced_and_the_workers_get_their_grace() -> None:
     node = running().feed(ev.Interrupted(SIGTERM, again=False))
     assert node.said() == [Leaving("SIGTERM")]
     assert node.did(ev.Log)[0].text == "SIGTERM: leaving the job; the workers have 10 s"
-    node.feed(ended(0, -SIGTERM), ended(1, 0))
+    node.feed(ended(0, -SIGTERM), ended(1, 0)).hear(Dismissed("nothing to wait for", needed=True))
     assert node.did(ev.Exit) == [ev.Exit(Outcome(ExitCode.TERMINATED, "left the job on SIGTERM"))]
 
 

@@ -26,6 +26,7 @@ from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Failure, Member, Settings, World
 from edl.wire.snapshot import FILE_NAME
 from edl.wire.status import JobStatus, JournalEntry, NodeView
+from edl.wire.wishes import ScaleView
 from edl.worker.context import Context
 from edl.worker.hyper import SettingsView
 
@@ -167,7 +168,7 @@ def test_every_file_of_the_checkpoint_directory_is_documented() -> None:
 
 def test_every_field_of_the_status_is_documented() -> None:
     text = section(page("status-and-events.md"), "### As JSON")
-    assert names_of(JobStatus) | names_of(NodeView) | names_of(Settings) <= in_backticks(text)
+    assert names_of(JobStatus) | names_of(NodeView) | names_of(Settings) | names_of(ScaleView) <= in_backticks(text)
 
 
 def test_every_field_of_a_failure_is_documented() -> None:
@@ -183,7 +184,10 @@ def test_every_field_and_kind_of_event_is_documented() -> None:
 def test_every_phase_and_state_is_documented() -> None:
     rows = first_columns(section(page("status-and-events.md"), "## edl status").partition("### As JSON")[0])
     documented = {name for row in rows for name in row}
-    assert documented == {phase.value for phase in Phase} | {status.value for status in NodeStatus} | {"spare"}
+    assert documented == {phase.value for phase in Phase} | {status.value for status in NodeStatus} | {
+        "spare",
+        "cordoned",
+    }
 
 
 # --- links -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from edl.wire.messages import (
     AgentMessage,
     Asked,
     Attach,
+    Dismissed,
     Finish,
     Hold,
     Leaving,
@@ -183,7 +184,7 @@ def test_a_long_life_between_two_beginnings_is_no_row_of_them() -> None:
 def test_beginning_anew_while_the_launcher_leaves_is_an_end() -> None:
     node = trainers().feed(ev.Interrupted(SIGTERM, again=False), ended(0, BEGIN_ANEW), ended(1, -SIGTERM))
     assert not node.did(ev.Start)
-    assert node.did(ev.Exit)
+    assert node.hear(Dismissed("nothing to wait for")).did(ev.Exit)
 
 
 # --- where nobody may be left ----------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def test_it_leaves_without_waiting_for_a_boundary(between: bool) -> None:
     node.feed(ev.Interrupted(SIGTERM, again=False))
     assert node.said() == [Leaving("SIGTERM")]
     assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
-    node.feed(ended(0, -SIGTERM), ended(1, 0))
+    node.feed(ended(0, -SIGTERM), ended(1, 0)).hear(Dismissed("nothing to wait for", needed=True))
     assert node.did(ev.Exit) == [ev.Exit(Outcome(ExitCode.TERMINATED, "left the job on SIGTERM"))]
 
 

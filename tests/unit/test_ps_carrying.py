@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,14 +13,14 @@ from edl.adapters.clock import SystemClock
 from edl.errors import PsError
 from ps import holding as h
 from ps.carrying import Carrier
-from ps.hashing import buckets_of
+from ps.hashing import SHARDS, buckets_of
 from ps.marking import Marking
 from ps.restoring import Loaded
-from ps.rows import Part, Push
+from ps.rows import Part, Piece, Push
 from ps.server import Setup
 from ps.spec import BUCKETS, Training
 from ps.store import Store
-from ps.words import Chart, Cut, Joined, Orders
+from ps.words import Chart, Cut, Joined, Orders, pack
 from tests.unit.ps_servers import COUNTS
 
 
@@ -67,6 +68,62 @@ def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(carrier: Ca
     assert not lane.live[bucket]
 
 
+def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
+    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = np.array([5], np.uint16), np.array([900], np.uint16)
+    over = threading.Event()
+
+    def connect(self: Around, follower: int) -> Any:
+        over.wait(30.0)
+        raise PsError("too late")
+
+    monkeypatch.setattr(Around, "connect", connect)
+    carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    sent = carrier.sent()
+    for number, bucket in ((2, near), (3, far)):
+        mark = carrier._lanes[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
+        sent.marks[carrier._lanes[number]] = mark
+    assert carrier.waits_for(sent, near, 60.0) == 0 and carrier.waits_for(sent, near, 0.0) == 2
+    carrier._lanes[2].stream._state = "down"  # and the keeper has not heard of it yet
+    assert carrier.waits_for(sent, near, 60.0) == 2
+    assert carrier.waits_for(sent, far, 60.0) == 0
+    carrier._carry([h.Feed((5,), (), ())])
+    assert carrier.waits_for(sent, near, 60.0) == 0, "orders have taken the copy away"
+    carrier.stop()
+    over.set()
+
+
+def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_something(
+    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, everywhere = np.array([5], np.uint16), [pack([number] * BUCKETS) for number in (0, 1)]
+    since = pack([5] * BUCKETS, "i")
+
+    def orders(version: int) -> h.OrdersCame:
+        chart = Chart(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
+        return h.OrdersCame(Orders(0, 1, chart, 0, (), Training(), (), since=since, giver=everywhere[0]))
+
+    carrier._take(orders(5))
+    carrier._carry([h.Feed((5, 6), (2,), ())])
+    monkeypatch.setattr(carrier._lanes[2].stream, "behind", lambda lag_s: False)
+    sent = carrier.behind(carrier.sent(), near)
+    assert carrier.waits_for(sent, near, 0.5) == 0
+    carrier.fenced(2, 7, [6])
+    assert carrier.waits_for(sent, near, 0.5) == 2, "it may own this bucket as well"
+    carrier._take(orders(6))
+    assert carrier.waits_for(sent, near, 0.5) == 2
+    carrier._take(orders(7))
+    assert carrier.waits_for(sent, near, 0.5) == 0
+
+
+def test_a_full_stream_holds_only_what_goes_into_it(carrier: Carrier) -> None:
+    carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    carrier._lanes[2].stream._bytes = 11
+    assert carrier.fullest(10, np.array([5, 900], np.uint16)) == 2
+    assert carrier.fullest(10, np.array([900, 901], np.uint16)) == 0
+
+
 class Reading:
     """A vault that reads one row; meanwhile something happens."""
 
@@ -110,6 +167,32 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     marking.start()
     marking._thread.join()
     assert value() == 2.0 and around.loaded == []
+
+
+def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
+    key = np.arange(40_000, dtype=np.int64)
+    whole, around = Store(kernels="numpy"), Around()
+    whole.define(COUNTS)
+    whole.push([Push(1, 1, [Part("counts", key, np.ones((40_000, 2), np.float32))])], step=1)
+    store = Store(kernels="numpy", most_bytes=200_000)
+    store.define(COUNTS)
+    marking = Marking(store, None, "job", around, SystemClock())
+    snapshot = whole.snapshot(1)
+
+    class Everything:
+        def restore(self, run: str, mine: Any, put: Callable[[Loaded], None]) -> str:
+            for shard in range(SHARDS):
+                put(Loaded(shard, tuple(range(64 * shard, 64 * shard + 64)), snapshot.take(shard).rows))
+            return ""
+
+    marking._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
+    marking.restore(Orders(0, 1, Chart(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS)))
+    marking.stop()
+    marking.start()
+    marking._thread.join()
+    (told,) = around.said
+    assert told.lasting and around.loaded == []
+    assert all(part in told.failed for part in ("4096 buckets", "--pserver-memory allows 200,000", "more pservers"))
 
 
 def test_secrets_are_not_in_what_is_printed() -> None:

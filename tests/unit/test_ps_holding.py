@@ -133,6 +133,39 @@ def test_asynchronous_copies_are_fed_and_not_waited_for() -> None:
     assert take(step(one, 2, (1, 2, 0, 0, 2), training=training), Feed) == [Feed((0,), (2,), ())]
 
 
+def test_an_asynchronous_copy_is_waited_for_until_it_has_caught_up_and_then_takes_over() -> None:
+    holding = with_backup()
+    lagging = {"training": Training(replication=Replication.ASYNC)}
+    step(holding, 3, (1, 2, 0, 0, 3), **lagging)
+    effects = step(holding, 4, (1, 2, 2, 0, 4), **lagging)
+    assert take(effects, Feed) == [Feed((0,), (2,), (2,))] and not take(effects, Copy)
+    (mark,) = take(effects, Mark)
+    assert effects.index(mark) > effects.index(take(effects, Feed)[0]), "what came before was not waited for"
+    effects = holding.step(MarkAcked(2, mark.number))
+    assert said(effects, words.Synced) == [words.Synced(4, 2, ((0, 1),))]
+    effects = step(holding, 5, (2, 1, 0, 1, 5), **lagging)
+    assert take(effects, Release) == [Release(2, (0,), 5)]
+
+
+def test_a_mark_from_before_pushes_waited_says_nothing() -> None:
+    holding = with_backup()
+    lagging = {"training": Training(replication=Replication.ASYNC)}
+    (early,) = take(step(holding, 3, (1, 2, 2, 0, 3), **lagging), Mark)
+    effects = step(holding, 4, (1, 2, 0, 0, 4), **lagging)
+    assert take(effects, Feed) == [Feed((0,), (2,), ())], "it is fed and in step as before"
+    (late,) = take(step(holding, 5, (1, 2, 2, 0, 5), **lagging), Mark)
+    assert not said(holding.step(MarkAcked(2, early.number)), words.Synced)
+    assert said(holding.step(MarkAcked(2, late.number)), words.Synced)
+
+
+def test_a_stream_that_breaks_while_a_copy_catches_up_is_told_of() -> None:
+    holding = with_backup()
+    step(holding, 3, (1, 2, 2, 0, 3), training=Training(replication=Replication.ASYNC))
+    effects = holding.step(LineLost(2))
+    assert said(effects, words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert take(effects, Feed) == [Feed((0,), (), (2,))]
+
+
 def test_what_was_said_is_said_again_on_a_new_line() -> None:
     one = Holding("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))

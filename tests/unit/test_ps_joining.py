@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from ps import joining, stopping, words
 from ps.client import Client
 from ps.failures import RolledBack
 from ps.frames import Frame, Op
+from ps.patience import Patience
 from ps.spec import Mode, Optimizer, TableSpec, Training
 from ps.transport import Reply
 from tests.unit.ps_bench import PATIENCE_S, PLAIN, Bench, Master
@@ -61,6 +63,44 @@ class Doing:
 
 
 # --- joining ---
+
+
+def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
+    bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farewells: list[bool] = []
+    close = Client.close
+
+    def closed(self: Client, *, farewell: bool = False) -> None:
+        farewells.append(farewell)
+        close(self, farewell=farewell)
+
+    monkeypatch.setattr(Client, "close", closed)
+    monkeypatch.setattr("ps.client.LEAVE_S", 0.3)
+    first = bench.joined(master, name="a/0")
+    first.begin()
+    first.leave()
+    second = bench.joined(master, name="a/0")
+    second.begin()
+    master.deaf = True
+    second.leave()
+    assert farewells == [True, False]
+    assert master.expect(words.Leave) == words.Leave(5)
+
+
+def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.patience.QUIET_S", 0.2)
+    told: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(joining, "Patience", lambda what, **given: Patience(what, tell=told.put, **given))
+    master.deaf = True
+    doing = Doing(lambda: bench.joined(master))
+    master.expect(words.Join)
+    master.tell(words.Waits("waiting for at least 2 pservers; 1 is there"))
+    while "1 is there" not in told.get(timeout=PATIENCE_S):
+        pass
+    master.deaf = False
+    master.tell(master.joined())
+    doing.end()
 
 
 def test_a_trainer_joins_and_counts_once_the_master_has_said_so(bench: Bench, master: Master) -> None:

@@ -444,6 +444,71 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
     assert any("cut-7 cannot be restored" in note and "damaged" in note for note in one.notes)
 
 
+def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> None:
+    one = Rig()
+    one.found = words.Found(7, (replace(FOUND.cuts[0], tables=(TABLE,)),))
+    one.world("a", "b")
+    one.tell("a", words.Join("a", (TableSpec("users", 16),)))  # before anybody knows of a checkpoint
+    one.started("p", "q")
+    (refused,) = one.heard("a", words.Refused)
+    assert refused.kind == "table" and "table users: dim 16 here, 8 there" in refused.text
+    assert "(here: the script, there: the checkpoint)" in refused.text and "--checkpoint-dir" in refused.text
+    book = one.machine.book
+    assert book.found == one.found.cuts and book.whole and book.tables == {"users": TABLE} and not one.failed
+    one.tell("a", words.Join("a2", (TableSpec("users", 16),)))
+    assert one.heard("a", words.Refused)[-1].kind == "table" and not one.heard("a", words.Joined)
+    one.tell("a", words.Join("a3", (TableSpec("clients", 8),)))
+    assert "table clients: in the script, not in the checkpoint" in one.heard("a", words.Refused)[-1].text
+    assert one.trainer("b", "b", (TABLE, TableSpec("more", 4)))
+
+
+def test_no_pserver_hears_of_tables_before_a_checkpoint_has_been_looked_for() -> None:
+    one = Rig()
+    one.world("a")
+    one.tell("a", words.Join("a", (TableSpec("users", 16),)))
+    one.add("p")
+    orders = one.holdings["servers/p"].orders
+    assert orders is not None and orders.tables == ()
+    one.add("q")
+    one.pass_time(2.0)
+    orders = one.holdings["servers/p"].orders
+    assert orders is not None and orders.tables == (TableSpec("users", 16),)
+
+
+def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
+    one = Rig()
+    older = replace(FOUND.cuts[0], run="cut-6", number=6, step=40)
+    one.found, one.bad, one.lasting = words.Found(7, (*FOUND.cuts, older)), {"cut-7"}, True
+    one.add("p")
+    one.add("q")
+    one.pass_time(2.0)
+    assert "cut-7 cannot be restored" in one.failed and one.machine.book.found == (*FOUND.cuts, older)
+
+
+def test_who_waits_to_be_let_in_is_told_for_what() -> None:
+    one = Rig()
+    one.world("a")
+    one.add("p")
+    one.tell("a", words.Join("a", (TABLE,)))
+    assert one.heard("a", words.Waits) == [words.Waits("waiting for at least 2 pservers; 1 is there")]
+    assert "waiting for at least 2 pservers; 1 is there" in one.machine.report()[0].text
+
+
+def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
+    one = rig()
+    one.world("a")
+    one.cuts = False
+    one.tell("a", words.Save(1))
+    number = one.trainer("a")
+    one.tell("a", words.Save(1))
+    cut = one.heard("a", words.Halt)[-1].cut
+    one.tell("a", words.AtCut(cut, 0))
+    one.tell("a", words.DataNamed(cut, ()))
+    one.say("p", words.CutDone(cut, "mark", "there is no checkpoint directory", lasting=True))
+    refused = one.heard("a", words.Refused)[-1]
+    assert number and "no checkpoint directory" in refused.text and "ask again" not in refused.text
+
+
 def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
     one = Rig()
     one.found = words.Found(7, (), ("cut-7: its marker is damaged",))

@@ -17,12 +17,14 @@ def sites(*machines: str, leaving: tuple[int, ...] = ()) -> list[Site]:
     return [Site(number, machine, number not in leaving) for number, machine in enumerate(machines, 1)]
 
 
-def settle(grid: Grid, where: list[Site], motion: int = BUCKETS, copies: bool = True) -> tuple[int, int]:
+def settle(
+    grid: Grid, where: list[Site], motion: int = BUCKETS, copies: bool = True, lagging: bool = False
+) -> tuple[int, int]:
     """Plan until nothing moves, with pservers that do at once what they are told; returns (copies made, rounds)."""
     made = rounds = 0
     while True:
         grid.touched.clear()
-        Planner(grid, where, copies, motion).run()
+        Planner(grid, where, copies, motion, lagging=lagging).run()
         if not grid.in_motion():
             return made, rounds
         rounds += 1
@@ -53,6 +55,26 @@ def test_the_first_placement_is_even_and_in_ranges() -> None:
     assert counts(grid.owner) == [32, 32, 32]
     assert counts(grid.backup) == [32, 32, 32]
     assert sum(one != other for one, other in zip(grid.owner, grid.owner[1:], strict=False)) == 2
+
+
+def test_a_backup_that_lags_catches_up_before_it_is_the_owner() -> None:
+    where = sites("a", "b", "c")
+    grid = placed(where)
+    leaving = sites("a", "b", "c", leaving=(1,))
+    mine = [bucket for bucket in range(BUCKETS) if grid.owner[bucket] == 1]
+    grid.touched.clear()
+    Planner(grid, leaving, True, BUCKETS, lagging=True).run()
+    for bucket in mine:
+        assert grid.owner[bucket] == 1 and grid.joining[bucket] == grid.backup[bucket] and grid.heir[bucket]
+    settle(grid, leaving, lagging=True)
+    assert 1 not in grid.owner and 1 not in grid.backup
+
+
+def test_an_owner_that_dies_while_its_backup_catches_up_leaves_it_the_bucket() -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 2, 2, heir=True)
+    assert grid.bury(1) == []
+    assert grid.roles(0) == (2, 0, 0, 0)
 
 
 def test_a_copy_never_lies_with_its_owner() -> None:

@@ -237,6 +237,26 @@ def test_memory_is_full_while_rows_are_evicted(made: Made) -> None:
     assert answer.op is Op.BUSY and answer.head["after_s"] > 0 and "evicted" in answer.head["text"]
 
 
+def test_rows_that_other_tables_can_lose_are_no_room(made: Made) -> None:
+    table = replace(SGD, name="e", eviction=Eviction(unseen_steps=2))
+    one, _, _ = made({"tables": (SGD, table)}, most_bytes=1 << 20)
+    trainer = Trainer(place(one))
+    answer, seq = trainer.push(1, SGD, range(1000)), 1
+    while answer.op is Op.OK:
+        seq += 1
+        answer = trainer.push(seq, SGD, range(1000 * seq, 1000 * seq + 1000))
+    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "memory")
+
+
+def test_who_is_gone_is_counted_no_more(made: Made) -> None:
+    one, boss, plan = made()
+    trainer = Trainer(place(one))
+    assert trainer.push(1, SGD, range(3)).op is Op.OK
+    assert set(one.answering.counts.own) == {trainer.number}
+    boss.say(plan.next(revoked=(trainer.number,)).orders(1))
+    assert not one.answering.counts.own
+
+
 def test_the_row_cap_holds(made: Made) -> None:
     table = replace(SGD, name="e", eviction=Eviction(most_rows=500))
     one, _, _ = made({"tables": (table,)})

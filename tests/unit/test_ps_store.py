@@ -12,6 +12,7 @@ from edl.errors import PsError
 from ps.budget import Full
 from ps.hashing import SHARDS, bucket_of, buckets_of, shard_of_bucket
 from ps.rows import Op, Part, Piece, Push, Rows
+from ps.snapshot import Snapshot
 from ps.spec import BUCKETS, Damaged, Eviction, Initial, Optimizer, Rule, Start, TableSpec
 from ps.store import Store
 from tests.unit.ps_stores import COUNTER, ZEROS, both_kernels, keys_of, part, pull, push, store_of
@@ -276,10 +277,10 @@ def test_slots_are_used_again(kernels: str) -> None:
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 
-def all_taken(store: Store, mark: int, since: int | None = None) -> dict[int, tuple[object, ...]]:
+def all_taken(snapshot: Snapshot, since: int | None = None) -> dict[int, tuple[object, ...]]:
     found: dict[int, tuple[object, ...]] = {}
     for shard in range(SHARDS):
-        found.update(by_key(store.extract(shard, changed_since=since, mark=mark).rows["t"]))
+        found.update(by_key(snapshot.take(shard, since).rows["t"]))
     return found
 
 
@@ -307,15 +308,15 @@ def test_a_snapshot_is_the_store_at_its_mark(kernels: str, monkeypatch: pytest.M
 def test_only_what_changed_since_a_mark(kernels: str) -> None:
     store = store_of(kernels, COUNTER)
     push(store, MANY, 1.0)
-    assert len(all_taken(store, 1)) == len(MANY)
+    assert len(all_taken(store.snapshot(1))) == len(MANY)
     push(store, MANY[:100], 1.0)
-    store.snapshot(2)
+    drawn = store.snapshot(2)
     push(store, MANY[50:150], 1.0)
-    second = all_taken(store, 2, since=1)
+    second = all_taken(drawn, since=1)
     assert set(second) == set(MANY[:100].tolist())
     assert all(row[0] == [2, 2] for row in second.values())
-    assert set(all_taken(store, 3, since=2)) == set(MANY[50:150].tolist())
-    assert set(all_taken(store, 4, since=1)) == set(MANY[:150].tolist())
+    assert set(all_taken(store.snapshot(3), since=2)) == set(MANY[50:150].tolist())
+    assert set(all_taken(store.snapshot(4), since=1)) == set(MANY[:150].tolist())
     with pytest.raises(PsError, match="mark 4"):
         store.snapshot(4)
 
@@ -329,15 +330,15 @@ def test_what_has_gone_since_a_mark_is_told(kernels: str, monkeypatch: pytest.Mo
     store.snapshot(1)
     gone = store.sweep("t", step=10)
     assert set(gone.keys.tolist()) == set(MANY[:1000].tolist())
-    store.snapshot(2)
-    taken = [store.extract(shard, changed_since=1, mark=2) for shard in range(SHARDS)]
+    snapshot = store.snapshot(2)
+    taken = [snapshot.take(shard, 1) for shard in range(SHARDS)]
     assert sum(len(one.rows["t"]) for one in taken) == 0
     assert set(np.concatenate([one.gone["t"] for one in taken]).tolist()) == set(MANY[:1000].tolist())
     assert all(not one.whole for one in taken)
     monkeypatch.setattr("ps.table.REMEMBERED", 3)
     store.sweep("t", step=100)
-    store.snapshot(3)
-    taken = [store.extract(shard, changed_since=2, mark=3) for shard in range(SHARDS)]
+    snapshot = store.snapshot(3)
+    taken = [snapshot.take(shard, 2) for shard in range(SHARDS)]
     assert set().union(*(one.whole for one in taken)) >= set(buckets_of(MANY[1000:]).tolist())
 
 
@@ -348,8 +349,7 @@ def test_a_bucket_that_moved_in_is_given_as_a_whole(kernels: str) -> None:
     store.snapshot(1)
     bucket = bucket_of(int(MANY[0]))
     store.take_image(store.image(bucket))
-    store.snapshot(2)
-    taken = store.extract(shard_of_bucket(bucket), changed_since=1, mark=2)
+    taken = store.snapshot(2).take(shard_of_bucket(bucket), 1)
     assert taken.whole == {bucket}
     assert set(taken.rows["t"].keys.tolist()) == {int(key) for key in MANY if bucket_of(int(key)) == bucket}
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+from typing import Any
+
 import numpy as np
 import pytest
 
 from ps.admission import FULL, WIDTH, Sketch
-from ps.slab import MAPPED, Slab
+from ps.rules import Layout
+from ps.slab import AHEAD, HUGE, MAPPED, Slab, _fetching
 from ps.spec import Admission, Optimizer, Rule, TableSpec
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
@@ -99,6 +105,110 @@ def test_a_view_that_was_kept_stays_good(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (view == 3).all() and (slab.array[: 2 * MAPPED // 16] == 3).all()
     view[0, 0] = 4
     assert slab.array[5, 0] == 3, "it was copied, not moved away under the view"
+
+
+def resident(slab: Slab, begin: int, size: int) -> float:
+    """How much of this part of a slab is in memory, 0 .. 1; a slab that begins with its mapping."""
+    known = np.zeros(size // mmap.PAGESIZE, np.uint8)
+    place = known.__array_interface__["data"][0]
+    at = ctypes.c_void_p(slab.address + begin)
+    assert ctypes.CDLL(None).mincore(at, ctypes.c_size_t(size), ctypes.c_void_p(place)) == 0
+    return float((known & 1).mean())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the advice is Linux's")
+def test_the_next_large_page_is_there_before_it_is_needed() -> None:
+    slab = Slab(np.uint32, 16)
+    first = 2 * HUGE // slab.row_bytes
+    slab.grow(first - 2 * AHEAD // slab.row_bytes)
+    _fetching.submit(lambda: None).result()
+    assert resident(slab, HUGE, HUGE) == 1
+    assert resident(slab, 2 * HUGE, HUGE) == 0, "memory that may never be used"
+    slab.grow(first - AHEAD // slab.row_bytes + 1)
+    _fetching.submit(lambda: None).result()
+    assert resident(slab, 2 * HUGE, HUGE) == 1
+    assert resident(slab, 3 * HUGE, HUGE) == 0
+    assert (slab.array == 0).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is copied")
+def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.slab.RESERVED", 4 * HUGE)
+    monkeypatch.setattr("ps.slab._fetching.submit", lambda work: None)  # the thread has much to do
+    slab = Slab(np.uint32, 16, uneven=0.5)
+    rows, mappings = 0, set()
+    while rows < 30 * HUGE // slab.row_bytes:
+        slab.grow(rows + 1500)
+        slab.array[rows : rows + 1500] = 7
+        rows += 1500
+        mappings.add(slab._map)
+    assert len(mappings - {None}) == 1
+    assert (slab.array[:rows] == 7).all() and (slab.array[rows:] == 0).all()
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many slots went into the next index, at each call."""
+    fast = pytest.importorskip("ps.kernels.fast")
+    counts: list[int] = []
+    rebuild = fast.loops.rebuild
+
+    def spied(block: int, index: int, capacity: int, begin: int, end: int) -> None:
+        counts.append(end - begin)
+        rebuild(block, index, capacity, begin, end)
+
+    monkeypatch.setattr(fast.loops, "rebuild", spied)
+    return counts
+
+
+def shelf_of(rows: int, batch: int) -> Any:
+    """With keys 0 .. rows-1, so many at a time."""
+    fast = pytest.importorskip("ps.kernels.fast")
+    shelf = fast.shelves(Layout.of(TableSpec("t", 2)))[0]
+    for begin in range(0, rows, batch):
+        shelf.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
+    return shelf
+
+
+def test_an_index_grows_a_little_at_each_call(entered: list[int]) -> None:
+    shelf = shelf_of(100_000, 100)
+    late = entered[-100:]
+    assert max(late) < 4000, "all 70,000 at once would be too many"
+    index = shelf._map.copy()
+    shelf._next, shelf._entered = np.zeros(0, np.uint32), 0
+    whole = np.zeros(len(index), np.uint32)
+    loops = pytest.importorskip("ps.kernels.loops")
+    at = whole.__array_interface__["data"][0]
+    loops.rebuild(shelf._at, at, len(whole), 0, shelf.top)
+    assert (index == whole).all()
+
+
+def test_rows_that_go_while_an_index_grows_are_not_in_it(entered: list[int]) -> None:
+    shelf = shelf_of(16_000, 100)
+    key = 16_000
+    while not 0 < shelf._entered < shelf.top or not len(shelf._next):
+        shelf.insert(np.arange(key, key + 100), 0, 0)
+        key += 100
+    gone = np.arange(0, 3000, 3)
+    shelf.remove(shelf.find(gone))
+    assert shelf.bytes_for(100) == 0, "their places are free"
+    size = len(shelf._map)
+    while len(shelf._map) == size:
+        shelf.insert(np.arange(key, key + 100), 0, 0)
+        key += 100
+    assert (shelf.find(gone) == -1).all()
+    kept = np.setdiff1d(np.arange(key), gone)
+    assert (shelf.keys[shelf.find(kept)] == kept).all()
+    assert np.count_nonzero(shelf._map) == shelf.rows == len(kept)
+
+
+def test_what_an_index_takes_is_foretold(entered: list[int]) -> None:
+    shelf = shelf_of(16_000, 100)
+    for begin in range(16_000, 60_000, 100):
+        before, foretold = shelf.bytes(), shelf.bytes_for(100)
+        shelf.insert(np.arange(begin, begin + 100), 0, 0)
+        assert shelf.bytes() - before <= foretold
+        shelf.insert(np.zeros(0, np.int64), 0, 0)
 
 
 @both_kernels

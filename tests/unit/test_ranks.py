@@ -68,3 +68,17 @@ def test_properties_hold_for_random_worlds() -> None:
             unmoved = [place for place, node in enumerate(previous) if node in present]
             if size - len(survivors) >= len(previous) - len(survivors):
                 assert all(placed[place] == previous[place] for place in unmoved), "every gap is filled, nobody moves"
+
+
+def test_a_scheduler_takes_the_highest_indexes_away() -> None:
+    ready = [
+        Candidate(NodeId(name), joined, index=index)
+        for joined, (name, index) in enumerate(zip("abcd", (3, 0, 1, 2), strict=True))
+    ]
+    assert order(nodes("a b c"), ready, 2, wanted=2) == tuple(nodes("b c"))
+    assert order(nodes("a b c"), ready, 3, wanted=3) == tuple(nodes("d b c")), "who stays is preferred to who is there"
+    assert order(nodes("a b c"), ready, 2) == tuple(nodes("b c")), "then the highest index of those that are there"
+
+
+def test_without_indexes_it_is_as_ever_whatever_is_wanted() -> None:
+    assert order(nodes("a b c"), candidates("a b c d"), 2, wanted=2) == tuple(nodes("a b"))

@@ -69,3 +69,26 @@ def test_reasons(
 ) -> None:
     size = next_size(bounds, level, previous, available)
     assert (size.nodes, size.reason) == (nodes, reason)
+
+
+WISHED = [
+    # bounds, level, previous, available, wished, size
+    (NodeRange(1, 6), FaultTolerance.ELASTIC, 4, 6, 2, 2),
+    (NodeRange(1, 6), FaultTolerance.ELASTIC, 2, 3, 5, 3),
+    (NodeRange(2, 6), FaultTolerance.ELASTIC, 2, 1, 5, 0),
+    (NodeRange(1, 6), FaultTolerance.SHRINK, 2, 6, 4, 4),
+    (NodeRange(1, 6), FaultTolerance.RECOVER, 4, 4, 2, 2),
+    (NodeRange(1, 6), FaultTolerance.RECOVER, 2, 3, 4, 2),
+    (NodeRange(1, 6), FaultTolerance.RECOVER, 2, 4, 4, 4),
+    (NodeRange(1, 6), FaultTolerance.RECOVER, 4, 1, 2, 0),
+    (NodeRange(1, 3), FaultTolerance.RECOVER, 4, 3, 0, 3),
+    (NodeRange(3, 6), FaultTolerance.RECOVER, 2, 3, 0, 3),
+    (NodeRange(1, 6), FaultTolerance.RECOVER, 0, 6, 2, 2),
+]
+
+
+@pytest.mark.parametrize(("bounds", "level", "previous", "available", "wished", "size"), WISHED)
+def test_a_size_that_is_asked_for_takes_the_place_of_what_the_level_says(
+    bounds: NodeRange, level: FaultTolerance, previous: int, available: int, wished: int, size: int
+) -> None:
+    assert next_size(bounds, level, previous, available, wished).nodes == size

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from edl.wire.messages import Version
 from tests.unit.checkpoint_tools import Crash, Disk, Fault, FaultyFiles, load, open_vault, save, state
 
 KEEP = 2
+SHARED_MEMORY = Path("/dev/shm")
 DAMAGED = Version(1, 30)
 Acknowledge = Callable[[Version], None]
 
@@ -164,8 +166,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """In memory where there is such a folder: thousands of directories are made and removed."""
+    with tempfile.TemporaryDirectory(prefix="crash-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder:
+        yield Bench(Path(folder), monkeypatch)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -183,8 +187,11 @@ def test_crash_at_every_operation_on_a_disk(scenario: Scenario, bench: Bench) ->
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_power_cut_at_every_operation(scenario: Scenario, bench: Bench) -> None:
     for at in range(len(bench.operations(scenario))):
-        at_risk = bench.attempt(scenario, Fault(at))[0].unsynced_folders()
-        choices = [[], *([folder] for folder in at_risk)]
+        disk, acknowledged = bench.attempt(scenario, Fault(at))
+        at_risk = disk.unsynced_folders()
+        disk.cut_power([])
+        bench.check(acknowledged)
+        choices = [[folder] for folder in at_risk]
         for lost in [*choices, at_risk] if len(at_risk) > 1 else choices:
             disk, acknowledged = bench.attempt(scenario, Fault(at))
             disk.cut_power(lost)

@@ -12,7 +12,9 @@ from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
 from edl.master.invariants import step_violations, world_violations
+from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeStatus, Phase, Record
+from edl.testing.sim.asking import Promises
 from edl.testing.sim.keepers import SimKeeper
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
@@ -38,18 +40,24 @@ AFTERMATH_S = 15.0
 """How long after a fault its consequences may show."""
 
 
+UNDERWAY_STEPS = 20
+"""After so many steps the Master knows that a world is underway, and can be changed at a boundary."""
+
+
 class Violation(AssertionError):
     """Something that must never happen did."""
 
 
-def succession_violations(before: World, after: World, level: FaultTolerance) -> Iterator[str]:
+def succession_violations(before: World, after: World, spec: JobSpec, sizing: Sizing) -> Iterator[str]:
     """Rules that one world owes to the one before it."""
     old, new = len(before.members), len(after.members)
+    level, bounds, wished = spec.fault_tolerance, sizing.bounds(spec.nodes), sizing.wished(spec.nodes)
+    kept = min(max(old, bounds.lowest), wished or bounds.highest)
     if after.round != before.round + 1:
         yield f"round {before.round} is followed by {after.round}"
-    if level is FaultTolerance.RECOVER and new != old:
+    if level is FaultTolerance.RECOVER and new not in (kept, wished):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=recover"
-    if level is FaultTolerance.SHRINK and new > old:
+    if level is FaultTolerance.SHRINK and new > (wished or old):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=shrink"
     if before.members and before.master_port == after.master_port and before.master_host == after.master_host:
         yield f"round {after.round} has the master address of the one before"
@@ -69,6 +77,8 @@ class Course:
     """Where it is left, once that is agreed; nobody may go further."""
     saves: set[int] = field(default_factory=set)
     """Commits that are to be saved on the way."""
+    passed_s: float = 0.0
+    """When a worker has passed a boundary last."""
     calm: bool = False
     """When this was agreed, all was well."""
 
@@ -97,6 +107,7 @@ class Checks:
         self.owed: tuple[Version, int] | None = None
         """What the kill switch must leave in the checkpoint directory, as long as no more memories are lost."""
         self.steps = 0
+        self.promises = Promises(spec.nodes, self.fail)
         self.settings: dict[int, Settings] = {0: NO_SETTINGS}
         """All that were ever recorded, by number."""
         self._held: dict[tuple[Round, int], Settings] = {}
@@ -136,7 +147,7 @@ class Checks:
         for violation in step_violations(before, decision):
             self.fail(f"Master on {where}: {violation}")
 
-    def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token) -> None:
+    def record_written(self, state: MasterState, decided_s: float, token: Token, real: Token, revision: int) -> None:
         """The store has taken a record."""
         if token != real:
             self.fail(f"a Master of token {token} wrote although {real} rules")
@@ -151,9 +162,11 @@ class Checks:
             known = self.worlds.setdefault(record.round, record.world)
             if known != record.world:
                 self.fail(f"round {record.round} got a second world")
-            self.demand(world_violations(record.world, self.spec.nodes))
+            self.demand(world_violations(record.world, self.spec.nodes.unit))
             if before is None or before.round < record.round:
                 self._world_formed(before.world if before is not None else None, state, record.world, decided_s)
+        formed = record.world is not None and (before is None or before.round < record.round)
+        self.promises.stored(record, revision, formed=formed)
         self._check_budget(record)
         if self.settings.setdefault(record.settings.number, record.settings) != record.settings:
             self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
@@ -172,7 +185,7 @@ class Checks:
             self.fail(f"round {world.round} continues era {world.restore.era} under era {world.era}")
         self._check_newest(state, world, decided_s)
         if before is not None:
-            self.demand(succession_violations(before, world, self.spec.fault_tolerance))
+            self.demand(succession_violations(before, world, self.spec, state.record.sizing))
             self._check_redone(before, world)
 
     def _check_newest(self, state: MasterState, world: World, decided_s: float) -> None:
@@ -205,6 +218,12 @@ class Checks:
             self.fail(
                 f"round {before.round} was left at commit {course.target}, {world.round} begins from {world.restore}"
             )
+        if (
+            course.passed_s > self.trouble_until_s
+            and not course.target
+            and course.reached > before.restore.commit + UNDERWAY_STEPS
+        ):
+            self.fail(f"round {before.round} was interrupted after commit {course.reached} though nothing went wrong")
         survivors = {
             id(keeper.owner)
             for keeper in self.keepers.values()
@@ -245,7 +264,7 @@ class Checks:
         if leaves and before.draining is not None:
             told = isinstance(event, ag.Heard) and isinstance(event.message, Dismissed | Finish | Expelled)
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
-            if not (told or late or isinstance(event, ag.Interrupted | ag.Fatal)):
+            if not (told or late or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 
     def _undisturbed(self, before: AgentState, event: ag.Event, decision: ag.Decision) -> None:
@@ -298,6 +317,7 @@ class Checks:
         """A worker has passed a step boundary."""
         course = self.courses[world.round]
         course.reached = max(course.reached, commit)
+        course.passed_s = self.timeline.now_s
         if course.target and commit > course.target:
             self.fail(f"{worker} passes commit {commit} although round {world.round} ends at {course.target}")
 

@@ -60,6 +60,20 @@ class FaultKind(enum.Enum):
     """The next node to be asked for a piece of state dies."""
     SPOIL = "spoil"
     """The newest checkpoint turns out to be corrupt."""
+    RESIZE = "resize"
+    """Somebody asks for another size; now and then an impossible one, with an old revision, or the same once more."""
+    REBOUND = "rebound"
+    """Somebody changes the bounds."""
+    EVICT = "evict"
+    """Somebody has nodes leave."""
+    CORDON = "cordon"
+    """Somebody has a node take no part, or take part again."""
+    SUSPEND = "suspend"
+    """Somebody suspends the job for a while."""
+
+
+SIZES = (FaultKind.RESIZE, FaultKind.REBOUND, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
+"""Nothing goes wrong with these: they change what is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +156,19 @@ class FaultPlan:
         chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 4))]
         chosen += [at_s + rng.uniform(0.1, 0.5) for at_s in chosen if rng.random() < 0.5]
         wishes = [Fault(at_s, FaultKind.SET, 0.0, rng.random(), rng.random()) for at_s in chosen]
+        return FaultPlan((*self.faults, *wishes), max(self.quiet_s, *chosen) + 0.1)
+
+    def with_sizes(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
+        """The plan, and people who want other sizes: at odd moments, and right when something else happens."""
+        moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
+        chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.4]
+        chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(1, 5))]
+        chosen += [at_s + rng.uniform(0.001, 0.5) for at_s in chosen if rng.random() < 0.5]
+        kinds = rng.choices(SIZES, (8, 2, 4, 4, 2), k=len(chosen))
+        wishes = [
+            Fault(at_s, kind, rng.choice((0.5, 3.0, 12.0)), rng.random(), rng.random())
+            for at_s, kind in zip(chosen, kinds, strict=True)
+        ]
         return FaultPlan((*self.faults, *wishes), max(self.quiet_s, *chosen) + 0.1)
 
     def without(self, index: int) -> FaultPlan:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from edl.testing.sim.faults import Fault, FaultKind, FaultPlan
+from edl.testing.sim.faults import SIZES, Fault, FaultKind, FaultPlan
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.network import STORE
 from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.workers import Worker
 from edl.testing.sim.world import SimWorld
 from edl.wire.messages import Purpose
+from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
 
 T = TypeVar("T")
 MAX_NODES = 7
@@ -29,7 +30,8 @@ def inject(world: SimWorld, fault: Fault) -> None:
     """Do it; a fault that finds nothing to strike passes unnoticed."""
     if world.around.trace is not None:
         world.around.trace(f"  FAULT  {fault}")
-    world.checks.trouble(fault.for_s)
+    if fault.kind not in SIZES:
+        world.checks.trouble(fault.for_s)
     _HANDLERS[fault.kind](world, fault)
 
 
@@ -59,7 +61,8 @@ def _crash_on_write(world: SimWorld, fault: Fault) -> None:
 def _restart(world: SimWorld, fault: Fault) -> None:
     down = _choose([one for one in world.launchers.values() if not one.alive], fault.pick)
     if down is not None:
-        world.start(down.node, down.info.slots, down.info.node_rank, down.info.rack)
+        info = down.info
+        world.start(down.node, info.slots, info.node_rank, info.rack, info.index)
 
 
 def _new_node(world: SimWorld, fault: Fault) -> None:
@@ -202,6 +205,58 @@ def _set(world: SimWorld, fault: Fault) -> None:
     world.wish(f"{name}={values.get(str(name), rule)} lr-warmup={int(fault.pick2 * 30)}")
 
 
+_KEYS = ("", "", "", "k1", "k2")
+_WHO = "somebody"
+_AMPLE_S = 60.0
+"""Time enough to get to a boundary."""
+
+
+def _resize(world: SimWorld, fault: Fault) -> None:
+    digits = int(fault.pick2 * 1e6)
+    seen = world.scaled
+    revision = (0, 0, seen, max(seen - 3, 1))[digits % 4]
+    key = _KEYS[digits // 4 % len(_KEYS)]
+    external = digits // 32 % 8 == 0
+    nodes = int(fault.pick * 9) if digits % 7 == 0 else max(1, int(fault.pick * (world.spec.nodes.highest + 1)))
+    world.ask_for(Resize(nodes, _WHO, "", revision, key, external))
+
+
+def _rebound(world: SimWorld, fault: Fault) -> None:
+    lowest = 1 + int(fault.pick * world.spec.nodes.lowest)
+    world.ask_for(Rebound(lowest, lowest + int(fault.pick2 * 4), _WHO))
+
+
+def _member(world: SimWorld, pick: float) -> str:
+    found = _choose(world.usable(), pick)
+    return found.node if found is not None else "n0"
+
+
+def _evict(world: SimWorld, fault: Fault) -> None:
+    nodes = [_member(world, fault.pick)]
+    if fault.pick2 < 0.4:
+        nodes.append(_member(world, fault.pick2 / 0.4))
+    care = _choose(tuple(Care), fault.pick2 * 10 % 1)
+    assert care is not None  # noqa: S101 - there are three
+    deadline_s = (fault.for_s, 0.0, _AMPLE_S, _AMPLE_S)[int(fault.pick * 97) % 4]
+    if deadline_s != _AMPLE_S:
+        world.checks.trouble(deadline_s)  # it may not get away in time
+        nodes = nodes[:1]
+    world.ask_for(Drain(tuple(dict.fromkeys(nodes)), _WHO, "", deadline_s, care))
+
+
+def _cordon(world: SimWorld, fault: Fault) -> None:
+    node = _member(world, fault.pick)
+    world.ask_for(Cordon(node, True, _WHO))
+    if fault.pick2 < 0.6:
+        world.timeline.after(fault.for_s, world.ask_for, Cordon(node, False, _WHO))
+
+
+def _suspend(world: SimWorld, fault: Fault) -> None:
+    world.ask_for(Suspend(True, _WHO))
+    if fault.pick2 < 0.7:
+        world.timeline.after(fault.for_s, world.ask_for, Suspend(False, _WHO))
+
+
 def _crash_on_hold(world: SimWorld, fault: Fault) -> None:
     world.around.kill_on_hold = True
 
@@ -248,4 +303,9 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.CRASH_ON_SWITCH: _crash_on_switch,
     FaultKind.CRASH_SOURCE: _crash_source,
     FaultKind.SPOIL: _spoil,
+    FaultKind.RESIZE: _resize,
+    FaultKind.REBOUND: _rebound,
+    FaultKind.EVICT: _evict,
+    FaultKind.CORDON: _cordon,
+    FaultKind.SUSPEND: _suspend,
 }

@@ -344,8 +344,10 @@ class Launcher(Candidate):
         if outcome.exit_code == ExitCode.STORE_UNREACHABLE and alone_s < self.around.spec.timeouts.recover_s:
             self.around.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
         self.outcome = outcome
-        if outcome.exit_code:
+        if (outcome.exit_code or outcome.drained) and outcome.save:
             self.keeper.save_what_is_left()
+        elif not outcome.save:
+            self.around.checks.lost_memories += 1
         self._dial += 1
         self._hang_up()
         ruling = self.ruling

@@ -19,7 +19,7 @@ from edl.testing.sim.workers import Job
 
 T = TypeVar("T")
 
-MASTER_KEY, RECORD_KEY, NODES, FAREWELL_KEY = "master", "record", "nodes/", "farewell"
+MASTER_KEY, RECORD_KEY, SCALE_KEY, NODES, FAREWELL_KEY = "master", "record", "scale", "nodes/", "farewell"
 
 
 @dataclass(slots=True)

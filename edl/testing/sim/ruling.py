@@ -11,12 +11,14 @@ from edl.master import election as el
 from edl.master import events as ev
 from edl.master.machine import step, take_over
 from edl.master.state import MasterState, Record
+from edl.testing.sim.asking import Ask
 from edl.testing.sim.network import End, Stream
-from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY, SimProcess
+from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY, SCALE_KEY, SimProcess
 from edl.testing.sim.store import SimStore, StoreChange, Watch
 from edl.testing.sim.timeline import Timer
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import AgentMessage, Attach, Hold, NodeInfo, Switch
+from edl.wire.wishes import Granted
 
 Key = tuple[NodeId, Incarnation]
 
@@ -80,7 +82,10 @@ class Ruling:
         self.all_lines: list[Line] = []
         self.concluded = False
         self.over = False
-        self._queue: deque[ev.Event] = deque()
+        self._queue: deque[ev.Event | Ask] = deque()
+        self._asking: Ask | None = None
+        self._scaled = 0
+        """Store revision of the size."""
         self._busy = True
         self._pumping = False
         self._timer: Timer | None = None
@@ -96,13 +101,14 @@ class Ruling:
             self.launcher.ask(self._read, self._take_over, lambda error: self.launcher.run(self._load, error))
 
     @staticmethod
-    def _read(store: SimStore) -> tuple[Record | None, list[NodeInfo], int]:
-        return store.value(RECORD_KEY), [entry.value for entry in store.read(NODES)], len(store.history)
+    def _read(store: SimStore) -> tuple[Record | None, list[NodeInfo], int, int]:
+        nodes = [entry.value for entry in store.read(NODES)]
+        return store.value(RECORD_KEY), nodes, len(store.history), store.modified(SCALE_KEY)
 
-    def _take_over(self, found: tuple[Record | None, list[NodeInfo], int]) -> None:
+    def _take_over(self, found: tuple[Record | None, list[NodeInfo], int, int]) -> None:
         if self.over:
             return
-        record, nodes, position = found
+        record, nodes, position, self._scaled = found
         self.stored = record
         self._known = {info.node: info.incarnation for info in nodes}
         self._watch = self.launcher.watch(NODES, position, self._node_changed)
@@ -133,7 +139,12 @@ class Ruling:
 
     # --- events in ---------------------------------------------------------------------------------------------------
 
-    def feed(self, event: ev.Event) -> None:
+    @property
+    def scaled(self) -> int:
+        """Store revision of the size, as far as this Master knows."""
+        return self._scaled
+
+    def feed(self, event: ev.Event | Ask) -> None:
         """Queue an event; they are taken strictly in order."""
         self._queue.append(event)
         self._pump()
@@ -153,6 +164,9 @@ class Ruling:
             assert self.state is not None  # noqa: S101 - not busy means taken over
             if self.around.trace is not None:
                 self.launcher.say(f"Master <- {event}")
+            if isinstance(event, Ask):
+                self._asking = event
+                event = ev.Wished(event.wish, self._scaled)
             self._busy = True
             self._carry_out(self.state, step(self.state, event, self.launcher.now_s))
 
@@ -178,13 +192,23 @@ class Ruling:
     def _write(self, decision: ev.Decision) -> None:
         record, token, decided_s = decision.state.record, self.token, self._decided_s
 
-        def guarded(store: SimStore) -> None:
+        resized = not self._scaled or self.stored is None or record.sizing != self.stored.sizing
+
+        def guarded(store: SimStore) -> int:
             if not fence_holds(store, token):
                 raise FencedOut("another Master has been elected")
             store.put(RECORD_KEY, record)
-            self.around.checks.record_written(decision.state, decided_s, token, store.token(MASTER_KEY))
+            if resized:
+                store.put(SCALE_KEY, record.sizing)
+            revision = store.modified(SCALE_KEY)
+            self.around.checks.record_written(decision.state, decided_s, token, store.token(MASTER_KEY), revision)
+            return revision
 
-        self.launcher.ask(guarded, lambda _: self._written(decision), lambda error: self._refused(error, decision))
+        def written(revision: int) -> None:
+            self._scaled = revision
+            self._written(decision)
+
+        self.launcher.ask(guarded, written, lambda error: self._refused(error, decision))
 
     def _refused(self, error: StoreError, decision: ev.Decision) -> None:
         if self.over:
@@ -227,6 +251,10 @@ class Ruling:
                     self._revoke(incarnation)
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
+                case ev.Grant(verdict, text):
+                    asking, self._asking = self._asking, None
+                    if asking is not None:
+                        asking.answer(Granted(verdict, text, self._scaled, decision.state.record.sizing.generation))
                 case ev.Note(text=text):
                     self.launcher.say(f"Master: {text}")
                 case ev.Conclude():

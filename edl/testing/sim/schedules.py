@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, Timeouts
 from edl.testing.sim.checks import Violation
-from edl.testing.sim.faults import FaultPlan
+from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.keepers import Directory
 from edl.testing.sim.stepping import Script
@@ -50,6 +50,10 @@ class Schedule:
     saved: tuple[Version, ...] = ()
     """What lies in the checkpoint directory at the start."""
     racks: int = 1
+    sized: bool = False
+    """People ask for other sizes."""
+    indexed: bool = False
+    """A scheduler has numbered the nodes of the beginning."""
 
     def describe(self) -> str:
         """In one line."""
@@ -99,6 +103,19 @@ class Schedule:
         spec = dataclasses.replace(drawn.spec, servers="{}")
         plan = drawn.plan.with_wishes(random.Random(f"wishes {seed}"))  # noqa: S311 - not for secrets
         return dataclasses.replace(drawn, spec=spec, plan=plan, script=None, saved=())
+
+    @classmethod
+    def resized(cls, seed: int) -> Schedule:
+        """The same job and the same faults, or none, with people who ask for other sizes; every fourth one with workers
+        that need no others."""
+        drawn = cls.independent(seed) if seed % 4 == 3 else cls.draw(seed)
+        rng = random.Random(f"sizes {seed}")  # noqa: S311 - not for secrets
+        plan = drawn.plan if rng.random() < 0.7 else FaultPlan()
+        spec = dataclasses.replace(drawn.spec, cooldown_s=rng.choice((0.0, 0.0, 2.0, 8.0)))
+        if drawn.script is None:  # all agents would ask for what no plain script does, for as long as the job goes on
+            plan = FaultPlan(tuple(one for one in plan.faults if one.kind is not FaultKind.SAVE), plan.quiet_s)
+        plan, indexed = plan.with_sizes(rng), rng.random() < 0.4
+        return dataclasses.replace(drawn, spec=spec, plan=plan, sized=True, indexed=indexed)
 
 
 def _draw_policy(rng: random.Random) -> HyperPolicy:
@@ -152,11 +169,13 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         directory=directory,
         trace=trace,
     )
+    world.sized = schedule.sized
     world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):
         node_rank = index if schedule.ranked else -1
         rack = f"rack{index % schedule.racks}" if schedule.racks > 1 else ""
-        world.timeline.at(at_s, world.start, f"n{index}", 1 + (schedule.seed + index) % 2, node_rank, rack)
+        slots, number = 1 + (schedule.seed + index) % 2, index if schedule.indexed else -1
+        world.timeline.at(at_s, world.start, f"n{index}", slots, node_rank, rack, number)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))
     try:
         play_out(world, schedule.plan)
@@ -175,6 +194,11 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
 def play_seed(seed: int) -> Result:
     """Run the schedule of a seed."""
     return play(Schedule.draw(seed))
+
+
+def play_resized(seed: int) -> Result:
+    """Run the schedule of a seed in which people ask for other sizes."""
+    return play(Schedule.resized(seed))
 
 
 def shrink(schedule: Schedule) -> Schedule:

@@ -429,11 +429,12 @@ class SteppingJob(Job):
             if self.directory.write(version, holding.shard, holding.shards):
                 worker.parent.run(worker.parent.keeper.finish, version)
 
-        if turn is Turn.SWITCH and script.sharded:
+        leaving = turn in (Turn.SWITCH, Turn.KILL)
+        if leaving and script.sharded:
             written()  # the agent says that it is ready only after that
         worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
         self.timeline.at(worker.said_s, worker.parent.run, taken)
-        if save and holding.shards > 1:
+        if save and holding.shards > 1 and not leaving:
             self.timeline.after(self.rng.uniform(0.05, 0.5), written)
 
     def complete(self, crew: Crew) -> None:

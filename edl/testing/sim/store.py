@@ -19,6 +19,7 @@ class Entry:
     value: Any
     create_revision: int
     lease: int
+    mod_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class SimStore:
         entry = self.entries.get(key)
         return Token(entry.create_revision if entry else 0)
 
+    def modified(self, key: str) -> int:
+        """Revision of the last write of a key, 0 when it does not exist."""
+        entry = self.entries.get(key)
+        return entry.mod_revision if entry else 0
+
     def put(self, key: str, value: Any, lease: int = 0) -> None:
         """Write a key. Raises ``LeaseLost`` when the lease is gone."""
         if lease:
@@ -87,7 +93,7 @@ class SimStore:
         self.revision += 1
         before = self.entries.get(key)
         created = before.create_revision if before else self.revision
-        self._record(key, Entry(key, value, created, lease))
+        self._record(key, Entry(key, value, created, lease, self.revision))
 
     def create(self, key: str, value: Any, lease: int) -> Token:
         """Write a key that does not exist yet; returns its create revision, or 0 when it does."""

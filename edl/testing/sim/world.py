@@ -12,14 +12,16 @@ from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
 from edl.master.machine import absent
-from edl.master.state import Phase
+from edl.master.sizing import NO_SIZING, Sizing
+from edl.master.state import Phase, Record
 from edl.rendezvous.rules import next_size
+from edl.testing.sim.asking import Ask
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.lone import LoneJob
 from edl.testing.sim.network import STORE, Network, Pair
-from edl.testing.sim.process import MASTER_KEY, Surroundings
+from edl.testing.sim.process import MASTER_KEY, SCALE_KEY, Surroundings
 from edl.testing.sim.ruling import describe
 from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
@@ -27,6 +29,7 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose
+from edl.wire.wishes import Drain, Granted, Suspend, Wish
 
 LOOK_EVERY_S = 0.5
 POLL_S = 1.0
@@ -73,6 +76,8 @@ class SimWorld:
         self.retired: list[Launcher] = []
         """Earlier ones."""
         self._healed = False
+        self.sized = False
+        """People ask for sizes here: the job goes on until what they want holds."""
         self._world_since = (Round(0), 0.0)
         """The newest world that was seen, and since when."""
         self.store.changed = self._store_changed
@@ -87,7 +92,7 @@ class SimWorld:
 
     # --- people's doings ---------------------------------------------------------------------------------------------
 
-    def start(self, name: str, slots: int = 2, node_rank: int = -1, rack: str = "") -> Launcher:
+    def start(self, name: str, slots: int = 2, node_rank: int = -1, rack: str = "", index: int = -1) -> Launcher:
         """Start a launcher on a node, for the first time or again."""
         node = NodeId(name)
         before = self.launchers.get(node)
@@ -95,7 +100,7 @@ class SimWorld:
             assert not before.alive, f"{name} runs already"  # noqa: S101 - a mistake in the scenario
             self.retired.append(before)
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
-        info = NodeInfo(node, Incarnation(0), name, port, slots, node_rank, port + 5000, rack)
+        info = NodeInfo(node, Incarnation(0), name, port, slots, node_rank, port + 5000, rack, index)
         launcher = Launcher(self.around, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
@@ -161,6 +166,29 @@ class SimWorld:
         master = self.master
         if master is not None and master.ruling is not None:
             master.run(master.ruling.feed, ev.Told(Asked(Purpose.SET, "somebody", wish)))
+
+    def ask_for(self, wish: Wish, heard: Callable[[Granted], None] = lambda granted: None) -> None:
+        """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
+        master = self.master
+        ruling = master.ruling if master is not None else None
+        if master is None or ruling is None:
+            return
+
+        def answered(granted: Granted) -> None:
+            named = wish.nodes if isinstance(wish, Drain) else ()
+            nodes = ruling.state.nodes if ruling.state is not None else {}
+            here = {NodeId(node): nodes[NodeId(node)].info.incarnation for node in named if node in nodes}
+            if self.around.trace is not None:
+                self.around.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
+            self.checks.promises.answered(wish, granted, here)
+            heard(granted)
+
+        master.run(ruling.feed, Ask(wish, answered))
+
+    @property
+    def scaled(self) -> int:
+        """Revision of the size that somebody sees who looks now."""
+        return self.store.modified(SCALE_KEY)
 
     def _poll(self, launcher: Launcher) -> None:
         """An agent looks for the switches' files, again and again while they are there."""
@@ -296,7 +324,7 @@ class SimWorld:
 
     def heal(self) -> None:
         """Undo every fault that can be undone, and see that there are nodes enough."""
-        self.training.shorten(5.0)
+        self.training.shorten(60.0 if self.sized else 5.0)
         self.network.slowness = self.network.usual_slowness
         self.around.kill_on_write = self.around.kill_on_hold = self.around.kill_on_switch = False
         self.states.kill_source = False
@@ -312,33 +340,71 @@ class SimWorld:
     def _replenish(self) -> None:
         """Somebody starts a launcher wherever one is missing, as long as the job goes on."""
         for node, launcher in list(self.launchers.items()):
-            if not self.ended() and len(self.usable()) < self.spec.nodes.highest and not launcher.alive:
-                self.start(node, launcher.info.slots, launcher.info.node_rank, launcher.info.rack)
+            missing = len(self.able()) < self._sizing.bounds(self.spec.nodes).highest
+            if not self.ended() and missing and not launcher.alive:
+                info = launcher.info
+                self.start(node, info.slots, info.node_rank, info.rack, info.index)
 
     def ended(self) -> bool:
         """Whether the job has its outcome."""
         return self.checks.record is not None and self.checks.record.phase is Phase.ENDED
 
+    @property
+    def _sizing(self) -> Sizing:
+        return self.checks.record.sizing if self.checks.record is not None else NO_SIZING
+
+    def able(self) -> list[Launcher]:
+        """Launchers whose node can take part as far as people want it to."""
+        stay = [one for one in self.usable() if one.agent is not None and one.agent.draining is None]
+        return [one for one in stay if not self._sizing.excludes(one.node)]
+
     def settled(self) -> bool:
-        """Ended, or running a world as large as the living nodes allow, or waiting with good reason."""
+        """Ended, or running a world as large as is wanted and the living nodes allow, or waiting with good reason."""
         record = self.checks.record
         if record is None:
             return False
         if record.phase is Phase.ENDED:
             return True
-        usable = self.usable()
+        if any(one.info.incarnation in self.checks.promises.evicted.values() for one in self.usable()):
+            return False
+        if self._sizing.suspended:
+            return self._rests(record)
+        bounds, wished = self._sizing.bounds(self.spec.nodes), self._sizing.wished(self.spec.nodes)
+        able, previous = self.able(), len(record.world.members) if record.world else 0
+        size = next_size(bounds, self.spec.fault_tolerance, previous, len(able), wished).nodes
         if record.phase is not Phase.RUNNING or record.world is None:
-            previous = len(record.world.members) if record.world else 0
-            size = next_size(self.spec.nodes, self.spec.fault_tolerance, previous, len(usable))
-            return size.nodes == 0
-        agents = {one.node: one.agent for one in usable}
+            return size == 0
+        agents = {one.node: one.agent for one in self.usable()}
         for member in record.world.members:
             agent = agents.get(member.node)
             if agent is None or agent.info.incarnation != member.incarnation or agent.running_round != record.round:
                 return False
-        if self.spec.fault_tolerance is FaultTolerance.ELASTIC:
-            return len(record.world.members) >= self.spec.nodes.fit(len(usable)) or bool(record.done)
-        return True
+        if record.done or not size or (self.training.sharded and previous != size):
+            return True  # a state that is cut to size is kept as it is
+        if any(self._sizing.excludes(member.node) for member in record.world.members):
+            return False
+        unseen = record.observed < record.sizing.generation and not record.departing
+        if unseen or previous > (wished or bounds.highest):
+            return False
+        elastic = self.spec.fault_tolerance is FaultTolerance.ELASTIC
+        return previous >= size or not (elastic or wished)
+
+    def _rests(self, record: Record) -> bool:
+        """The job is suspended, and no worker is left."""
+        idle = not any(worker.alive for launcher in self.usable() for worker in launcher.workers)
+        known = record.observed == record.sizing.generation or bool(record.departing)  # those that leave with care stay
+        return record.phase is Phase.FORMING and idle and known
+
+    def _go_on(self) -> None:
+        """Somebody resumes the job, and asks again until it has been granted."""
+
+        def again() -> None:
+            if self._sizing.suspended and not self.ended():
+                self.ask_for(Suspend(False, "somebody"))
+                self.timeline.after(1.0, again)
+
+        again()
+        self.run_until(lambda: not self._sizing.suspended or self.ended(), 30.0, "the job is resumed")
 
     def judge(self) -> None:
         """Liveness: the job gets on, comes to its end, and everybody goes home with the same outcome."""
@@ -346,7 +412,14 @@ class SimWorld:
         settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + KEEPALIVE_S + 6.0
         if isinstance(self.training, SteppingJob):
             settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_PATIENCE_S + 6.0
+        if self.sized:
+            self.run(3.0)  # what was wished last is on its way
         self.run_until(self.settled, settle_s, "the job settles")
+        if self._sizing.suspended and not self.ended():
+            self._go_on()
+            self.run_until(self.settled, settle_s, "the job settles once it is resumed")
+        if self.sized:
+            self.training.shorten(5.0)
         work_s = 2 * self.training.longest_s + times.recover_s + 4 * settle_s
         if self.directory.save_asked:
             self.run_until(lambda: not self.directory.save_asked or self.ended(), work_s, "what was asked for is saved")
@@ -372,7 +445,7 @@ class SimWorld:
             self.checks.fail(f"{outcome.reason}, but only {self.checks.worker_failures} workers failed")
         for launcher in [*self.launchers.values(), *self.retired]:
             own = launcher.outcome
-            if own is not None and own.exit_code not in (expected, *_OWN_ENDS):
+            if own is not None and not own.drained and own.exit_code not in (expected, *_OWN_ENDS):
                 self.checks.fail(f"{launcher.node} exits with {own}, the job with {expected}")
         if self.training.alive():
             self.checks.fail(f"workers outlive the job: {self.training.alive()}")

@@ -29,6 +29,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--digests", action="store_true", help="write a digest of the state at each commit and restore")
+    parser.add_argument("--results", action="store_true", help="write down the model's sum and norm after each step")
     parser.add_argument("--hang-at", type=int, default=0, help="rank 1 makes no progress after this step, once")
     parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
     return parser.parse_args()
@@ -69,6 +70,12 @@ def tensors(value: object) -> Iterator[Any]:
         yield value.numpy()
 
 
+def result() -> str:
+    """What the model has come to."""
+    numbers = np.concatenate([value.numpy().ravel() for value in model.state_dict().values()])
+    return json.dumps({"step": state.step, "sum": float(numbers.sum()), "norm": float(np.linalg.norm(numbers))})
+
+
 @edl.run
 def train(state: edl.State) -> None:
     here = edl.context()
@@ -87,6 +94,9 @@ def train(state: edl.State) -> None:
             state.step += 1
             if here.rank == 0:
                 digest("committed")
+            if options.results:
+                with (options.folder / "results").open("a") as file:
+                    file.write(result() + "\n")
             log.write(json.dumps({"t": time.monotonic(), "step": state.step, **fixed, "loss": float(loss)}) + "\n")
             if options.save_every and state.step % options.save_every == 0:
                 state.save()
@@ -101,6 +111,4 @@ def train(state: edl.State) -> None:
 
 train(state)
 if edl.context().rank == 0:
-    numbers = np.concatenate([value.numpy().ravel() for value in model.state_dict().values()])
-    result = {"step": state.step, "sum": float(numbers.sum()), "norm": float(np.linalg.norm(numbers))}
-    (options.folder / "result.json").write_text(json.dumps(result))
+    (options.folder / "result.json").write_text(result())

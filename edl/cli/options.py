@@ -1,0 +1,55 @@
+"""What all commands have in common: which job, and how to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from edl.cli.find import Where
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
+    """The launcher's option of the same name, and its variable: click would look for another in a subcommand."""
+    return click.option(
+        f"--rdzv-{name}", default="", envvar=f"EDL_RDZV_{name.upper()}", metavar=metavar, help=help_text
+    )
+
+
+def job_options(function: F) -> F:
+    """Which job, and whether JSON."""
+    for option in (
+        _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of the job on this host."),
+        _where_option("id", "JOB", "Name of the job. Default: the only one there is."),
+        _where_option("conf", "K=V[,…]", "ca, cert, key, user, password of the store."),
+        click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line an event."),
+    ):
+        function = option(function)
+    return function
+
+
+wait_option = click.option(
+    "--wait/--no-wait", default=True, help="Whether to wait until it is known what came of it. Default: wait."
+)
+reason_option = click.option("--reason", default="", metavar="TEXT", help="Goes into the history.")
+
+
+def where_of(options: dict[str, str]) -> Where:
+    """What ``job_options`` were given. Raises ``UsageError``."""
+    from edl.adapters.etcd_plan import parse_endpoints
+    from edl.adapters.etcd_rpc import EtcdTls
+    from edl.cli.find import Where
+
+    conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
+    unknown = sorted(set(conf) - {"ca", "cert", "key", "user", "password"})
+    if unknown:
+        raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
+    tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
+    endpoints = parse_endpoints(options["rdzv_endpoint"])
+    return Where(options["rdzv_id"], endpoints, tls, conf.get("user"), conf.get("password"))

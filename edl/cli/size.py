@@ -1,0 +1,242 @@
+"""``edl scale``, ``drain``, ``cordon``, ``uncordon``, ``suspend``, ``resume``: the size of a job and who takes part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edl.cli.options import job_options, reason_option, wait_option, where_of
+from edl.config import MAX_NODES
+from edl.errors import UsageError
+from edl.wire.plain import to_plain
+from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, ScaleView, Suspend, Wish
+
+if TYPE_CHECKING:
+    from edl.cli.find import JobClient
+    from edl.cli.wishing import Goal
+    from edl.wire.wishes import Granted
+
+Where = dict[str, str]
+
+
+_AUTO = -1
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """A number of nodes; ``auto`` becomes ``_AUTO``."""
+    if value is None or value == "auto":
+        return None if value is None else _AUTO
+    if not value.isdecimal() or len(value) > 9:
+        raise click.BadParameter(f"{value!r}: give a number of nodes, or auto", context, parameter)
+    return int(value)
+
+
+@click.command()
+@job_options
+@wait_option
+@reason_option
+@click.argument("nodes", required=False, callback=_size, metavar="[N|auto]")
+@click.option("--min", "minimum", type=click.IntRange(0, MAX_NODES), metavar="A", help="Fewest nodes that may train.")
+@click.option("--max", "maximum", type=click.IntRange(0, MAX_NODES), metavar="B", help="Most nodes that may train.")
+def scale(
+    nodes: int | None,
+    minimum: int | None,
+    maximum: int | None,
+    reason: str,
+    wait: bool,
+    as_json: bool,
+    **where: str,
+) -> None:
+    """Have N nodes train, or change how few and how many may; without either: show the size.
+
+    auto gives the size back to the autoscale policy (--autoscale of the launchers).
+    """
+    if nodes is None and minimum is None and maximum is None:
+        _run(_show(where, as_json))
+        return
+    _run(_Asking(where, as_json, wait).scale(nodes, minimum, maximum, reason))
+
+
+@click.command()
+@job_options
+@wait_option
+@reason_option
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
+@click.option("--deadline", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="When to be gone.")
+@click.option(
+    "--checkpoint",
+    type=click.Choice([care.value for care in Care]),
+    default=Care.TRY.value,
+    help="must: write one first; try: if there is time; no: none. Default: try.",
+)
+def drain(
+    nodes: tuple[str, ...], deadline: float, checkpoint: str, reason: str, wait: bool, as_json: bool, **where: str
+) -> None:
+    """Have nodes leave in good order; their launchers end."""
+    from edl.cli.wishing import gone
+
+    names = tuple(dict.fromkeys(nodes))
+    wish = Drain(names, _by("drain"), reason, deadline, Care(checkpoint))
+    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: gone(names, granted.generation)))
+
+
+@click.command()
+@job_options
+@wait_option
+@reason_option
+@click.argument("node")
+def cordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
+    """Have a node take no part until it is uncordoned. Its launcher stays."""
+    from edl.cli.wishing import cordoned
+
+    wish = Cordon(node, True, _by("cordon"), reason)
+    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: cordoned(node, granted.generation, wanted=True)))
+
+
+@click.command()
+@job_options
+@wait_option
+@reason_option
+@click.argument("node")
+def uncordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
+    """Let a node take part again."""
+    from edl.cli.wishing import cordoned
+
+    wish = Cordon(node, False, _by("uncordon"), reason)
+    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: cordoned(node, granted.generation, wanted=False)))
+
+
+@click.command()
+@job_options
+@wait_option
+@reason_option
+def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
+    """Commit, end the workers, and wait until the job is resumed. Launchers stay."""
+    from edl.cli.wishing import suspended
+
+    wish = Suspend(True, _by("suspend"), reason)
+    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: suspended(granted.generation, wanted=True)))
+
+
+@click.command()
+@job_options
+@wait_option
+@reason_option
+def resume(reason: str, wait: bool, as_json: bool, **where: str) -> None:
+    """Go on after having been suspended."""
+    from edl.cli.wishing import suspended
+
+    wish = Suspend(False, _by("resume"), reason)
+    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: suspended(granted.generation, wanted=False)))
+
+
+@click.command()
+@job_options
+def token(as_json: bool, **where: str) -> None:
+    """Print the job's own token, which its HTTP interface takes unless it was given others. Keep it to yourself."""
+    _run(_token(where, as_json))
+
+
+COMMANDS = (scale, drain, cordon, uncordon, suspend, resume, token)
+
+
+class _Asking:
+    """One command's wish, and the wait for it."""
+
+    def __init__(self, where: Where, as_json: bool, wait: bool) -> None:
+        self._where, self._as_json, self._wait = where, as_json, wait
+
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[JobClient]:
+        from edl.cli.find import master_of
+
+        async with master_of(where_of(self._where)) as client:
+            yield client
+
+    async def scale(self, nodes: int | None, minimum: int | None, maximum: int | None, reason: str) -> None:
+        """The bounds first: the size has to be within."""
+        from edl.cli import wishing
+
+        by = _by("scale")
+        granted = None
+        async with self._client() as client:
+            if minimum is not None or maximum is not None:
+                now = (await client.status()).scale
+                # Where one of them is left as it is, it must not have been changed since it was read.
+                seen = 0 if minimum is not None and maximum is not None else now.revision
+                wish = Rebound(
+                    now.minimum if minimum is None else minimum,
+                    now.maximum if maximum is None else maximum,
+                    by,
+                    reason,
+                    seen,
+                )
+                granted = await wishing.ask(client, wish)
+            if nodes is not None:
+                size = Resize(max(nodes, 0), by, reason, auto=nodes == _AUTO)
+                granted = await wishing.ask(client, size)
+        assert granted is not None  # noqa: S101 - the command has asked for one of them
+        await self._settle(granted, wishing.size_is(max(nodes or 0, 0), granted.generation))
+
+    async def ask(self, wish: Wish, goal: Callable[[Granted], Goal]) -> None:
+        """One wish."""
+        from edl.cli import wishing
+
+        async with self._client() as client:
+            granted = await wishing.ask(client, wish)
+        await self._settle(granted, goal(granted))
+
+    async def _settle(self, granted: Granted, goal: Goal) -> None:
+        from edl.cli import wishing
+
+        if self._wait:
+            try:
+                result = await wishing.reach(self._client, granted, goal, _say, wishing.a_moment)
+            except asyncio.CancelledError:
+                _say("not waiting any more; what was asked for stands (look with edl scale)")
+                raise
+        else:
+            result = wishing.told(granted)
+        if not result.ok:
+            raise UsageError(result.text)
+        click.echo(json.dumps(to_plain(result)) if self._as_json else result.text)
+
+
+async def _show(where: Where, as_json: bool) -> None:
+    from edl.cli.find import master_of
+    from edl.cli.show import scale_lines
+
+    async with master_of(where_of(where)) as client:
+        view = (await client.status()).scale
+    click.echo(json.dumps(to_plain(view), indent=2) if as_json else "\n".join(scale_lines(view)) or _unknown(view))
+
+
+def _unknown(view: ScaleView) -> str:
+    return f"the Master says nothing about the size ({view.nodes} nodes)"
+
+
+async def _token(where: Where, as_json: bool) -> None:
+    from edl.cli.find import master_of
+
+    async with master_of(where_of(where)) as client:
+        click.echo(json.dumps({"token": client.token, "http": client.http}) if as_json else client.token)
+
+
+def _by(command: str) -> str:
+    from edl.cli.ask import who_asks
+
+    return f"edl {command} ({who_asks()})"
+
+
+def _say(text: str) -> None:
+    """What is on the way goes to stderr: stdout has the outcome alone."""
+    click.echo(text, err=True)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)

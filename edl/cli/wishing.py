@@ -1,0 +1,206 @@
+"""Another size or other members on the command line: ask, then look at the status until it is so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+
+from edl.cli.find import NoMaster
+from edl.errors import StoreError, UsageError
+from edl.master.events import Kind
+from edl.rendezvous.rules import count
+from edl.wire.status import JobStatus
+from edl.wire.wishes import Granted, ScaleView, Wish
+
+LOOK_S = 0.5
+"""Between two looks at the status."""
+PATIENCE = 120
+"""Looks in a row without an answer, after which nobody is taken to rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of it."""
+
+    ok: bool
+    text: str
+    verdict: str = ""
+    revision: int = 0
+    generation: int = 0
+    done: bool = False
+    """It was waited for, and the status says that it is so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look at the status says about a wish."""
+
+    over: bool
+    text: str
+    """What it has come to; while it is not over, what it waits for."""
+    ok: bool = True
+
+
+Goal = Callable[[JobStatus], Seen]
+
+
+class Asker(Protocol):
+    """A Master that can be asked."""
+
+    async def status(self) -> JobStatus:
+        """The job at this moment."""
+        ...
+
+    async def wish(self, wish: Wish) -> Granted:
+        """Ask."""
+        ...
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Asker]]
+
+
+async def ask(client: Asker, wish: Wish) -> Granted:
+    """Raises ``UsageError`` when it is refused."""
+    granted = await client.wish(wish)
+    if not granted.ok:
+        raise UsageError(granted.text)
+    return granted
+
+
+def told(granted: Granted) -> Result:
+    """Without waiting."""
+    return Result(True, granted.text, granted.verdict.value, granted.revision, granted.generation)
+
+
+async def reach(
+    connect: Connect, granted: Granted, goal: Goal, say: Callable[[str], None], pause: Callable[[], Awaitable[None]]
+) -> Result:
+    """Look until the goal is reached or cannot be any more. Says what it waits for whenever that changes."""
+    said, silent = granted.text, 0
+    say(said)
+    while True:
+        try:
+            async with connect() as client:
+                while True:
+                    seen, silent = goal(await client.status()), 0
+                    if seen.over:
+                        made = told(granted)
+                        return Result(seen.ok, seen.text, made.verdict, made.revision, made.generation, seen.ok)
+                    if seen.text != said:
+                        said = seen.text
+                        say(said if said.startswith("waiting") else f"waiting: {said}")
+                    await pause()
+        except (NoMaster, StoreError, grpc.aio.AioRpcError) as error:
+            if isinstance(error, NoMaster) and error.outcome is not None:
+                return Result(False, str(error), granted.verdict.value, granted.revision, granted.generation)
+            silent += 1
+            if silent >= PATIENCE:
+                text = f"nobody answers for the job any more ({said}). What was asked for stands; look with edl status"
+                return Result(False, text, granted.verdict.value, granted.revision, granted.generation)
+            if silent == 2:
+                say("waiting: no Master answers at this moment")
+        await pause()
+
+
+async def a_moment() -> None:
+    """Between two looks."""
+    await asyncio.sleep(LOOK_S)
+
+
+def _ended(status: JobStatus) -> Seen | None:
+    return Seen(True, f"the job has ended: {status.reason}", ok=False) if status.phase == "ended" else None
+
+
+def size_is(nodes: int, generation: int) -> Goal:
+    """The running world has the size that was asked for; ``nodes`` 0: whatever is wanted now."""
+
+    def look(status: JobStatus) -> Seen:
+        scale = status.scale
+        if scale.generation < generation:
+            return Seen(False, "the Master has not said yet that it knows")
+        if nodes and scale.desired != nodes:
+            return Seen(True, f"meanwhile {scale.by or 'somebody'} has asked for {scale.desired} nodes", ok=False)
+        if scale.suspended:
+            return Seen(True, f"{scale.desired} nodes are to train once the job is resumed (edl resume)")
+        if scale.waiting:
+            return Seen(False, scale.waiting)
+        if scale.observed < generation:
+            return Seen(False, f"{count(scale.nodes)} in training, {scale.desired} wanted")
+        return Seen(True, f"{count(scale.nodes)} in training (wanted: {scale.desired})")
+
+    return lambda status: _ended(status) or look(status)
+
+
+def gone(names: tuple[str, ...], generation: int) -> Goal:
+    """These nodes are not there any more, or others under their names. Or they stay, since nothing could be saved."""
+
+    def look(status: JobStatus) -> Seen:
+        left = [node for node in status.nodes if node.node in names]
+        if not left:
+            return Seen(True, f"{_listed(names)} {'has' if len(names) == 1 else 'have'} left")
+        if status.scale.observed >= generation:
+            stays = _stays(status)
+            if stays:
+                return Seen(True, stays, ok=False)
+            return Seen(True, f"{_listed(names)}: what was there has left; {_listed([n.node for n in left])} came anew")
+        states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
+        return Seen(False, f"{states}; {status.boundary or status.reason}")
+
+    return lambda status: _ended(status) or look(status)
+
+
+def _stays(status: JobStatus) -> str:
+    """What the history says of nodes that do not leave after all (``edl.master.planning``); empty: nothing."""
+    lines = [line.text for line in status.journal if line.kind == Kind.SCALE.value]
+    newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
+    return newest if " stays: " in newest else ""
+
+
+def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
+    """The node takes no part, or may again."""
+
+    def look(status: JobStatus) -> Seen:
+        known = next((node for node in status.nodes if node.node == name), None)
+        if (name in status.scale.cordoned) != wanted:
+            return _otherwise(status.scale, generation, f"{name} is {'not ' if wanted else ''}cordoned")
+        if not wanted:
+            return Seen(True, f"{name} may take part again")
+        if known is not None and known.position >= 0 and status.phase == "running":
+            return Seen(False, f"{name} still trains; {status.boundary or status.reason}")
+        return Seen(True, f"{name} takes no part")
+
+    return lambda status: _ended(status) or look(status)
+
+
+def suspended(generation: int, *, wanted: bool) -> Goal:
+    """Nobody trains, or a world does again."""
+
+    def look(status: JobStatus) -> Seen:
+        if status.scale.suspended != wanted:
+            return _otherwise(status.scale, generation, f"the job is {'not ' if wanted else ''}suspended")
+        running = [node.node for node in status.nodes if node.state in ("running", "stopping", "preparing")]
+        if wanted and (status.phase == "running" or running):
+            return Seen(
+                False, f"workers end on {_listed(running) or 'their nodes'}; {status.boundary or status.reason}"
+            )
+        if not wanted and status.phase != "running":
+            return Seen(False, status.scale.waiting or status.reason)
+        return Seen(True, "nobody trains; go on with edl resume" if wanted else f"the job trains: {status.reason}")
+
+    return lambda status: _ended(status) or look(status)
+
+
+def _otherwise(scale: ScaleView, generation: int, how: str) -> Seen:
+    """It is not as it was asked for: somebody has asked for the contrary since, or the Master does not say yet."""
+    if scale.generation < generation:
+        return Seen(False, "the Master has not said yet that it knows")
+    return Seen(True, f"{how}: meanwhile {scale.by or 'somebody'} has asked for that", ok=False)
+
+
+def _listed(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,103 @@
+"""The launcher's options for its HTTP interface."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edl.errors import SettingError
+from edl.web.access import tokens_in
+from edl.web.front import load
+from edl.web.settings import HttpSettings
+
+HTTP_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--http-port", default="", metavar="PORT", help="Serve HTTP there; 0 for any free one. Default: off."),
+    click.option("--http-host", default="", metavar="HOST", help="Address for that. Default: that of the node."),
+    click.option("--http-token-file", default="", metavar="FILE", help="Tokens that may do everything, one a line."),
+    click.option("--http-read-token-file", default="", metavar="FILE", help="Tokens that may only look."),
+    click.option("--http-cert", default="", metavar="FILE", help="Certificate for TLS, PEM."),
+    click.option("--http-key", default="", metavar="FILE", help="Its key."),
+    click.option("--http-client-ca", default="", metavar="FILE", help="Clients need a certificate signed by this one."),
+]
+_FILES = ("http_token_file", "http_read_token_file", "http_cert", "http_key", "http_client_ca")
+
+
+def http_from(options: Mapping[str, Any]) -> HttpSettings | None:
+    """What the options say; None: no HTTP. Raises ``SettingError``."""
+    text = options["http_port"].strip()
+    given = {name: options[name].strip() for name in ("http_host", *_FILES)}
+    if not text:
+        for name, value in given.items():
+            if value:
+                raise SettingError(_flag(name), value, "has no use without --http-port", "Add --http-port=PORT")
+        return None
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise SettingError("--http-port", text, "must be a port from 0 to 65535", "Write 0 for any that is free")
+    for name in _FILES:
+        if given[name] and not Path(given[name]).is_file():
+            raise SettingError(_flag(name), given[name], "no such file")
+    settings = HttpSettings(
+        port=int(text),
+        host=given["http_host"],
+        token_file=_absolute(given["http_token_file"]),
+        read_token_file=_absolute(given["http_read_token_file"]),
+        cert=_absolute(given["http_cert"]),
+        key=_absolute(given["http_key"]),
+        client_ca=_absolute(given["http_client_ca"]),
+    )
+    _check_tokens(settings)
+    _check_tls(settings)
+    return settings
+
+
+def _check_tokens(settings: HttpSettings) -> None:
+    """Each file holds at least one, and no token stands in both."""
+    found = {}
+    for flag, path in (
+        ("--http-token-file", settings.token_file),
+        ("--http-read-token-file", settings.read_token_file),
+    ):
+        if not path:
+            continue
+        try:
+            found[flag] = tokens_in(path)
+        except OSError as error:
+            raise SettingError(flag, path, f"cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise SettingError(flag, path, str(error), "Write one token a line") from None
+        if not found[flag]:
+            raise SettingError(
+                flag, path, "holds no token", "Write one a line, such as the output of: openssl rand -hex 32"
+            )
+    both = set(found.get("--http-token-file", ())) & set(found.get("--http-read-token-file", ()))
+    if both:
+        raise SettingError(
+            "--http-read-token-file",
+            settings.read_token_file,
+            f"{len(both)} of its tokens stand in --http-token-file as well",
+            "Who may only look needs a token of their own",
+        )
+
+
+def _check_tls(settings: HttpSettings) -> None:
+    if bool(settings.cert) != bool(settings.key):
+        missing, there = ("--http-key", "--http-cert") if settings.cert else ("--http-cert", "--http-key")
+        raise SettingError(there, settings.cert or settings.key, f"needs {missing} as well", f"Add {missing}=FILE")
+    if settings.client_ca and not settings.cert:
+        raise SettingError(
+            "--http-client-ca", settings.client_ca, "needs TLS", "Add --http-cert=FILE and --http-key=FILE"
+        )
+    if settings.cert:
+        load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), settings)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,79 @@
+"""The launcher's options about how this node leaves, and which exit status says that it did so in good order."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from edl.errors import SettingError
+from edl.launch.notices import PROVIDERS
+from edl.launch.settings import LeaveSettings, NoticeSettings
+
+MOST_STATUS = 125
+"""Above it a status means something to a shell."""
+ALLOWED = ("TERM", "USR1", "USR2", "HUP", "QUIT", "XCPU")
+"""Signals that batch systems announce an end with."""
+
+LEAVE_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--drain-signals",
+        default="TERM,USR2",
+        metavar="NAME[,…]",
+        help="Signals on which this node leaves in good order. Default: TERM,USR2.",
+    ),
+    click.option(
+        "--drained-exit-code",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Exit status after that, while the job goes on. Default: 0.",
+    ),
+    click.option(
+        "--preemption-notice",
+        default="",
+        metavar="aws|gce|azure[:BASEURL]",
+        help="Ask the cloud's metadata service whether this host is about to be taken away. Default: off.",
+    ),
+]
+
+
+def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
+    """What the options say. Raises ``SettingError``."""
+    code = options["drained_exit_code"]
+    if not 0 <= code <= MOST_STATUS:
+        raise SettingError("--drained-exit-code", code, f"must be from 0 to {MOST_STATUS}")
+    return LeaveSettings(_signals(options["drain_signals"]), code, _notice(options["preemption_notice"].strip()))
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    """``TERM,USR2`` or ``SIGTERM,SIGUSR2``. SIGTERM is always among them."""
+    names = [part.strip().upper().removeprefix("SIG") for part in text.split(",") if part.strip()]
+    for name in names:
+        if name == "INT":
+            raise SettingError("--drain-signals", text, "SIGINT is Ctrl-C, and ends the launcher with 130", "Drop INT")
+        if name not in ALLOWED:
+            raise SettingError("--drain-signals", text, f"{name!r} is not possible", f"Possible: {', '.join(ALLOWED)}")
+    return tuple(int(signal.Signals[f"SIG{name}"]) for name in dict.fromkeys(["TERM", *names]))
+
+
+def _notice(text: str) -> NoticeSettings | None:
+    if not text:
+        return None
+    name, colon, base = text.partition(":")
+    if name not in PROVIDERS:
+        raise SettingError("--preemption-notice", text, f"{name!r} is not known", f"Known: {', '.join(PROVIDERS)}")
+    if colon and not _is_base(base):
+        raise SettingError("--preemption-notice", text, "is no base URL", f"Write {name}:http://HOST[:PORT]")
+    return NoticeSettings(name, base.rstrip("/") if colon else PROVIDERS[name].base)
+
+
+def _is_base(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)
+    except ValueError:
+        return False

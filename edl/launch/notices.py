@@ -1,0 +1,320 @@
+"""Notices of preemption: what a cloud's metadata service says about the end of this host.
+
+What an answer means is decided in functions of its text, one for each provider. The poller asks again and again in a
+thread of its own, and whatever it waits for holds nothing else up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import email.utils
+import http.client
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edl.adapters.clock import wall_clock_s
+from edl.launch.settings import NoticeSettings
+
+ANSWER_S = 2.0
+"""Time limit of a call; these services are on the host itself."""
+LARGEST_BYTES = 1 << 16
+MOST_PAUSE_S = 15.0
+"""Between two looks at a service that does not answer."""
+TOKEN_LIFE_S = 21600
+GCE_PREEMPTION_S = 30.0
+GCE_MAINTENANCE_S = 60.0
+"""What Google promises; neither answer says when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """This host is going to be taken away."""
+
+    reason: str
+    at_s: float
+    """When, in seconds since the epoch; 0: unknown."""
+    lead_s: float
+    """Seconds until then as it was read, at least 1; 0: unknown."""
+
+
+class BadAnswer(Exception):
+    """A metadata service said something else than its documents do, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer over HTTP, whatever its status."""
+
+    status: int
+    body: str
+
+
+Ask = Callable[[str, str, Mapping[str, str]], Reply]
+"""Method, path, headers. Raises ``OSError``."""
+
+
+# --- what answers mean -----------------------------------------------------------------------------------------------
+
+
+def read_aws(reply: Reply, now_s: float) -> Notice | None:
+    """``/latest/meta-data/spot/instance-action``; 404 is the usual answer. Advice to rebalance is not asked for: such
+    an instance may run for days. Raises ``BadAnswer``."""
+    if reply.status == 404:
+        return None
+    told = _json(_ok(reply))
+    action, at = told.get("action"), told.get("time")
+    if not isinstance(action, str) or not isinstance(at, str):
+        raise BadAnswer(f"no action and time in {reply.body[:200]!r}")
+    return _notice(f"AWS: spot instance-action {action} at {at}", _iso(at), now_s)
+
+
+def read_gce_preempted(reply: Reply, now_s: float) -> Notice | None:
+    """``instance/preempted``. Raises ``BadAnswer``."""
+    text = _ok(reply).strip()
+    if text not in ("TRUE", "FALSE"):
+        raise BadAnswer(f"neither TRUE nor FALSE: {text[:200]!r}")
+    return Notice("GCE: the instance is being preempted", 0.0, GCE_PREEMPTION_S) if text == "TRUE" else None
+
+
+def read_gce_maintenance(reply: Reply, now_s: float) -> Notice | None:
+    """``instance/maintenance-event``. An instance that is migrated goes on. Raises ``BadAnswer``."""
+    text = _ok(reply).strip()
+    if not text.startswith("TERMINATE"):
+        return None
+    return Notice(f"GCE: maintenance-event {text[:80]}", 0.0, GCE_MAINTENANCE_S)
+
+
+AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
+"""Events that no process of the host survives; ``Freeze`` is a pause of seconds."""
+
+
+def read_azure(reply: Reply, machine: str, now_s: float) -> Notice | None:
+    """``/metadata/scheduledevents``: it names events of all machines of a scale set, of which one is this. The earliest
+    counts. Raises ``BadAnswer``."""
+    events = _json(_ok(reply)).get("Events")
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise BadAnswer(f"no list of Events in {reply.body[:200]!r}")
+    found = []
+    for event in events:
+        kind, names, at = event.get("EventType"), event.get("Resources"), event.get("NotBefore") or ""
+        if kind not in AZURE_ENDS or not isinstance(names, list) or not isinstance(at, str):
+            continue
+        if machine.lower() in (str(name).lower().lstrip("_") for name in names):
+            when = f"not before {at}" if at else str(event.get("EventStatus", "now"))
+            found.append(_notice(f"Azure: scheduled event {kind}, {when}", _http_date(at), now_s))
+    return min(found, key=lambda notice: notice.at_s or now_s, default=None)
+
+
+def _notice(reason: str, at_s: float, now_s: float) -> Notice:
+    lead_s = max(1.0, at_s - now_s) if at_s else 0.0
+    return Notice(reason, at_s, lead_s)
+
+
+def _ok(reply: Reply) -> str:
+    if reply.status != 200:
+        raise BadAnswer(f"status {reply.status}")
+    return reply.body
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        raise BadAnswer(f"no JSON object: {text[:200]!r}")
+    return told
+
+
+def _iso(text: str) -> float:
+    """``2017-09-18T08:22:00Z``."""
+    with contextlib.suppress(ValueError):
+        at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).timestamp()
+    raise BadAnswer(f"no time: {text[:80]!r}")
+
+
+def _http_date(text: str) -> float:
+    """``Mon, 19 Sep 2016 18:29:47 GMT``; newer versions write it as AWS does. 0 for none: it has begun."""
+    if not text:
+        return 0.0
+    with contextlib.suppress(ValueError, TypeError, IndexError):
+        at = email.utils.parsedate_to_datetime(text)
+        return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).timestamp()
+    return _iso(text)
+
+
+# --- who is asked what -----------------------------------------------------------------------------------------------
+
+
+class Aws:
+    """IMDSv2: a token first."""
+
+    def __init__(self) -> None:
+        self._token = ""
+
+    def look(self, ask: Ask, now_s: float) -> Notice | None:
+        """Raises ``BadAnswer`` and ``OSError``."""
+        if not self._token:
+            reply = ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFE_S)})
+            self._token = _ok(reply).strip()
+        reply = ask("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
+        if reply.status == 401:  # it has expired
+            self._token = ""
+        return read_aws(reply, now_s)
+
+
+class Gce:
+    """Two questions."""
+
+    def look(self, ask: Ask, now_s: float) -> Notice | None:
+        """Raises ``BadAnswer`` and ``OSError``."""
+        folder, headers = "/computeMetadata/v1/instance", {"Metadata-Flavor": "Google"}
+        found = read_gce_preempted(ask("GET", f"{folder}/preempted", headers), now_s)
+        return found or read_gce_maintenance(ask("GET", f"{folder}/maintenance-event", headers), now_s)
+
+
+class Azure:
+    """Which machine this is, once, and its events."""
+
+    def __init__(self) -> None:
+        self._machine = ""
+
+    def look(self, ask: Ask, now_s: float) -> Notice | None:
+        """Raises ``BadAnswer`` and ``OSError``."""
+        headers = {"Metadata": "true"}
+        if not self._machine:
+            path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+            self._machine = _ok(ask("GET", path, headers)).strip()
+        reply = ask("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers)
+        return read_azure(reply, self._machine, now_s)
+
+
+Looker = Aws | Gce | Azure
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One cloud."""
+
+    base: str
+    every_s: float
+    make: Callable[[], Looker]
+
+
+PROVIDERS: dict[str, Provider] = {
+    "aws": Provider("http://169.254.169.254", 5.0, Aws),
+    "gce": Provider("http://metadata.google.internal", 2.0, Gce),
+    "azure": Provider("http://169.254.169.254", 2.0, Azure),
+}
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A metadata service redirects nobody."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Take the answer as it is."""
+        return
+
+
+def asker(base: str) -> Ask:
+    """Asks over HTTP, past any proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+
+    def ask(method: str, path: str, headers: Mapping[str, str]) -> Reply:
+        request = urllib.request.Request(base + path, headers=dict(headers), method=method)  # noqa: S310 - checked
+        try:
+            with opener.open(request, timeout=ANSWER_S) as answer:
+                return Reply(answer.status, answer.read(LARGEST_BYTES).decode(errors="replace"))
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, error.read(LARGEST_BYTES).decode(errors="replace"))
+        except http.client.HTTPException as error:
+            raise BadAnswer(f"no HTTP: {error!r}") from error
+
+    return ask
+
+
+class Poller:
+    """Asks for ever. A service that fails is named once, until it answers again."""
+
+    def __init__(
+        self,
+        name: str,
+        looker: Looker,
+        ask: Ask,
+        every_s: float,
+        wall_clock_s: Callable[[], float],
+        log: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._looker = looker
+        self._ask = ask
+        self._every_s = every_s
+        self._wall_clock_s = wall_clock_s
+        self._log = log
+        self._failures = 0
+        self._told: tuple[str, float] | None = None
+
+    async def run(self, tell: Callable[[Notice], None]) -> None:
+        """Until cancelled. ``tell``: called on the event loop, for each notice once."""
+        loop, ended = asyncio.get_running_loop(), threading.Event()
+
+        def hand_on(notice: Notice | None, trouble: str) -> None:
+            if ended.is_set():
+                return
+            if trouble:
+                self._log(trouble)
+            if notice is not None:
+                tell(notice)
+
+        def work() -> None:
+            while not ended.is_set():
+                notice, trouble = self.look()
+                if notice is not None or trouble:
+                    try:
+                        loop.call_soon_threadsafe(hand_on, notice, trouble)
+                    except RuntimeError:  # the loop is closed
+                        return
+                ended.wait(min(MOST_PAUSE_S, self._every_s * (1 + self._failures)))
+
+        # Not from a pool: the interpreter would wait at its end for a name that is being looked up.
+        threading.Thread(target=work, name="edl-notices", daemon=True).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    def look(self) -> tuple[Notice | None, str]:
+        """Look once: a notice that has not been told, and what is to be said about the service. Blocks."""
+        try:
+            notice = self._looker.look(self._ask, self._wall_clock_s())
+        except (BadAnswer, OSError, ValueError) as error:
+            self._failures += 1
+            why = f"the {self._name} metadata service gives no notices: {str(error) or type(error).__name__}"
+            return None, f"{why} (asking on; training goes on)" if self._failures == 1 else ""
+        said = f"the {self._name} metadata service answers again" if self._failures else ""
+        self._failures = 0
+        key = (notice.reason, notice.at_s) if notice is not None else None
+        if key is None or key == self._told:
+            return None, said
+        self._told = key
+        return notice, said
+
+
+def poller_of(wanted: NoticeSettings | None, log: Callable[[str], None]) -> Poller | None:
+    """The one that was asked for, if any."""
+    if wanted is None:
+        return None
+    provider = PROVIDERS[wanted.provider]
+    return Poller(wanted.provider, provider.make(), asker(wanted.base), provider.every_s, wall_clock_s, log)

@@ -1,0 +1,243 @@
+"""The launcher's options about where its nodes come from, and the one table of schedulers.
+
+What all launchers of a job must agree on becomes ``JobSpec.scheduler``: options and their values, as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from edl.errors import SettingError
+from edl.schedulers.order import WITH_COLON, Order, Wanted
+from edl.schedulers.port import Owner, Scheduler
+
+MOST_INDEX = 1_000_000
+"""Limit of ``--node-index``: a typing slip shows."""
+INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SLURM_ARRAY_TASK_ID")
+"""By these schedulers number what they start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of scheduler. Its module is imported only where it is used."""
+
+    shape: str
+    """How it is written."""
+    module: str
+    owners: tuple[Owner, ...] = (Owner.MASTER, Owner.EXTERNAL)
+    """Who may decide on the size; the first is the default."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Keys of ``--scheduler-conf``, and what they are."""
+    ordinal: bool = False
+    """Its pods' names end in their index."""
+
+
+_BOTH = (Owner.EXTERNAL, Owner.MASTER)
+_KUBERNETES = {
+    "api": "URL of the API server, if not the pod's own cluster",
+    "namespace": "if not the pod's own",
+    "token_file": "file with the token, read again whenever it changes",
+    "ca": "file with the authority's certificates",
+    "timeout": "seconds that a call may take; 10",
+    "poll": "seconds between two looks at the size while no pod changes; 10",
+    "selector": "labels of the pods, separated by ';', if the object does not say",
+    "watch_nodes": "true: taints of hosts are notices, too",
+}
+_TASK = {"task": "the one whose replicas are nodes, if not the only one or worker"}
+_INDEXED = {"indexed": "true: the highest index is taken away first"}
+_PADDLECLOUD = {
+    "server": "HOST:PORT[;…] of its etcd, if not as PADDLE_ELASTIC_SERVER says, or the job's own",
+    "paddlejob": "the PaddleJob whose replicas the Master is to change; the other keys are for that",
+}
+
+_SLURM = {
+    "script": "batch script of a node; else one is made of this command line",
+    "options": "further options of sbatch, separated by blanks",
+    "name": "of the jobs; edl-JOB",
+    "timeout": "seconds that a call may take; 30",
+    "poll": "seconds between two looks at the queue; 2",
+}
+
+KINDS: dict[str, Kind] = {
+    "process": Kind("process", "edl.schedulers.process", (Owner.MASTER,)),
+    "exec": Kind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
+    "discovery": Kind(
+        "discovery:COMMAND",
+        "edl.schedulers.hook",
+        (Owner.EXTERNAL,),
+        {"timeout": "seconds that a call may take; 30", "poll": "seconds between two calls; 1"},
+    ),
+    "statefulset": Kind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
+    "job": Kind("job/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES),
+    "custom": Kind(
+        "custom:GROUP/VERSION/PLURAL/NAME",
+        "edl.schedulers.kubernetes",
+        _BOTH,
+        {**_KUBERNETES, **_INDEXED},
+        ordinal=True,
+    ),
+    "volcano": Kind("volcano/NAME", "edl.schedulers.kubernetes", _BOTH, {**_KUBERNETES, **_TASK}),
+    "paddlejob": Kind("paddlejob/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
+    "paddlecloud": Kind(
+        "paddlecloud", "edl.schedulers.paddlecloud", _BOTH, {**_PADDLECLOUD, **_KUBERNETES}, ordinal=True
+    ),
+    "slurm": Kind("slurm", "edl.schedulers.slurm", conf=_SLURM),
+}
+"""One line each; ``edl.schedulers.order`` says what its module has to offer."""
+
+SCALE_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--scheduler", default="", metavar="KIND", help="Where nodes come from: see docs/schedulers.md."),
+    click.option("--scheduler-conf", default="", metavar="K=V[,…]", help="Settings of that scheduler."),
+    click.option(
+        "--scale-owner",
+        default="",
+        metavar="|".join(owner.value for owner in Owner),
+        help="Who decides how many nodes there are. Default: as the scheduler is used most.",
+    ),
+    click.option(
+        "--scale-cooldown", type=float, default=0.0, metavar="SECONDS", help="Between two resizes. Default: 0."
+    ),
+    click.option("--node-index", default="", metavar="N", help="The scheduler's number for this node."),
+]
+
+
+def wanted_from(options: Mapping[str, Any]) -> Wanted | None:
+    """The scheduler that is named, checked as far as this host can; None: none is. Raises ``SettingError``."""
+    text = options["scheduler"].strip()
+    if not text:
+        for name in ("scheduler_conf", "scale_owner"):
+            if options[name]:
+                flag = "--" + name.replace("_", "-")
+                raise SettingError(flag, options[name], "says nothing without --scheduler", "Add it, or drop this one")
+        return None
+    name, kind, target = _kind_of(text)
+    if options["standalone"]:
+        raise SettingError("--scheduler", text, "--standalone is one node for good", "Drop one of the two")
+    said = options["scale_owner"].strip() or kind.owners[0].value
+    if said not in {owner.value for owner in kind.owners}:
+        allowed = " or ".join(owner.value for owner in kind.owners)
+        raise SettingError("--scale-owner", said, f"with --scheduler={name} only {allowed} is possible")
+    wanted = Wanted(name, target, _conf(name, kind, options["scheduler_conf"]), Owner(said))
+    _module(kind).check(wanted)
+    return wanted
+
+
+def scheduler_from(wanted: Wanted | None) -> str:
+    """What all launchers of the job agree on, as JSON; the inverse is ``wanted_of``."""
+    if wanted is None:
+        return ""
+    conf = ",".join(f"{key}={value}" for key, value in sorted(wanted.conf.items()))
+    told = {"--scheduler": wanted.text, "--scheduler-conf": conf, "--scale-owner": wanted.owner.value}
+    return json.dumps(told)
+
+
+def wanted_of(text: str) -> Wanted | None:
+    """What ``scheduler_from`` was given."""
+    if not text:
+        return None
+    told = json.loads(text)
+    name, kind, target = _kind_of(told["--scheduler"])
+    return Wanted(name, target, _conf(name, kind, told["--scheduler-conf"]), Owner(told["--scale-owner"]))
+
+
+def make_scheduler(order: Order) -> Scheduler:
+    """The adapter. Raises ``SettingError``, or ``SchedulerError`` where it cannot be reached at all."""
+    made: Scheduler = _module(KINDS[order.wanted.kind]).make(order)
+    return made
+
+
+def node_index(options: Mapping[str, Any], wanted: Wanted | None, environment: Mapping[str, str]) -> int:
+    """The number that the scheduler gave this node; -1: none is known. Raises ``SettingError``."""
+    text = options["node_index"].strip()
+    if text:
+        if not text.isdecimal() or int(text) > MOST_INDEX:
+            raise SettingError("--node-index", text, f"must be a whole number from 0 to {MOST_INDEX}")
+        return int(text)
+    found = [environment[name] for name in INDEX_VARIABLES if environment.get(name, "").isdecimal()]
+    if not found and wanted is not None and KINDS[wanted.kind].ordinal:
+        pod = environment.get("POD_NAME") or environment.get("HOSTNAME", "")
+        stem = re.escape(wanted.target.rpartition("/")[2])  # with hostNetwork it is the host's name that is found here
+        found = re.findall(rf"^{stem}-(?:.+-)?(\d+)$", pod)
+    return int(found[0]) if found and int(found[0]) <= MOST_INDEX else -1
+
+
+def node_name(wanted: Wanted | None, environment: Mapping[str, str]) -> str:
+    """What this node is called when nothing is said: by Slurm's number of its job, so that the adapter knows it; empty:
+    the scheduler has no name for it."""
+    if wanted is None or wanted.kind != "slurm":
+        return ""
+    return str(_module(KINDS[wanted.kind]).node_name(environment))
+
+
+def launcher_again(
+    python: str,
+    arguments: Sequence[str],
+    takes_value: Mapping[str, bool],
+    endpoints: Sequence[str],
+    told: Mapping[str, str],
+    *,
+    elsewhere: bool = False,
+) -> tuple[str, ...]:
+    """This launcher's own command line for one more of the same job: what is meant for this node alone is left out, and
+    the store is named. ``arguments``: without the program, in one spelling (see ``with_both_spellings``).
+    ``elsewhere``: it is going to run on another host, where this one's addresses are none."""
+    left_out = {"--node-id", "--node-index", "--node-rank", "--standalone", "--http-port", *told}
+    if elsewhere:
+        left_out |= {"--local-addr", "--http-host"}
+    if endpoints:
+        left_out |= {"--rdzv-backend", "--rdzv-endpoint"}
+    kept: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, equals, _ = rest[0].partition("=")
+        width = 2 if takes_value.get(name, False) and not equals else 1
+        taken, rest = rest[:width], rest[width:]
+        kept += [] if name in left_out else taken
+    added = [f"{name}={value}" for name, value in told.items()]
+    if endpoints:
+        added += ["--rdzv-backend=etcd", f"--rdzv-endpoint={','.join(endpoints)}"]
+    if any(argument.partition("=")[0] == "--http-port" for argument in arguments):
+        added.append("--http-port=0")  # the one that was asked for is in use
+    return (python, "-m", "edl.launch", *kept, *added, *rest)
+
+
+def _kind_of(text: str) -> tuple[str, Kind, str]:
+    """Its name, the kind, and the target."""
+    match = re.match(r"[a-z]+", text)
+    name = match[0] if match else ""
+    kind = KINDS.get(name)
+    if kind is None:
+        known = ", ".join(one.shape for one in KINDS.values())
+        raise SettingError("--scheduler", text, "there is no such kind", f"Known: {known}")
+    separator, target = text[len(name) : len(name) + 1], text[len(name) + 1 :].strip()
+    wants = "" if kind.shape == name else ":" if name in WITH_COLON else "/"
+    if separator != wants or bool(target) != bool(wants):
+        raise SettingError("--scheduler", text, "is not complete, or too much", f"Write {kind.shape}")
+    return name, kind, target
+
+
+def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = item.partition("=")
+        if key not in kind.conf:
+            known = ", ".join(f"{one} ({what})" for one, what in kind.conf.items()) or "none"
+            raise SettingError("--scheduler-conf", item, f"--scheduler={name} knows no {key!r}", f"Known: {known}")
+        if not separator or not value:
+            raise SettingError("--scheduler-conf", item, "needs a value", f"Write {key}=VALUE")
+        if key in values:
+            raise SettingError("--scheduler-conf", item, "is given twice")
+        values[key] = value
+    return values
+
+
+def _module(kind: Kind) -> Any:
+    """With ``check`` and ``make``."""
+    return importlib.import_module(kind.module)

@@ -1,0 +1,103 @@
+"""The autoscale policy in the Master: what it is told about the world, and what becomes of its proposal."""
+
+from __future__ import annotations
+
+from edl.master import planning, resizing
+from edl.master.policies.autoscale import Place, hear
+from edl.master.state import MasterState, NodeEntry, Phase
+from edl.master.turn import Turn
+from edl.rendezvous.rules import count
+from edl.wire.messages import Pace, Purpose, World
+from edl.wire.wishes import Resize
+
+WHO = "autoscale"
+"""By which its wishes are known."""
+
+
+def paced(turn: Turn, entry: NodeEntry, message: Pace) -> None:
+    """A node has said how long its steps take: measure, and ask for another size where that is worth it."""
+    rules, world = turn.spec.autoscale, turn.record.world
+    running = turn.record.phase is Phase.RUNNING and world is not None and message.round == world.round
+    if not rules.enabled or not running or world is None or turn.member(entry) is None:
+        return
+    place = _place(turn, world)
+    look = hear(turn.scaling, turn.record.learnt, place, entry.info.node, message.step_s, rules, turn.now_s)
+    turn.scaling = look.memory
+    if look.learnt != turn.record.learnt:
+        turn.write(learnt=look.learnt)
+    if look.size:
+        resizing.decide(turn, Resize(look.size, WHO, look.memory.reason))
+
+
+def proposal(state: MasterState) -> tuple[int, str]:
+    """Size that is proposed, 0 for none, and why, for the status."""
+    record, memory = state.record, state.scaling
+    if not state.spec.autoscale.enabled or record.phase is Phase.ENDED:
+        return 0, ""
+    if record.sizing.suspended:
+        return 0, "the job is suspended"
+    if record.phase is not Phase.RUNNING or record.world is None:
+        return 0, "no world runs"
+    if memory.round != record.round:
+        nodes = count(len(record.world.members))
+        return 0, f"{nodes}: not measured yet (workers with edl.State say how quickly they go while they commit)"
+    return memory.proposal, memory.reason
+
+
+def _place(turn: Turn, world: World) -> Place:
+    settings, bounds = turn.record.settings, turn.bounds
+    staying = [entry for entry in turn.members() if not turn.excluded(entry) and not entry.draining]
+    spares = [entry for entry in turn.ready() if turn.member(entry) is None]
+    batch = settings.global_batch
+    return Place(
+        round=world.round,
+        slots={member.node: member.slots for member in world.members},
+        lowest=bounds.lowest,
+        highest=bounds.highest,
+        unit=bounds.unit,
+        reach=bounds.highest if turn.spec.size_owner else len(staying) + len(spares),
+        measure=f"{batch or 'worker steps'}/{settings.local_batch}",
+        noun="samples/s" if batch else "worker steps/s",
+        share=batch / world.size if batch else 1.0,
+        unsettled=_unsettled(turn),
+        lacking=_lacking(turn, world),
+        advice=_advice(turn),
+    )
+
+
+def _unsettled(turn: Turn) -> str:
+    """Why the pace of this moment says nothing about the size."""
+    if turn.record.sizing.suspended:
+        return "the job is being suspended"
+    if turn.record.done:
+        return "the workers finish"
+    if turn.record.rejoins and not turn.underway:
+        return "workers are on their way"
+    if turn.agreement is not None and turn.agreement.purpose in (Purpose.SWITCH, Purpose.KILL):
+        return f"the world is being changed ({turn.agreement.reason})"
+    return ""
+
+
+def _lacking(turn: Turn, world: World) -> str:
+    """Why no other size may be proposed now."""
+    nodes, sizing = len(world.members), turn.record.sizing
+    if planning.is_cut_to_size(turn):
+        return "the state is sharded and only in memory: no other size fits it"
+    if turn.record.observed < sizing.generation:
+        return f"a resize is under way: {resizing.standing(turn).waiting or 'nearly done'}"
+    wished = sizing.wished(turn.spec.nodes)
+    if wished > nodes:
+        return f"{count(wished - nodes, 'more node')} to come"
+    if not turn.bounds.lowest <= nodes <= turn.bounds.highest:
+        return "the size is outside the bounds"
+    return ""
+
+
+def _advice(turn: Turn) -> str:
+    """Who decides instead; empty: nobody."""
+    if turn.spec.sized_outside:
+        return f"{turn.spec.size_owner} decides"
+    sizing = turn.record.sizing
+    if sizing.desired and not sizing.automatic:
+        return f"{count(sizing.desired)} asked for by hand: edl scale auto gives the size back to the policy"
+    return ""

@@ -1,0 +1,337 @@
+"""From what is wanted to a world that conforms to it.
+
+``wished`` takes a wish on. The rules below it look at every step at what is wanted and what is, and begin one change
+at a time: whatever has been wished meanwhile, the next world is made for the newest state of it. A change that nobody
+is hurt by happens at one step boundary, whatever the number of nodes that come and go with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from edl.master import planning
+from edl.master.events import Grant, Kind, Wished
+from edl.master.forming import names, stop_world
+from edl.master.sizing import Departing, Facts, Judged, judge, remember
+from edl.master.state import NodeEntry, NodeStatus, Phase
+from edl.master.turn import Turn
+from edl.rendezvous.rules import count
+from edl.types import NodeId
+from edl.wire.messages import NO_STATE, Depart, Purpose, Version
+from edl.wire.wishes import Care, Drain, Rebound, Resize, Suspend, Verdict, Wish
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def wished(turn: Turn, event: Wished) -> None:
+    """Take a wish on, or say why not."""
+    wish, record = event.wish, turn.record
+    judged = judge(record.sizing, wish, _facts(turn, event))
+    seen = remember(record.seen, wish, judged)
+    if judged.sizing != record.sizing or seen != record.seen:
+        turn.write(sizing=judged.sizing, seen=seen)
+    if judged.verdict is Verdict.ACCEPTED:
+        _take_on(turn, wish)
+    if judged.said:
+        turn.note(Kind.SCALE, _line(wish, judged))
+    turn.effects.append(Grant(judged.verdict, judged.text))
+
+
+def decide(turn: Turn, wish: Resize) -> None:
+    """Take on what the Master itself wishes; what is against the rules is left."""
+    judged = judge(turn.record.sizing, wish, _facts(turn, Wished(wish)))
+    if judged.verdict is Verdict.ACCEPTED:
+        turn.write(sizing=dataclasses.replace(judged.sizing, automatic=True))
+        _take_on(turn, wish)
+        turn.note(Kind.SCALE, _line(wish, judged))
+
+
+def _take_on(turn: Turn, wish: Wish) -> None:
+    match wish:
+        case Resize() | Rebound():
+            turn.resizing = True
+        case Drain():
+            _send_away(turn, wish)
+        case Suspend(suspended=False):
+            turn.forming_since_s = turn.now_s
+
+
+def _send_away(turn: Turn, wish: Drain) -> None:
+    """Of several wishes about one node the newest counts, also for the deadline and the care; it is told again then."""
+    reason = turn.record.sizing.reason
+    why = f"{wish.by}: {reason}" if reason else wish.by
+    departing = {(one.node, one.incarnation): one for one in turn.record.departing}
+    for name in wish.nodes:
+        entry = turn.update(turn.nodes[NodeId(name)], departing=False)
+        node, incarnation = entry.info.node, entry.info.incarnation
+        before = departing.get((node, incarnation))
+        era, commit = (before.era, before.commit) if before is not None else (0, 0)
+        departing[node, incarnation] = Departing(node, incarnation, why, wish.deadline_s, wish.care, era, commit)
+    turn.write(departing=tuple(departing.values()))
+
+
+def _line(wish: Wish, judged: Judged) -> str:
+    if judged.verdict is not Verdict.ACCEPTED:
+        return judged.said
+    why = f": {judged.sizing.reason}" if judged.sizing.reason else ""
+    return f"{judged.said} by {wish.by}{why}"
+
+
+def _facts(turn: Turn, event: Wished) -> Facts:
+    record, spec = turn.record, turn.spec
+    over = f"the job is being stopped ({record.kill})" if record.kill else ""
+    if record.phase is Phase.ENDED:
+        over = f"the job has ended: {record.reason}"
+    cut = planning.is_cut_to_size(turn) and not event.saves and record.world is not None
+    return Facts(
+        spec=spec.nodes,
+        nodes=frozenset(turn.nodes),
+        able=frozenset(entry.info.node for entry in able(turn)),
+        lowest=_lowest(turn),
+        over=over,
+        owner=spec.size_owner if spec.sized_outside else "",
+        saves=event.saves,
+        aware=record.rejoins,
+        scales=spec.autoscale.enabled,
+        cut=len(record.world.members) if cut and record.world is not None else 0,
+        keepers=frozenset(entry.info.node for entry in turn.nodes.values() if entry.info.members),
+        members=max((entry.info.members for entry in turn.nodes.values()), default=0),
+        held=event.held,
+        seen=record.seen,
+    )
+
+
+def _lowest(turn: Turn) -> int:
+    """Nodes without which there is no world: the minimum, or with ``recover`` the size that is kept."""
+    bounds = turn.bounds
+    return next(
+        (n for n in range(bounds.lowest, bounds.highest, bounds.unit) if turn.next_size(n).nodes), bounds.highest
+    )
+
+
+def able(turn: Turn) -> list[NodeEntry]:
+    """Nodes that live and can take part, now or once they are ready."""
+    return [
+        entry
+        for entry in turn.nodes.values()
+        if entry.registered
+        and entry.status is not NodeStatus.LEAVING
+        and not entry.draining
+        and not turn.excluded(entry)
+    ]
+
+
+def is_missed(turn: Turn, entry: NodeEntry) -> bool:
+    """Whether there is no world without this node, as far as is known now."""
+    others = [one for one in able(turn) if one.info.node != entry.info.node]
+    if turn.record.sizing.suspended:
+        return not others
+    return turn.record.phase is not Phase.ENDED and not turn.next_size(len(others)).nodes
+
+
+# --- nodes that have to leave ----------------------------------------------------------------------------------------
+
+
+def depart(turn: Turn) -> None:
+    """Tell those to leave that have to: all at once, and their world is left at one boundary."""
+    there = [one for one in turn.record.departing if turn.current(one.node, one.incarnation) is not None]
+    if len(there) != len(turn.record.departing):
+        turn.write(departing=tuple(there))
+    told: list[NodeEntry] = []
+    held: list[Departing] = []
+    for one in there:
+        entry = turn.nodes[one.node]
+        if entry.departing or entry.status is NodeStatus.LEAVING or not entry.attached:
+            continue
+        if not _may_go(turn, one):
+            held.append(one)
+            continue
+        entry = turn.update(entry, departing=True, draining=True)
+        turn.tell(entry, Depart(one.reason, one.deadline_s, one.care))
+        if turn.member(entry) is not None:
+            told.append(entry)
+    if told and turn.underway:
+        planning.agree(turn, Purpose.SWITCH, f"{names(told)} to leave")
+    elif held and turn.underway and turn.agreement is None and not _is_being_saved(turn, held):
+        planning.agree(turn, Purpose.SAVE, f"a checkpoint before {held[0].node} leaves")
+
+
+def _may_go(turn: Turn, one: Departing) -> bool:
+    """Whether nothing has to be written before."""
+    if one.care is not Care.MUST:
+        return True
+    stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
+    if one.commit and stored >= Version(one.era, one.commit):
+        return True
+    newest = max((held.version for entry in turn.nodes.values() for held in entry.holdings), default=NO_STATE)
+    resting = turn.record.phase is Phase.FORMING and bool(turn.record.sizing.suspended)
+    return resting and stored >= newest
+
+
+def _is_being_saved(turn: Turn, held: list[Departing]) -> bool:
+    world = turn.record.world
+    return world is not None and all(one.commit and one.era == world.era for one in held)
+
+
+# --- the world -------------------------------------------------------------------------------------------------------
+
+
+def suspend(turn: Turn) -> None:
+    """Stop the running world if the job is suspended: at a boundary, with a checkpoint, where that is possible."""
+    who = turn.record.sizing.suspended
+    if not who or turn.record.done:
+        return  # what has been finished would be done again
+    if turn.underway:
+        planning.agree(turn, Purpose.KILL, f"suspended by {who}")
+    elif planning.settled(turn):
+        stop_world(turn, f"suspended by {who}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the running world is compared with."""
+
+    nodes: int
+    """Size it should have, as far as the nodes allow that are there; 0: there is none."""
+    cordoned: tuple[NodeEntry, ...]
+    """Members that should not be in it."""
+    newcomers: tuple[NodeEntry, ...]
+    """Nodes outside that stand ready."""
+
+
+def fit(turn: Turn) -> Fit:
+    """Which world there should be instead of the running one."""
+    members = turn.members()
+    cordoned = tuple(entry for entry in members if turn.record.sizing.excludes(entry.info.node))
+    staying = [entry for entry in members if entry not in cordoned and not entry.draining]
+    newcomers = tuple(entry for entry in turn.ready() if turn.member(entry) is None)
+    return Fit(turn.next_size(len(staying) + len(newcomers)).nodes, cordoned, newcomers)
+
+
+def consider_size(turn: Turn) -> None:
+    """Replace the running world when there should be a larger or smaller one, or one of other nodes."""
+    world = turn.record.world
+    if world is None or turn.record.done or turn.record.sizing.suspended:
+        return
+    if turn.agreement is not None or not planning.settled(turn):
+        return
+    best, now = fit(turn), len(world.members)
+    if not best.nodes or (best.nodes == now and not best.cordoned):
+        turn.grace_until_s = None
+        return
+    if best.nodes != now and (planning.is_cut_to_size(turn) or _cools_down(turn, best)):
+        return
+    if best.nodes > now and _others_come(turn, best):
+        return
+    planning.change(turn, _why(turn, best, now))
+
+
+def _cools_down(turn: Turn, best: Fit) -> bool:
+    """Whether another size has to wait. A cordon does not, nor does a node that joins what was wished before."""
+    if best.cordoned or not turn.resizing or turn.now_s >= turn.cooling_until_s:
+        return False
+    turn.wake_at(turn.cooling_until_s)
+    return True
+
+
+def _others_come(turn: Turn, best: Fit) -> bool:
+    """Whether to wait a little for nodes that are still warming up, so that several joins cost one change."""
+    coming = (NodeStatus.WARMING, NodeStatus.PREPARING)
+    warming = any(e.attached and e.registered and e.status in coming for e in turn.nodes.values())
+    if not warming or best.nodes >= turn.record.sizing.target(turn.spec.nodes):
+        return False
+    if turn.grace_until_s is None:
+        turn.grace_until_s = turn.now_s + turn.spec.timeouts.join_grace_s
+    if turn.now_s < turn.grace_until_s:
+        turn.wake_at(turn.grace_until_s)
+        return True
+    return False
+
+
+def _why(turn: Turn, best: Fit, now: int) -> str:
+    step = f"{'growing' if best.nodes > now else 'shrinking'} from {now} to {best.nodes} nodes"
+    if best.cordoned:
+        return f"{names(best.cordoned)} cordoned" + (f": {step}" if best.nodes != now else "")
+    if best.nodes > now:
+        return f"{names(best.newcomers)} joined: {step}"
+    return f"{step}, as asked for by {turn.record.sizing.by}"
+
+
+# --- how far it has come ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the world conforms to what is wanted."""
+
+    conforms: bool
+    waiting: str
+    """What stands between the two, in words."""
+
+
+def observe(turn: Turn) -> None:
+    """Note that the newest wish holds, once it does."""
+    sizing = turn.record.sizing
+    if turn.record.observed >= sizing.generation:
+        return
+    found = standing(turn)
+    if not found.conforms:
+        return
+    turn.write(observed=sizing.generation)
+    if turn.resizing:
+        turn.resizing = False
+        turn.cooling_until_s = turn.now_s + turn.spec.cooldown_s
+    world = turn.record.world
+    what = "the job is suspended"
+    if not sizing.suspended and world is not None:
+        what = f"{count(len(world.members))} in round {world.round}"
+    more = f" ({found.waiting})" if found.waiting else ""
+    turn.note(Kind.SCALE, f"{what}, as wanted by {sizing.by}{more}")
+
+
+def standing(turn: Turn) -> Standing:
+    """Compare what is wanted with what is."""
+    record = turn.record
+    leaving = [turn.nodes[one.node] for one in record.departing if turn.current(one.node, one.incarnation) is not None]
+    if leaving:
+        return Standing(False, f"{names(leaving)} to leave")
+    if record.sizing.suspended:
+        return _suspended(turn)
+    world = record.world
+    if record.phase is not Phase.RUNNING or world is None:
+        return Standing(False, turn.reason or record.reason)
+    best, now = fit(turn), len(world.members)
+    if best.cordoned:
+        few = "" if best.nodes else ": too few others are there for a world without it"
+        return Standing(False, f"{names(best.cordoned)} cordoned, and still part of the world{few}")
+    if best.nodes and best.nodes != now:
+        return Standing(False, _obstacle(turn, best, now))
+    if record.rejoins and not turn.underway:
+        return Standing(False, f"workers of round {world.round} are on their way")
+    wished = max(record.sizing.wished(turn.spec.nodes), turn.bounds.lowest)
+    lacking = f"{count(wished - now, 'more node')} to come: {now} of {wished} train" if wished > now else ""
+    return Standing(True, lacking)
+
+
+def _suspended(turn: Turn) -> Standing:
+    if turn.record.phase is not Phase.FORMING:
+        return Standing(False, "the workers are being stopped")
+    rests = (NodeStatus.READY, NodeStatus.WARMING, NodeStatus.LEAVING)
+    busy = [
+        entry
+        for entry in turn.nodes.values()
+        if entry.attached and (entry.status not in rests or entry.parked or entry.draining)
+    ]
+    return Standing(not busy, f"workers of {names(busy)} are being stopped" if busy else "")
+
+
+def _obstacle(turn: Turn, best: Fit, now: int) -> str:
+    if turn.record.done:
+        return "the workers finish"
+    if planning.is_cut_to_size(turn):
+        return f"the state is sharded and only in memory, cut for {count(now)}, until a checkpoint is complete"
+    if turn.resizing and turn.now_s < turn.cooling_until_s:
+        left_s = turn.cooling_until_s - turn.now_s
+        return f"{best.nodes} nodes in {left_s:.0f} s: --scale-cooldown={turn.spec.cooldown_s:g} since the last resize"
+    return f"changing from {now} to {count(best.nodes)}"

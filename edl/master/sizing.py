@@ -1,0 +1,343 @@
+"""The size of the job: what people, autoscalers and schedulers have asked for, and what becomes of the next wish.
+
+Level-triggered: ``Sizing`` says what is wanted now, not what was asked for on the way. A wish is judged against what
+the Master knows at that moment; what is accepted becomes part of the record before anybody hears of it, and holds for
+every Master to come. How a world comes to conform is the business of ``resizing.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edl.config import NodeRange
+from edl.errors import SettingError
+from edl.rendezvous.rules import count
+from edl.types import Incarnation, NodeId
+from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
+
+KEYS_KEPT = 32
+"""Keys of wishes that are remembered with their answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cordoned:
+    """A node that takes no part, whatever launcher comes under its name."""
+
+    node: NodeId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What is wanted. Also the value of a key of its own in the store, whose revision tells stale wishes."""
+
+    minimum: int = 0
+    """Bounds that were set while the job ran; 0: those of the spec hold."""
+    maximum: int = 0
+    desired: int = 0
+    """Nodes asked for, as they were asked for: bounds that change later may cut it. 0: nobody has asked."""
+    generation: int = 0
+    """Counts accepted wishes of every kind; never goes back."""
+    by: str = ""
+    """Who asked last, and why."""
+    reason: str = ""
+    suspended: str = ""
+    """Who has suspended the job; empty: nobody."""
+    cordoned: tuple[Cordoned, ...] = ()
+    automatic: bool = False
+    """The size was last asked for by the autoscale policy, or given back to it: it may ask for another one."""
+    fact: int = -1
+    """Size that an owning scheduler has said last, before it was brought within the bounds; -1: none has."""
+
+    def bounds(self, spec: NodeRange) -> NodeRange:
+        """Those that hold."""
+        return NodeRange(self.minimum, self.maximum, spec.unit) if self.maximum else spec
+
+    def wished(self, spec: NodeRange) -> int:
+        """Nodes asked for, within the bounds; 0: nobody has asked."""
+        return within(self.bounds(spec), self.desired) if self.desired else 0
+
+    def target(self, spec: NodeRange) -> int:
+        """Nodes of a world if there are enough of them."""
+        return self.wished(spec) or self.bounds(spec).highest
+
+    def excludes(self, node: str) -> bool:
+        """Whether a node is cordoned."""
+        return any(one.node == node for one in self.cordoned)
+
+
+NO_SIZING = Sizing()
+
+
+def within(bounds: NodeRange, nodes: int) -> int:
+    """The allowed size next to one that is asked for: not more than that, if there is such a one."""
+    return bounds.fit(nodes) or bounds.lowest
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A wish that came with a key, and the answer it got."""
+
+    key: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Departing:
+    """A node that has to leave. It does so once; a launcher that comes back under its name is another one."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+    deadline_s: float
+    care: Care
+    era: int = 0
+    """Commit that has to be complete in the checkpoint directory before it is told; 0, 0: none has been agreed on."""
+    commit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What wishes are judged by."""
+
+    spec: NodeRange
+    nodes: frozenset[str]
+    """All there are."""
+    able: frozenset[str]
+    """Those of them that can take part: alive, not leaving, not cordoned."""
+    lowest: int = 0
+    """Nodes without which there is no world; 0: those of the bounds."""
+    over: str = ""
+    """Why nothing is taken on any more; empty: it is."""
+    owner: str = ""
+    """The scheduler to which the size belongs; empty: to whoever asks."""
+    saves: bool = True
+    """There is a checkpoint directory, as far as is known."""
+    aware: bool = True
+    """Workers of this job use ``edl.State``."""
+    scales: bool = False
+    """There is an autoscale policy."""
+    cut: int = 0
+    """The state is sharded, only in memory, and fits worlds of so many nodes; 0: it fits any."""
+    keepers: frozenset[str] = frozenset()
+    """Nodes whose launchers run a member of the embedded store; it ends with them."""
+    members: int = 0
+    """Members that this store has; it answers as long as more than half of them run."""
+    held: int = 0
+    """Store revision at which the size was last changed."""
+    seen: Sequence[Seen] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of a wish."""
+
+    verdict: Verdict
+    text: str
+    sizing: Sizing
+    said: str = ""
+    """What is wanted from now on, in words, for the history."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is taken on."""
+        return self.verdict in (Verdict.ACCEPTED, Verdict.KNOWN)
+
+
+def judge(sizing: Sizing, wish: Wish, facts: Facts) -> Judged:
+    """What becomes of a wish. Nothing is changed here."""
+    key = getattr(wish, "key", "")
+    before = next((seen for seen in facts.seen if key and seen.key == key), None)
+    if before is not None:
+        return Judged(before.verdict, before.text, sizing)
+    if facts.over:
+        return _refused(sizing, facts.over)
+    revision = getattr(wish, "revision", 0)
+    if revision and revision != facts.held:
+        last = f" by {sizing.by}" if sizing.by else ""
+        text = f"stale: the size was changed{last} since revision {revision} (it is {facts.held} now). Look, ask again"
+        return Judged(Verdict.STALE, text, sizing)
+    rule: Callable[[Sizing, Any, Facts], Judged] = _RULES[type(wish)]
+    judged = rule(sizing, wish, facts)
+    if judged.verdict is not Verdict.ACCEPTED:
+        return judged
+    changed = dataclasses.replace(
+        judged.sizing, generation=sizing.generation + 1, by=wish.by, reason=" ".join(wish.reason.split())
+    )
+    return dataclasses.replace(judged, sizing=changed)
+
+
+def remember(seen: Sequence[Seen], wish: Wish, judged: Judged) -> tuple[Seen, ...]:
+    """The answers to keep. What was refused has changed nothing, and may be asked for again under its key."""
+    key = getattr(wish, "key", "")
+    if not key or not judged.ok or any(one.key == key for one in seen):
+        return tuple(seen)
+    return (*seen, Seen(key, judged.verdict, judged.text))[-KEYS_KEPT:]
+
+
+def _accepted(sizing: Sizing, said: str, text: str = "") -> Judged:
+    return Judged(Verdict.ACCEPTED, text or said, sizing, said)
+
+
+def _known(sizing: Sizing, text: str) -> Judged:
+    return Judged(Verdict.KNOWN, f"{text} already: nothing changes", sizing)
+
+
+def _refused(sizing: Sizing, text: str) -> Judged:
+    return Judged(Verdict.REFUSED, text, sizing)
+
+
+def _resize(sizing: Sizing, wish: Resize, facts: Facts) -> Judged:
+    bounds = sizing.bounds(facts.spec)
+    if wish.external:
+        return _fact(sizing, wish, bounds)
+    if wish.auto and not facts.scales:
+        return _refused(sizing, "the job has no policy that could decide: its launchers need --autoscale=throughput")
+    if facts.owner:
+        return _refused(
+            sizing, f"the size belongs to {facts.owner}: change it there, or start with --scale-owner=master"
+        )
+    if wish.auto:
+        return _to_policy(sizing)
+    problem = _misfit(wish.nodes, bounds)
+    if problem:
+        return _refused(sizing, problem)
+    by_hand = dataclasses.replace(sizing, desired=wish.nodes, automatic=False)
+    if sizing == by_hand:
+        return _known(sizing, f"{count(wish.nodes)} asked for")
+    if facts.cut and wish.nodes != facts.cut:
+        return _refused(sizing, f"{_only_fits(facts)}: any other size needs a --checkpoint-dir")
+    return _accepted(by_hand, f"{count(wish.nodes)} asked for")
+
+
+def _only_fits(facts: Facts) -> str:
+    return f"the state is sharded and only in memory, cut for {count(facts.cut)}"
+
+
+def _to_policy(sizing: Sizing) -> Judged:
+    if sizing.automatic or not sizing.desired:
+        return _known(sizing, "the autoscale policy decides")
+    return _accepted(dataclasses.replace(sizing, automatic=True), "size given back to the autoscale policy")
+
+
+def _misfit(nodes: int, bounds: NodeRange) -> str:
+    """Why a world of so many nodes is outside the rules; empty if it is not."""
+    if nodes <= 0:
+        return f"{nodes} nodes: not a size of a job that trains. To stop for a while: edl suspend; for good: edl stop"
+    if not bounds.minimum <= nodes <= bounds.maximum:
+        return f"{count(nodes)}: outside {bounds.minimum}:{bounds.maximum}. To change the bounds: edl scale --min --max"
+    if nodes % bounds.unit:
+        fitting = [size for size in (bounds.fit(nodes), within(bounds, nodes + bounds.unit)) if size]
+        near = " or ".join(str(size) for size in dict.fromkeys(fitting))
+        return f"{count(nodes)}: not a multiple of {bounds.unit} (--node-unit). Ask for {near}"
+    return ""
+
+
+def _fact(sizing: Sizing, wish: Resize, bounds: NodeRange) -> Judged:
+    """An owning scheduler says how many nodes it gives. That is so, whatever the bounds say."""
+    news = wish.nodes != sizing.fact
+    told = dataclasses.replace(sizing, fact=wish.nodes)
+    if wish.nodes <= 0:
+        text = f"{wish.by} gives {wish.nodes} nodes: ignored, a job that trains has at least {bounds.lowest}"
+        return Judged(Verdict.KNOWN, text, told, text if news else "")
+    size = within(bounds, wish.nodes)
+    outside = f" ({wish.nodes} is not a size within {bounds})" if size != wish.nodes else ""
+    text = f"{count(size)} given{outside}"
+    if told.desired == size:
+        return Judged(Verdict.KNOWN, f"{text}: nothing changes", told, text if news and outside else "")
+    return _accepted(dataclasses.replace(told, desired=size), text)
+
+
+def _rebound(sizing: Sizing, wish: Rebound, facts: Facts) -> Judged:
+    try:
+        bounds = NodeRange(wish.minimum, wish.maximum, facts.spec.unit)
+    except SettingError as error:
+        return _refused(sizing, str(error.renamed("bounds") if error.setting == "--nnodes" else error))
+    if bounds == sizing.bounds(facts.spec):
+        return _known(sizing, f"the bounds are {bounds}")
+    changed = dataclasses.replace(sizing, minimum=wish.minimum, maximum=wish.maximum)
+    return _accepted(changed, f"bounds set to {bounds}")
+
+
+def _drain(sizing: Sizing, wish: Drain, facts: Facts) -> Judged:
+    if not wish.nodes:
+        return _refused(sizing, "no node named")
+    strangers = [node for node in wish.nodes if node not in facts.nodes]
+    if strangers:
+        return Judged(Verdict.UNKNOWN, f"no such node: {', '.join(strangers)}", sizing)
+    if not math.isfinite(wish.deadline_s) or wish.deadline_s < 0:
+        return _refused(sizing, f"a deadline of {wish.deadline_s:g} s: not a time. Leave it out, or give seconds")
+    if wish.care is Care.MUST and not facts.saves:
+        return _refused(sizing, "no checkpoint can be written first: the job has no --checkpoint-dir")
+    if wish.care is Care.MUST and not facts.aware:
+        return _refused(sizing, "no checkpoint can be written first: the script does not use edl.State")
+    going = frozenset(wish.nodes)
+    short = _short(sizing, facts, going) or _storeless(facts, going)
+    if short:
+        return _refused(sizing, f"draining {', '.join(wish.nodes)} {short}")
+    return _accepted(sizing, f"{', '.join(wish.nodes)} sent away")
+
+
+def _storeless(facts: Facts, going: frozenset[str]) -> str:
+    """Why these nodes cannot be spared for the sake of the job's store; empty if they can."""
+    left, needed = facts.keepers - going, facts.members // 2 + 1
+    if left == facts.keepers or len(left) >= needed:
+        return ""
+    kept = f"leaves {count(len(left))} with a member of the job's store, and {needed} of {facts.members} are needed"
+    return f"{kept}: the job would end with it. Use edl cordon, which lets the launcher stay, or an etcd of its own"
+
+
+def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
+    """Why these nodes cannot be spared; empty if they can."""
+    left = facts.able - going
+    if left == facts.able:
+        return ""
+    lowest = 1 if sizing.suspended else facts.lowest or sizing.bounds(facts.spec).lowest
+    if lowest <= len(left) < facts.cut:
+        lost = "with fewer it would be lost without a --checkpoint-dir"
+        return f"leaves {count(len(left))}, and {_only_fits(facts)}: {lost}"
+    if len(left) >= lowest:
+        return ""
+    whole = "" if left else ". To end the whole job: edl stop; to stop it for a while: edl suspend"
+    return f"leaves {count(len(left))} able to take part, at least {lowest} needed{whole}"
+
+
+def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
+    node = NodeId(wish.node)
+    excluded = sizing.excludes(node)
+    if node not in facts.nodes and not excluded:
+        return Judged(Verdict.UNKNOWN, f"no such node: {node}", sizing)
+    if excluded == wish.cordoned:
+        return _known(sizing, f"{node} is {'' if excluded else 'not '}cordoned")
+    others = tuple(one for one in sizing.cordoned if one.node != node)
+    if not wish.cordoned:
+        return _accepted(dataclasses.replace(sizing, cordoned=others), f"{node} not cordoned any more")
+    short = _short(sizing, facts, frozenset((node,)))
+    if short:
+        return _refused(sizing, f"cordoning {node} {short}")
+    why = ": ".join(part for part in (wish.by, " ".join(wish.reason.split())) if part)
+    return _accepted(dataclasses.replace(sizing, cordoned=(*others, Cordoned(node, why))), f"{node} cordoned")
+
+
+def _suspend(sizing: Sizing, wish: Suspend, facts: Facts) -> Judged:
+    if bool(sizing.suspended) == wish.suspended:
+        return _known(sizing, f"the job is {'' if wish.suspended else 'not '}suspended")
+    changed = dataclasses.replace(sizing, suspended=wish.by or "somebody" if wish.suspended else "")
+    if not wish.suspended:
+        return _accepted(changed, "job resumed")
+    kept = "" if facts.aware else ". Its script does not use edl.State: what it has not saved itself is lost"
+    return _accepted(changed, "job suspended", f"job suspended{kept}")
+
+
+_RULES: dict[type, Callable[[Sizing, Any, Facts], Judged]] = {
+    Resize: _resize,
+    Rebound: _rebound,
+    Drain: _drain,
+    Cordon: _cordon,
+    Suspend: _suspend,
+}

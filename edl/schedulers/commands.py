@@ -1,0 +1,77 @@
+"""Programs that an adapter calls, with a time limit, and errors in their own words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from edl.errors import SchedulerError
+
+MOST_SHOWN = 400
+"""Characters of a program's output in an error message."""
+MOST_READ = 4 * 1024 * 1024
+"""Bytes of its output that count."""
+
+
+class CommandFailed(SchedulerError):
+    """It ended with another status than 0."""
+
+    def __init__(self, message: str, status: int, said: str) -> None:
+        super().__init__(message, retry=True)
+        self.status = status
+        self.said = said
+
+
+async def call(
+    command: Sequence[str], timeout_s: float, *, environment: Mapping[str, str] | None = None, written: str = ""
+) -> str:
+    """Run it to its end and return what it writes to its standard output. ``written``: for its standard input.
+
+    Raises ``CommandFailed``, and ``SchedulerError`` when it cannot be started (``retry`` is false then) or takes too
+    long; then it is killed with all that it has started.
+    """
+    # Files, not pipes: a program that leaves others behind has ended when it has ended, not when they close their ends.
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        told.write(written.encode())
+        told.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=told,
+                stdout=out,
+                stderr=err,
+                env=dict(environment) if environment is not None else None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SchedulerError(f"{command[0]} cannot be started: {error.strerror}", retry=False) from error
+        try:
+            await asyncio.wait_for(process.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            raise SchedulerError(f"{command[0]} took longer than {timeout_s:g} s", retry=True) from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            said = _shown(_read(err)) or _shown(_read(out)) or "nothing"
+            code = process.returncode
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            raise CommandFailed(f"{command[0]} {how} and said: {said}", code, said)
+        return _read(out).decode(errors="replace")
+
+
+def _read(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read(MOST_READ)
+
+
+def _shown(output: bytes) -> str:
+    text = " ".join(output.decode(errors="replace").split())
+    return text if len(text) <= MOST_SHOWN else f"…{text[-MOST_SHOWN:]}"

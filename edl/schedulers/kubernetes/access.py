@@ -1,0 +1,138 @@
+"""Where the API server is and how to come in: from the pod that this launcher runs in, or from ``--scheduler-conf``."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edl.config import environment
+from edl.errors import SettingError
+
+SETTING = "--scheduler-conf"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod finds what its service account may use."""
+CONF_KEYS = {
+    "api": "URL of the API server. Default: the pod's own cluster.",
+    "namespace": "Default: that of the pod.",
+    "token_file": "Bearer token, read again whenever the file changes. Default: the pod's service account.",
+    "ca": "Certificates that sign the API server's. Default: those of the pod, else the system's.",
+    "timeout": "Seconds that one call may take, repetitions included. Default: 10.",
+    "poll": "Seconds between two looks at the size while no pod changes. Default: 10.",
+    "task": "Task of a Volcano Job whose replicas are the nodes. Default: its only one, or the one named worker.",
+    "selector": "Labels of the nodes' pods, separated by ';'. Default: as the object says.",
+    "indexed": "true: a custom resource takes away the pod with the highest ordinal first. Default: false.",
+    "watch_nodes": "true: taints of the hosts count as notices as well (needs a ClusterRole). Default: false.",
+}
+"""What ``--scheduler-conf`` understands for Kubernetes."""
+MOST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Checked settings of one adapter."""
+
+    url: str
+    """Without a slash at the end."""
+    namespace: str
+    token_file: str = ""
+    ca: str = ""
+    timeout_s: float = 10.0
+    poll_s: float = 10.0
+    task: str = ""
+    selector: str = ""
+    indexed: bool = False
+    watch_nodes: bool = False
+
+
+def options_from(
+    conf: Mapping[str, str], variables: Mapping[str, str] | None = None, account: Path = SERVICE_ACCOUNT
+) -> Options:
+    """Check ``--scheduler-conf`` and fill in what the pod itself knows. Raises ``SettingError``."""
+    variables = environment() if variables is None else variables
+    unknown = sorted(set(conf) - set(CONF_KEYS))
+    if unknown:
+        raise SettingError(SETTING, unknown[0], f"Kubernetes knows {', '.join(CONF_KEYS)}")
+    given = conf.get("api", "")
+    url = _url(given) if given else _of_the_cluster(variables)
+    # Whoever names a server names the credentials as well: those of the pod are not sent anywhere else.
+    inside = account if not given else None
+    token_file = conf.get("token_file") or _existing(inside, "token")
+    ca = conf.get("ca") or _existing(inside, "ca.crt")
+    for key, path in (("token_file", conf.get("token_file")), ("ca", conf.get("ca"))):
+        if path and not Path(path).is_file():
+            raise SettingError(SETTING, f"{key}={path}", "there is no such file")
+    _keep_secret(url, token_file)
+    return Options(
+        url=url,
+        namespace=conf.get("namespace") or variables.get("POD_NAMESPACE") or _namespace(account),
+        token_file=token_file,
+        ca=ca,
+        timeout_s=_seconds(conf, "timeout", 10.0),
+        poll_s=_seconds(conf, "poll", 10.0),
+        task=conf.get("task", ""),
+        selector=conf.get("selector", "").replace(";", ","),
+        indexed=_flag(conf, "indexed"),
+        watch_nodes=_flag(conf, "watch_nodes"),
+    )
+
+
+def _of_the_cluster(variables: Mapping[str, str]) -> str:
+    host, port = variables.get("KUBERNETES_SERVICE_HOST", ""), variables.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        advice = f"Name it: {SETTING}=api=https://HOST:PORT,namespace=…,token_file=…,ca=…"
+        raise SettingError("--scheduler", "kubernetes", "this launcher does not run in a pod of Kubernetes", advice)
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username:
+        raise SettingError(SETTING, f"api={text}", "must be a URL such as https://10.0.0.1:6443")
+    return text.rstrip("/")
+
+
+def _keep_secret(url: str, token_file: str) -> None:
+    """A token travels over TLS, or not beyond this host."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" or not token_file or parts.hostname == "localhost":
+        return
+    try:
+        inside = ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        inside = False
+    if not inside:
+        raise SettingError(SETTING, f"api={url}", "would show the token to everybody on the way", "Use https")
+
+
+def _existing(folder: Path | None, name: str) -> str:
+    return str(folder / name) if folder is not None and (folder / name).is_file() else ""
+
+
+def _namespace(account: Path) -> str:
+    file = account / "namespace"
+    return file.read_text().strip() if file.is_file() else "default"
+
+
+def _seconds(conf: Mapping[str, str], key: str, default: float) -> float:
+    text = conf.get(key, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= MOST_S:
+        raise SettingError(SETTING, f"{key}={text}", f"must be seconds, more than 0 and at most {MOST_S:g}")
+    return value
+
+
+def _flag(conf: Mapping[str, str], key: str) -> bool:
+    text = conf.get(key, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise SettingError(SETTING, f"{key}={conf[key]}", "must be true or false")
+    return text in ("true", "1")

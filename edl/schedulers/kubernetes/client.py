@@ -1,0 +1,268 @@
+"""A client of the Kubernetes API: JSON over HTTP, what the adapters need and no more.
+
+Every call has a time limit in which it repeats what may pass: no connection, 429 and 5xx (``Retry-After`` counts). The
+token is read from its file whenever that changes, since a pod's token lives for an hour or so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import ssl
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edl.errors import SchedulerError
+from edl.schedulers.kubernetes.access import Options
+
+if TYPE_CHECKING:
+    import aiohttp
+
+Json = dict[str, Any]
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+PASSING = (408, 425, 429, 500, 502, 503, 504)
+"""Answers after which the same call may succeed."""
+LONGEST_LINE_BYTES = 16 * 1024 * 1024
+"""Of a watch; an object in etcd has 1.5 MB at most."""
+WATCH_S = 60
+"""How long the server keeps up one watch. Short, so that a connection that died without a word is not trusted long."""
+WATCH_SPARE_S = 15.0
+
+
+class Answered(SchedulerError):
+    """The API server said no, with this HTTP status."""
+
+    def __init__(self, status: int, message: str, *, retry: bool) -> None:
+        super().__init__(message, retry=retry)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a call is about: its path, and how a Role names it."""
+
+    path: str
+    """Without the server: ``/apis/apps/v1/namespaces/ml/statefulsets/train/scale``."""
+    group: str
+    """API group; empty for the core."""
+    resource: str
+    """As in a Role: ``statefulsets/scale``."""
+    verbs: tuple[str, ...] = ("get", "patch")
+    """All that edl needs there."""
+    cluster: bool = False
+    """Not in a namespace: needs a ClusterRole."""
+
+    def rule(self) -> str:
+        """The rule that a Role must have, in YAML's short form."""
+        verbs = ", ".join(self.verbs)
+        return f'{{apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: [{verbs}]}}'
+
+
+class Client:
+    """One API server, one namespace. Used from one event loop."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._session: aiohttp.ClientSession | None = None
+        self._token, self._token_mark = "", (0, 0)
+
+    async def get(self, target: Target, query: Mapping[str, str] | None = None) -> Json:
+        """Read an object or a list. Raises ``SchedulerError``."""
+        return await self._call("GET", target, dict(query or {}), None, "")
+
+    async def patch(self, target: Target, body: object, content_type: str) -> Json:
+        """Change an object; returns the new one. Raises ``SchedulerError``; 409 is ``Answered`` with that status."""
+        return await self._call("PATCH", target, {"fieldManager": "edl"}, body, content_type)
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _call(self, method: str, target: Target, query: dict[str, str], body: object, kind: str) -> Json:
+        await _load()
+        loop = asyncio.get_running_loop()
+        deadline_s, pause_s = loop.time() + self._options.timeout_s, FIRST_PAUSE_S
+        last: SchedulerError | None = None
+        while True:
+            left_s = deadline_s - loop.time()
+            try:
+                return await self._once(method, target, query, body, kind, left_s)
+            except asyncio.TimeoutError as error:
+                text = f"{self._where(method, target)}: no answer within {self._options.timeout_s:g} s"
+                # What it said before it fell silent tells more.
+                raise last or SchedulerError(text, retry=True) from error
+            except _Passing as error:
+                last, wait_s = error.failure, max(pause_s, error.after_s)
+                if loop.time() + wait_s >= deadline_s:
+                    raise error.failure from error
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(wait_s)
+
+    async def _once(
+        self, method: str, target: Target, query: dict[str, str], body: object, kind: str, limit_s: float
+    ) -> Json:
+        import aiohttp
+
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers()
+        if data is not None:
+            headers["Content-Type"] = kind
+        try:
+            async with self._open().request(
+                method,
+                self._options.url + target.path,
+                params=query,
+                data=data,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=max(limit_s, 0.001)),
+                allow_redirects=False,
+            ) as answer:
+                raw = await answer.read()
+                self._refuse(answer.status, answer.headers, raw, method, target)
+        except asyncio.TimeoutError:
+            raise  # an OSError as well, from Python 3.11 on
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._broken(method, target, error) from error
+        return self._parsed(raw, method, target)
+
+    async def events(self, target: Target, query: Mapping[str, str]) -> AsyncGenerator[Json, None]:
+        """What one watch says, until the server ends it. Raises ``SchedulerError``; 410 is ``Answered`` with it."""
+        await _load()
+        import aiohttp
+
+        wanted = {**query, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        timeout = aiohttp.ClientTimeout(total=WATCH_S + WATCH_SPARE_S, sock_connect=self._options.timeout_s)
+        rest = b""
+        try:
+            async with self._open().get(
+                self._options.url + target.path,
+                params=wanted,
+                headers=self._headers(),
+                timeout=timeout,
+                allow_redirects=False,
+            ) as answer:
+                if answer.status != 200:
+                    self._refuse(answer.status, answer.headers, await answer.read(), "WATCH", target)
+                async for part in answer.content.iter_any():
+                    *lines, rest = (rest + part).split(b"\n")
+                    if len(rest) > LONGEST_LINE_BYTES:
+                        raise SchedulerError(f"{self._where('WATCH', target)}: a line without an end", retry=True)
+                    for line in lines:
+                        if line.strip():
+                            yield self._parsed(line, "WATCH", target)
+        except asyncio.TimeoutError as error:
+            raise SchedulerError(f"{self._where('WATCH', target)}: silent for too long", retry=True) from error
+        except _Passing as error:
+            raise error.failure from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise (await self._broken("WATCH", target, error)).failure from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        """The session, made at the first call: aiohttp wants a running loop, and only this adapter needs it."""
+        if self._session is None:
+            import aiohttp
+
+            context: ssl.SSLContext | bool = True
+            if self._options.url.startswith("https"):
+                context = ssl.create_default_context(cafile=self._options.ca or None)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=8))
+        return self._session
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json", "User-Agent": "edl"}
+        if token := self._read_token():
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+    def _read_token(self) -> str:
+        """The token as the file has it now; the last one while the file cannot be read."""
+        if not self._options.token_file:
+            return ""
+        file = Path(self._options.token_file)
+        try:
+            state = file.stat()
+            mark = (state.st_mtime_ns, state.st_ino)
+            if mark != self._token_mark:
+                self._token, self._token_mark = file.read_text().strip(), mark
+        except OSError as error:
+            if not self._token:
+                raise SchedulerError(f"the token in {file} cannot be read: {error.strerror}", retry=True) from error
+        return self._token
+
+    async def _broken(self, method: str, target: Target, error: Exception) -> _Passing:
+        """No connection, or it broke. Certificates may have been replaced: they are read again for the next try."""
+        if isinstance(getattr(error, "certificate_error", error), ssl.SSLError):
+            await self.close()
+        words = str(error) or type(error).__name__
+        return _Passing(SchedulerError(f"{self._where(method, target)}: {words}", retry=True))
+
+    def _refuse(self, status: int, headers: Mapping[str, str], raw: bytes, method: str, target: Target) -> None:
+        """Raise what an answer means that is no success."""
+        if 200 <= status < 300:
+            return
+        where, said = self._where(method, target), _message(raw)
+        text = f"{where}: {status} {said}"
+        if status == 403:
+            scope = "ClusterRole" if target.cluster else f"Role in namespace {self._options.namespace}"
+            text += f". The service account needs a {scope} with the rule {target.rule()}"
+        elif status == 401:
+            file = self._options.token_file
+            text += f". The token in {file} is not accepted" if file else ". No token was given: token_file=…"
+        elif status == 404:
+            text += f". Check the name, and that the namespace is {self._options.namespace}"
+        failure = Answered(status, text, retry=status in (*PASSING, 401, 409, 410))
+        if status in PASSING:
+            raise _Passing(failure, _after_s(headers))
+        raise failure
+
+    def _parsed(self, raw: bytes, method: str, target: Target) -> Json:
+        try:
+            value = json.loads(raw)
+        except ValueError as error:
+            raise SchedulerError(f"{self._where(method, target)}: the answer is no JSON", retry=True) from error
+        if not isinstance(value, dict):
+            raise SchedulerError(f"{self._where(method, target)}: the answer is no object", retry=True)
+        return value
+
+    def _where(self, method: str, target: Target) -> str:
+        return f"Kubernetes {method} {self._options.url}{target.path}"
+
+
+async def _load() -> None:
+    """Import aiohttp, which takes part of a second, without holding up the event loop of the Master."""
+    if "aiohttp" not in sys.modules:
+        await asyncio.to_thread(importlib.import_module, "aiohttp")
+
+
+class _Passing(Exception):
+    """A failure after which the same call is made again while there is time."""
+
+    def __init__(self, failure: SchedulerError, after_s: float = 0.0) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.after_s = after_s
+
+
+def _message(raw: bytes) -> str:
+    """What the server says in its ``Status``; else the beginning of whatever it sent."""
+    try:
+        value = json.loads(raw)
+        return str(value["message"])
+    except (ValueError, KeyError, TypeError):
+        return raw[:200].decode(errors="replace").strip()
+
+
+def _after_s(headers: Mapping[str, str]) -> float:
+    """``Retry-After`` in seconds; the form with a date is not used by API servers."""
+    try:
+        return max(0.0, float(headers.get("Retry-After", "0")))
+    except ValueError:
+        return 0.0

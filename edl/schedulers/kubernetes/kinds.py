@@ -1,0 +1,322 @@
+"""Where each kind of object keeps its size, and how that is changed. Pure: JSON in, JSON out.
+
+Every patch names the ``resourceVersion`` that was read, so that the API server refuses it with 409 when somebody was
+faster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edl.errors import SchedulerError, SettingError
+from edl.schedulers.kubernetes.access import Options
+from edl.schedulers.kubernetes.client import Json, Target
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""What Kubernetes takes for a name."""
+FORMS = "statefulset/NAME, job/NAME, custom:GROUP/VERSION/PLURAL/NAME, volcano/NAME or paddlejob/NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A change of the size as the API server wants it."""
+
+    body: object
+    content_type: str = MERGE_PATCH
+
+
+class Kind(Protocol):
+    """One object whose size is the job's."""
+
+    @property
+    def title(self) -> str:
+        """``statefulset/train``."""
+        ...
+
+    @property
+    def target(self) -> Target:
+        """Where the size is read and changed."""
+        ...
+
+    @property
+    def indexed(self) -> bool:
+        """It takes away pods by their index, the highest first."""
+        ...
+
+    @property
+    def completes(self) -> bool:
+        """Its pods end with the job by themselves; one of the other kinds starts them again unless it is made 0."""
+        ...
+
+    def nodes(self, found: Json) -> int:
+        """The size, in what ``target`` holds. Raises ``SchedulerError`` where that cannot be a job of edl."""
+        ...
+
+    def patch(self, found: Json, nodes: int) -> Patch:
+        """Change it. Raises ``SchedulerError`` where that is not allowed."""
+        ...
+
+    def selector(self, found: Json) -> str:
+        """Labels of the pods; empty when they cannot be known."""
+        ...
+
+    def mine(self, pod: Json) -> bool:
+        """Whether a pod with these labels is one of this job's nodes."""
+        ...
+
+    def index(self, pod: str) -> int:
+        """The index of a pod of this name; -1 when it has none."""
+        ...
+
+    def makes(self, node: str) -> bool:
+        """Whether a node of this name may be one of its pods. Asked only where ``completes`` is false."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """StatefulSet, or any resource with a scale subresource (autoscaling/v1 Scale)."""
+
+    title: str
+    target: Target
+    name: str
+    indexed: bool
+    labels: str = ""
+    completes: bool = False
+
+    def nodes(self, found: Json) -> int:
+        """See ``Kind``."""
+        # The field is left out when it is 0.
+        return int(found.get("spec", {}).get("replicas", 0))
+
+    def patch(self, found: Json, nodes: int) -> Patch:
+        """See ``Kind``."""
+        return Patch({"metadata": _version(found), "spec": {"replicas": nodes}})
+
+    def selector(self, found: Json) -> str:
+        """See ``Kind``."""
+        return self.labels or str(found.get("status", {}).get("selector", ""))
+
+    def mine(self, pod: Json) -> bool:
+        """See ``Kind``."""
+        return True
+
+    def index(self, pod: str) -> int:
+        """See ``Kind``."""
+        return _ordinal(self.name, pod) if self.indexed else -1
+
+    def makes(self, node: str) -> bool:
+        """See ``Kind``. A launcher without a name adds four digits to that of its host. What a custom resource makes of
+        its name is not known."""
+        rest = r"\d+(?:-[0-9a-f]{4})?" if self.title.startswith("statefulset/") else ".+"
+        return re.fullmatch(f"{re.escape(self.name)}-{rest}", node) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedJob:
+    """batch/v1 Job with ``completionMode: Indexed``; may change its size since Kubernetes 1.27."""
+
+    title: str
+    target: Target
+    name: str
+    labels: str = ""
+    indexed: bool = True
+    completes: bool = True
+
+    def nodes(self, found: Json) -> int:
+        """See ``Kind``."""
+        spec = found.get("spec", {})
+        if spec.get("completionMode") != "Indexed":
+            text = (
+                f"{self.title} has completionMode {spec.get('completionMode', 'NonIndexed')}; only Indexed can resize"
+            )
+            raise SchedulerError(text, retry=False)
+        return int(spec.get("completions") or 0)
+
+    def patch(self, found: Json, nodes: int) -> Patch:
+        """See ``Kind``."""
+        for condition in found.get("status", {}).get("conditions") or []:
+            if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True":
+                raise SchedulerError(f"{self.title} is over ({condition['type']}): it cannot resize", retry=False)
+        # The API server takes a new number of completions only together with the same parallelism.
+        return Patch({"metadata": _version(found), "spec": {"parallelism": nodes, "completions": nodes}})
+
+    def selector(self, found: Json) -> str:
+        """See ``Kind``."""
+        return self.labels or _labels(found.get("spec", {}).get("selector")) or f"job-name={self.name}"
+
+    def mine(self, pod: Json) -> bool:
+        """See ``Kind``."""
+        return True
+
+    def makes(self, node: str) -> bool:
+        """See ``Kind``."""
+        return self.index(node) >= 0
+
+    def index(self, pod: str) -> int:
+        """See ``Kind``."""
+        # NAME-INDEX-RANDOM; the name itself may be cut for long ones.
+        found = re.fullmatch(rf"{re.escape(self.name)}-(\d+)-[a-z0-9]+", pod)
+        return int(found[1]) if found else -1
+
+
+@dataclass(frozen=True, slots=True)
+class VolcanoJob:
+    """batch.volcano.sh/v1alpha1 Job: replicas of one task, and never fewer than ``minAvailable`` in all."""
+
+    title: str
+    target: Target
+    name: str
+    task: str = ""
+    labels: str = ""
+    indexed: bool = True
+    completes: bool = True
+
+    def nodes(self, found: Json) -> int:
+        """See ``Kind``."""
+        return int(self._task(found)[1].get("replicas", 0))
+
+    def patch(self, found: Json, nodes: int) -> Patch:
+        """See ``Kind``."""
+        place, _ = self._task(found)
+        tasks: list[Json] = found["spec"]["tasks"]
+        total = nodes + sum(int(task.get("replicas", 0)) for at, task in enumerate(tasks) if at != place)
+        # minAvailable is the least that is scheduled together: kept, so that more nodes than that are optional.
+        least = min(int(found["spec"].get("minAvailable") or total), total)
+        own_least = tasks[place].get("minAvailable")
+        changes = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]},
+            {"op": "replace", "path": f"/spec/tasks/{place}/replicas", "value": nodes},
+            {"op": "add", "path": "/spec/minAvailable", "value": least},
+        ]
+        if own_least is not None and own_least > nodes:
+            changes.append({"op": "replace", "path": f"/spec/tasks/{place}/minAvailable", "value": nodes})
+        return Patch(changes, JSON_PATCH)
+
+    def selector(self, found: Json) -> str:
+        """See ``Kind``."""
+        return self.labels or f"volcano.sh/job-name={self.name},volcano.sh/task-spec={self._task(found)[1]['name']}"
+
+    def mine(self, pod: Json) -> bool:
+        """See ``Kind``."""
+        return True
+
+    def makes(self, node: str) -> bool:
+        """See ``Kind``."""
+        return self.index(node) >= 0
+
+    def index(self, pod: str) -> int:
+        """See ``Kind``."""
+        found = re.fullmatch(rf"{re.escape(self.name)}-(?P<task>.+)-(?P<index>\d+)", pod)
+        return int(found["index"]) if found and self.task in ("", found["task"]) else -1
+
+    def _task(self, found: Json) -> tuple[int, Json]:
+        """Place and content of the task that is meant."""
+        tasks: list[Json] = found.get("spec", {}).get("tasks") or []
+        names = [str(task.get("name", "")) for task in tasks]
+        wanted = self.task or (names[0] if len(names) == 1 else "worker")
+        if wanted not in names:
+            known = ", ".join(names) or "none"
+            text = f"{self.title} has no task {wanted} (tasks: {known}). Name one with --scheduler-conf=task=NAME"
+            raise SchedulerError(text, retry=False)
+        return names.index(wanted), tasks[names.index(wanted)]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddleJob:
+    """batch.paddlepaddle.org/v1 PaddleJob of the Paddle operators: ``spec.worker.replicas``; it has no ``/scale``."""
+
+    title: str
+    target: Target
+    name: str
+    labels: str = ""
+    indexed: bool = True
+    completes: bool = True
+
+    def nodes(self, found: Json) -> int:
+        """See ``Kind``."""
+        worker = found.get("spec", {}).get("worker")
+        if not isinstance(worker, dict):
+            raise SchedulerError(f"{self.title} has no spec.worker", retry=False)
+        return int(worker.get("replicas", 0))
+
+    def patch(self, found: Json, nodes: int) -> Patch:
+        """See ``Kind``."""
+        return Patch({"metadata": _version(found), "spec": {"worker": {"replicas": nodes}}})
+
+    def selector(self, found: Json) -> str:
+        """See ``Kind``."""
+        return self.labels or "paddle-res-type=worker"
+
+    def mine(self, pod: Json) -> bool:
+        """See ``Kind``."""
+        # The operator's labels do not name the job, but the pods have it as their owner.
+        owners = pod.get("metadata", {}).get("ownerReferences") or []
+        return any(owner.get("kind") == "PaddleJob" and owner.get("name") == self.name for owner in owners)
+
+    def makes(self, node: str) -> bool:
+        """See ``Kind``."""
+        return self.index(node) >= 0
+
+    def index(self, pod: str) -> int:
+        """See ``Kind``."""
+        return _ordinal(f"{self.name}-worker", pod)
+
+
+def kind_from(wanted: str, options: Options) -> Kind:
+    """The object that ``--scheduler`` names. Raises ``SettingError``."""
+    space = f"namespaces/{options.namespace}"
+    if wanted.startswith("custom:"):
+        return _custom(wanted, options, space)
+    word, _, name = wanted.partition("/")
+    if not NAME.fullmatch(name):
+        raise SettingError("--scheduler", wanted, f"must be {FORMS}")
+    match word:
+        case "statefulset":
+            target = Target(f"/apis/apps/v1/{space}/statefulsets/{name}/scale", "apps", "statefulsets/scale")
+            return Scaled(wanted, target, name, True, options.selector)
+        case "job":
+            target = Target(f"/apis/batch/v1/{space}/jobs/{name}", "batch", "jobs")
+            return IndexedJob(wanted, target, name, options.selector)
+        case "volcano":
+            target = Target(f"/apis/batch.volcano.sh/v1alpha1/{space}/jobs/{name}", "batch.volcano.sh", "jobs")
+            return VolcanoJob(wanted, target, name, options.task, options.selector)
+        case "paddlejob":
+            group = "batch.paddlepaddle.org"
+            return PaddleJob(
+                wanted,
+                Target(f"/apis/{group}/v1/{space}/paddlejobs/{name}", group, "paddlejobs"),
+                name,
+                options.selector,
+            )
+    raise SettingError("--scheduler", wanted, f"must be {FORMS}")
+
+
+def _custom(wanted: str, options: Options, space: str) -> Scaled:
+    parts = wanted.removeprefix("custom:").split("/")
+    if len(parts) != 4 or not all(NAME.fullmatch(part) for part in parts):
+        raise SettingError("--scheduler", wanted, "must be custom:GROUP/VERSION/PLURAL/NAME")
+    group, version, plural, name = parts
+    target = Target(f"/apis/{group}/{version}/{space}/{plural}/{name}/scale", group, f"{plural}/scale")
+    return Scaled(wanted, target, name, options.indexed, options.selector)
+
+
+def _version(found: Json) -> Mapping[str, Any]:
+    return {"resourceVersion": found["metadata"]["resourceVersion"]}
+
+
+def _labels(selector: Json | None) -> str:
+    """``matchLabels`` as a query; empty where there is more to it than that."""
+    if not selector or selector.get("matchExpressions"):
+        return ""
+    return ",".join(f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items()))
+
+
+def _ordinal(stem: str, pod: str) -> int:
+    found = re.fullmatch(rf"{re.escape(stem)}-(\d+)", pod)
+    return int(found[1]) if found else -1

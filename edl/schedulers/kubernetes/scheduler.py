@@ -1,0 +1,182 @@
+"""The adapter: one object of Kubernetes as ``edl.schedulers.port.Scheduler``.
+
+The size is read from the object (its ``/scale`` where it has one) whenever a pod comes or goes, and now and then
+besides; so a Role that allows ``get`` and ``patch`` of the one, and ``get``, ``list`` and ``watch`` of pods, is enough.
+Without the right to see pods everything works, only later and without reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+
+from edl.errors import SchedulerError
+from edl.schedulers.kubernetes import pods
+from edl.schedulers.kubernetes.access import Options
+from edl.schedulers.kubernetes.client import Answered, Client, Json, Target
+from edl.schedulers.kubernetes.kinds import Kind
+from edl.schedulers.kubernetes.mirror import Mirror
+from edl.schedulers.port import Doomed, Observation, Size, Sized
+from edl.tasks import end
+
+SHOWN = 5
+"""Names in a message."""
+CONFLICTS = 5
+"""Times that somebody else may be faster before a change is given up for now."""
+GAP_S = 0.1
+"""Least time between two looks at the size: a hundred pods that come at once are worth one look."""
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+READ_PODS = ("get", "list", "watch")
+
+
+class KubernetesScheduler:
+    """See ``Scheduler``. A node's name is that of its pod (the launcher's ``--node-id``)."""
+
+    def __init__(self, kind: Kind, options: Options) -> None:
+        self.name = f"{kind.title} in namespace {options.namespace}"
+        self.indexed = kind.indexed
+        self.ask_none_at_end = not kind.completes
+        self._kind = kind
+        self._options = options
+        self._client = Client(options)
+        self._pods: Mirror | None = None
+        """While a watch runs."""
+
+    async def current(self) -> Size:
+        """See ``Scheduler``. The number comes from the object; what holds it up from the pods, if they may be seen."""
+        found = await self._client.get(self._kind.target)
+        nodes = self._kind.nodes(found)
+        mirror = self._pods
+        if mirror is not None and mirror.complete and not mirror.trouble:
+            return _size(nodes, mirror)
+        selector = self._kind.selector(found)
+        if not selector:
+            return Size(nodes)
+        mirror = self._mirror(selector)
+        try:
+            await mirror.refresh()
+        except SchedulerError as error:
+            return Size(nodes, detail=f"the pods cannot be seen: {error}")
+        return _size(nodes, mirror)
+
+    async def request(self, nodes: int, reason: str) -> None:
+        """See ``Scheduler``. Reads before it writes, so asking again for what holds costs one read."""
+        await self._change(nodes, reason, lambda now: now >= nodes)
+
+    async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
+        """See ``Scheduler``. Kubernetes takes away the highest indexes: other nodes are refused."""
+        if nodes == 0 and self._kind.completes:
+            return  # its pods complete by themselves
+        if nodes == 0 and names and not any(self._kind.makes(name) for name in names):
+            who = ", ".join(sorted(names)[:SHOWN])
+            text = f"{self.name} is not scaled to 0: none of the job's nodes ({who}) is called like one of its pods"
+            raise SchedulerError(f"{text}. Check --scheduler, and that --node-id is the pod's name", retry=False)
+        kept = [name for name in names if 0 <= self._kind.index(name) < nodes]
+        if kept:
+            text = f"{self.name} takes away the pods with the highest indexes first, so of {nodes} that stay it keeps"
+            raise SchedulerError(f"{text} {', '.join(sorted(kept))}, which it would start again", retry=False)
+        await self._change(nodes, reason, lambda now: now <= nodes)
+
+    async def _change(self, nodes: int, reason: str, enough: Callable[[int], bool]) -> None:
+        for _ in range(CONFLICTS):
+            found = await self._client.get(self._kind.target)
+            if enough(self._kind.nodes(found)):
+                return
+            change = self._kind.patch(found, nodes)
+            try:
+                await self._client.patch(self._kind.target, change.body, change.content_type)
+                return
+            except Answered as error:
+                if error.status != 409:
+                    raise
+        text = f"{self.name}: others changed it {CONFLICTS} times while it was to be made {nodes} ({reason})"
+        raise SchedulerError(text, retry=True)
+
+    async def watch(self) -> AsyncIterator[Observation]:
+        """See ``Scheduler``. A size that is said differs from the last one in its number or in what holds it up."""
+        found = await self._client.get(self._kind.target)
+        selector = self._kind.selector(found)
+        mirrors = [self._mirror(selector)] if selector else []
+        self._pods = mirrors[0] if mirrors else None
+        if mirrors and self._options.watch_nodes:
+            hosts = Target("/api/v1/nodes", "", "nodes", READ_PODS, cluster=True)
+            mirrors.append(Mirror(self._client, hosts, "", lambda host: True, pods.of_host))
+        tasks = [asyncio.ensure_future(mirror.run()) for mirror in mirrors]
+        try:
+            async with contextlib.aclosing(self._follow(mirrors)) as observations:
+                async for observation in observations:
+                    yield observation
+        finally:
+            self._pods = None
+            for task in tasks:
+                await end(task)
+
+    async def _follow(self, mirrors: Sequence[Mirror]) -> AsyncGenerator[Observation, None]:
+        said: Size | None = None
+        told: dict[str, str] = {}
+        pause_s = FIRST_PAUSE_S
+        while True:
+            for mirror in mirrors:
+                mirror.changed.clear()
+            wait_s = self._options.poll_s
+            try:
+                nodes = self._kind.nodes(await self._client.get(self._kind.target))
+                pause_s = FIRST_PAUSE_S
+                size = _size(nodes, mirrors[0]) if mirrors else Size(nodes)
+                if size != said:
+                    said = size
+                    yield Sized(size)
+            except SchedulerError as error:
+                if not error.retry:
+                    raise
+                wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+            if mirrors:
+                for doomed in self._doomed(mirrors, told):
+                    yield doomed
+            await asyncio.sleep(GAP_S)
+            await _any_change(mirrors, wait_s)
+
+    def _doomed(self, mirrors: Sequence[Mirror], told: dict[str, str]) -> Iterator[Doomed]:
+        """Pods that are going, each told once: ``told`` holds the uid of those that have been."""
+        hosts = mirrors[1].found if len(mirrors) > 1 else {}
+        here = mirrors[0].found
+        for name in [name for name in told if name not in here]:
+            del told[name]
+        for name, pod in here.items():
+            uid = str(pod["metadata"].get("uid", ""))
+            if told.get(name) == uid:
+                continue
+            why = pods.doom(pod) or pods.doom_by_host(pod, hosts.get(str(pod.get("spec", {}).get("nodeName", ""))))
+            if why is not None:
+                told[name] = uid
+                yield Doomed(name, why[0], why[1])
+
+    def _mirror(self, selector: str) -> Mirror:
+        where = f"/api/v1/namespaces/{self._options.namespace}/pods"
+        return Mirror(self._client, Target(where, "", "pods", READ_PODS), selector, self._kind.mine)
+
+    async def close(self) -> None:
+        """See ``Scheduler``."""
+        await self._client.close()
+
+
+def _size(nodes: int, mirror: Mirror) -> Size:
+    if mirror.trouble or not mirror.complete:
+        return Size(nodes, detail=f"the pods cannot be seen: {mirror.trouble}" if mirror.trouble else "")
+    here: list[Json] = list(mirror.found.values())
+    return Size(nodes, sum(map(pods.placed, here)), pods.held_up(here, nodes))
+
+
+async def _any_change(mirrors: Sequence[Mirror], limit_s: float) -> None:
+    """Wait until one of them has changed, at most so long."""
+    waits = [asyncio.ensure_future(mirror.changed.wait()) for mirror in mirrors]
+    try:
+        if waits:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(limit_s)
+    finally:
+        for wait in waits:
+            await end(wait)

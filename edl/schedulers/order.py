@@ -1,0 +1,77 @@
+"""What an adapter is told when it is made: which scheduler the user means, and what of the launcher it may need.
+
+Each module of an adapter has two functions: ``check(wanted: Wanted) -> None`` raises ``SettingError`` for what can be
+seen to be wrong before anything is started, on every launcher; ``make(order: Order) -> Scheduler`` makes one for the
+time that one Master rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl.config import NodeRange
+from edl.ports import Clock, Store
+from edl.schedulers.port import Owner
+from edl.types import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``--scheduler``, ``--scheduler-conf`` and ``--scale-owner``, read."""
+
+    kind: str
+    """The word before ``/`` or ``:``, such as ``statefulset``."""
+    target: str = ""
+    """What follows it: a name, a command."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """Only keys that the kind knows."""
+    owner: Owner = Owner.MASTER
+
+    @property
+    def text(self) -> str:
+        """As on the command line, for messages."""
+        if not self.target:
+            return self.kind
+        return f"{self.kind}{':' if self.kind in WITH_COLON else '/'}{self.target}"
+
+
+WITH_COLON = ("exec", "discovery", "custom")
+"""Kinds whose target follows a colon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Everything that an adapter may use."""
+
+    wanted: Wanted
+    job: JobId
+    nodes: NodeRange
+    """The job's bounds, as it began with them."""
+    node: str
+    """The node whose launcher this is: the Master's."""
+    clock: Clock
+    log: Callable[[str], None]
+    launcher: tuple[str, ...]
+    """Command line of one more launcher of this job, complete but for ``--node-id`` and ``--node-index``; see
+    ``with_options``."""
+    environment: Mapping[str, str]
+    """For processes that it starts: this launcher's own, without what is meant for this node alone."""
+    runtime_folder: Path
+    """For small files that have to be found again by the next Master on this host. May not exist yet."""
+    log_folder: Path
+    """Where launchers of this host write. May not exist yet."""
+    shutdown_s: float
+    """How long workers may take to end."""
+    store: Store
+    """The job's own."""
+    beside: Callable[[], Mapping[int, str]]
+    """Launchers of this job that run on this host: process and node."""
+    open_store: Callable[[Sequence[str]], Store]
+    """Another etcd, with the same credentials and time limits."""
+
+
+def with_options(launcher: Sequence[str], *options: str) -> list[str]:
+    """A launcher's command line with more options, such as ``--node-id=n7``: right after ``python -m edl.launch``."""
+    return [*launcher[:3], *options, *launcher[3:]]

@@ -1,0 +1,261 @@
+"""PaddleCloud: the number of nodes is a key in etcd, ``/paddle/<PADDLE_ELASTIC_JOB_ID>/np``.
+
+PaddleCloud's controller writes ``spec.worker.replicas`` there whenever it changes, but only where the key exists; so it
+is made at the beginning. With ``--scale-owner=master`` the Master writes it, and with ``paddlejob=NAME`` in
+``--scheduler-conf`` it also changes that PaddleJob, which is what makes pods. What anybody else writes there that is no
+number of nodes is named, and nothing comes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from edl.config import environment
+from edl.errors import SchedulerError, SettingError, StoreError, StoreRefused, StoreUnavailable
+from edl.ports import Change, ChangeKind, CreatedAt, KeyValue, ModifiedAt, Put, Store
+from edl.schedulers.order import Order, Wanted
+from edl.schedulers.port import Doomed, Observation, Scheduler, Size, Sized
+from edl.tasks import end
+
+T = TypeVar("T")
+
+SERVER = "PADDLE_ELASTIC_SERVER"
+JOB_ID = "PADDLE_ELASTIC_JOB_ID"
+NODES = "PADDLE_ELASTIC_NP"
+MOST_NODES = 1_000_000
+SHOWN = 40
+"""Characters of a value in a message."""
+AGAIN_S = 1.0
+"""After a watch that has lost track, or a store that does not answer."""
+TRIES = 5
+"""Of a write that others come in between."""
+_OURS = ("server", "paddlejob")
+
+
+def check(wanted: Wanted) -> None:
+    """The addresses are addresses. Raises ``SettingError``."""
+    _endpoints(wanted.conf, environment())
+    inner = _paddlejob(wanted)
+    if inner is not None:
+        from edl.schedulers import kubernetes
+
+        kubernetes.check(inner)
+    elif rest := [key for key in wanted.conf if key not in _OURS]:
+        raise SettingError(
+            "--scheduler-conf", rest[0], "says nothing without paddlejob=NAME", "Add it, or drop this one"
+        )
+
+
+def make(order: Order) -> PaddleCloud:
+    """For one rule."""
+    told = order.environment
+    inner, endpoints = _paddlejob(order.wanted), _endpoints(order.wanted.conf, told)
+    pods: Scheduler | None = None
+    if inner is not None:
+        from edl.schedulers import kubernetes
+
+        pods = kubernetes.make(dataclasses.replace(order, wanted=inner))
+    first = read_nodes(told.get(NODES, "")) or order.nodes.maximum
+    store = order.open_store(endpoints) if endpoints else order.store
+    key = key_of(told.get(JOB_ID, "") or order.job)
+    return PaddleCloud(store, key, first, order.log, pods, mine=bool(endpoints))
+
+
+def key_of(job: str) -> str:
+    """Where the number of a job stands."""
+    return f"/paddle/{job}/np"
+
+
+def read_nodes(text: str) -> int:
+    """A number of nodes; 0: it is none."""
+    bare = text.strip()
+    number = int(bare) if re.fullmatch(r"[0-9]{1,7}", bare) else 0
+    return number if number <= MOST_NODES else 0
+
+
+def _paddlejob(wanted: Wanted) -> Wanted | None:
+    """The adapter that makes the pods, if one is named."""
+    name = wanted.conf.get("paddlejob", "")
+    conf = {key: value for key, value in wanted.conf.items() if key not in _OURS}
+    return Wanted("paddlejob", name, conf, wanted.owner) if name else None
+
+
+def _endpoints(conf: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Members of the etcd that is named; none: the job's own store."""
+    name = "--scheduler-conf server" if "server" in conf else SERVER
+    text = conf.get("server", "") or environment.get(SERVER, "")
+    # A comma would end a value of --scheduler-conf.
+    parts = [part.strip().rstrip("/") for part in re.split("[,;]", text)]
+    found = []
+    for part in filter(None, parts):
+        bare = re.sub(r"^(etcds?|https?)://", "", part)
+        match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", bare)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise SettingError(name, text, f"{part!r} is no address", "Write host:port, such as etcd:2379")
+        found.append(bare)
+    return tuple(found)
+
+
+class PaddleCloud:
+    """See ``port.Scheduler``."""
+
+    ask_none_at_end = False
+
+    def __init__(
+        self, store: Store, key: str, first: int, log: Callable[[str], None], pods: Scheduler | None, *, mine: bool
+    ) -> None:
+        """``first``: written where nothing is. ``pods``: who makes them. ``mine``: the store is to be closed."""
+        self._store = store
+        self._key = key
+        self._nodes = first
+        self._junk = ""
+        self._log = log
+        self._pods = pods
+        self._mine = mine
+        self.indexed = pods is not None
+        """Its controller takes away the pods with the highest indexes. Without pods any launcher may leave."""
+        self.name = f"PaddleCloud ({key})"
+
+    async def current(self) -> Size:
+        """What the key says; it is made if it is not there. Raises ``SchedulerError``."""
+        entry = await self._reached(self._entry())
+        if entry is None:
+            await self._reached(self._store.write([Put(self._key, b"%d" % self._nodes)], [CreatedAt(self._key, 0)]))
+            entry = await self._reached(self._entry())
+        if entry is not None:
+            self._read(entry.value)
+        detail = f"the key holds {self._junk}, which is no number of nodes" if self._junk else ""
+        return Size(self._nodes, detail=detail)
+
+    async def request(self, nodes: int, reason: str) -> None:
+        """Have the PaddleJob make pods, if there is one, and write the number. Raises ``SchedulerError``."""
+        if self._pods is not None:
+            await self._pods.request(nodes, reason)
+        await self._write(nodes, max)
+
+    async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
+        """The same downwards. Raises ``SchedulerError``."""
+        if self._pods is not None:
+            await self._pods.release(names, nodes, reason)
+        if nodes:  # PaddleCloud knows no job without nodes
+            await self._write(nodes, min)
+
+    async def watch(self) -> AsyncIterator[Observation]:
+        """What others write there, and, with a PaddleJob, pods that are going to be taken away."""
+        found: asyncio.Queue[Observation | SchedulerError] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(self._watch_key(found))]
+        if self._pods is not None:
+            tasks.append(asyncio.ensure_future(_watch_pods(self._pods, found)))
+        for task in tasks:
+            task.add_done_callback(lambda ended: _pass_on(ended, found))
+        try:
+            while True:
+                observation = await found.get()
+                if isinstance(observation, SchedulerError):
+                    raise observation
+                yield observation
+        finally:
+            for task in tasks:
+                await end(task)
+
+    async def close(self) -> None:
+        """The key stays."""
+        if self._pods is not None:
+            await self._pods.close()
+        if self._mine:
+            await self._store.close()
+
+    # --- the key -----------------------------------------------------------------------------------------------------
+
+    async def _write(self, wanted: int, choose: Callable[[int, int], int]) -> None:
+        """``choose``: of what stands there and what is wanted, so that a request takes nothing away."""
+        for _ in range(TRIES):
+            entry = await self._reached(self._entry())
+            there = read_nodes(entry.value.decode(errors="replace")) if entry is not None else 0
+            nodes = choose(there, wanted) if there else wanted
+            if nodes == there:
+                break
+            condition = ModifiedAt(self._key, entry.mod_revision if entry is not None else 0)
+            if await self._reached(self._store.write([Put(self._key, b"%d" % nodes)], [condition])) is not None:
+                break
+        else:
+            raise SchedulerError(f"{self.name}: others write there at the same time", retry=True)
+        self._nodes, self._junk = nodes, ""
+
+    async def _watch_key(self, found: asyncio.Queue[Observation | SchedulerError]) -> None:
+        while True:
+            try:
+                found.put_nowait(Sized(await self.current()))
+                snapshot = await self._store.read(self._key)
+                told = self._nodes
+                for entry in snapshot.entries:
+                    told = self._tell(Change(ChangeKind.PUT, entry), told, found)
+                async for change in self._store.watch(self._key, snapshot.revision):
+                    told = self._tell(change, told, found)
+                    if change.kind is ChangeKind.DELETE and change.entry.key == self._key:
+                        self._log(f"{self.name}: the key has been deleted; it is written again with {self._nodes}")
+                        await self.current()
+            except SchedulerError as error:
+                if not error.retry:
+                    found.put_nowait(error)
+                    return
+            except StoreRefused as error:
+                found.put_nowait(SchedulerError(f"{self.name}: {error}", retry=False))
+                return
+            except StoreError:
+                pass  # what has been missed is read again
+            await asyncio.sleep(AGAIN_S)
+
+    def _tell(self, change: Change, told: int, found: asyncio.Queue[Observation | SchedulerError]) -> int:
+        """Hand a change on; which number has been told then."""
+        if change.entry.key == self._key and change.kind is ChangeKind.PUT and self._read(change.entry.value):
+            if self._nodes != told:
+                found.put_nowait(Sized(Size(self._nodes)))
+            return self._nodes
+        return told
+
+    def _read(self, value: bytes) -> bool:
+        """Take a value in, and say whether it is a number of nodes. The one before counts while it is not."""
+        nodes = read_nodes(value[:SHOWN].decode(errors="replace")) if len(value) <= SHOWN else 0
+        junk = "" if nodes else repr(value[:SHOWN].decode(errors="replace"))
+        if junk and junk != self._junk:
+            self._log(f"{self.name} holds {junk}, which is no number of nodes: {self._nodes} stay wanted")
+        self._junk = junk
+        self._nodes = nodes or self._nodes
+        return bool(nodes)
+
+    async def _entry(self) -> KeyValue | None:
+        snapshot = await self._store.read(self._key)
+        return next((entry for entry in snapshot.entries if entry.key == self._key), None)
+
+    async def _reached(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except StoreUnavailable as error:
+            raise SchedulerError(f"{self.name}: {error}", retry=True) from error
+        except StoreError as error:
+            raise SchedulerError(f"{self.name}: {error}", retry=not isinstance(error, StoreRefused)) from error
+
+
+def _pass_on(ended: asyncio.Future[None], found: asyncio.Queue[Observation | SchedulerError]) -> None:
+    """Whoever reads must not wait for ever for a task that has ended on something unforeseen."""
+    error = None if ended.cancelled() else ended.exception()
+    if error is not None:
+        found.put_nowait(SchedulerError(f"the watch has ended: {error!r}", retry=True))
+
+
+async def _watch_pods(pods: Scheduler, found: asyncio.Queue[Observation | SchedulerError]) -> None:
+    """The size is the key's business, and pods no more than an addition."""
+    while True:
+        try:
+            async for observation in pods.watch():
+                if isinstance(observation, Doomed):
+                    found.put_nowait(observation)
+        except SchedulerError as error:
+            if not error.retry:
+                return
+        await asyncio.sleep(AGAIN_S)

@@ -1,0 +1,183 @@
+"""Runs beside the ruling Master: shows the reconciler the job and the scheduler, and carries out what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from edl.errors import EdlError, FencedOut, SchedulerError
+from edl.ports import Clock, Ruling
+from edl.schedulers import reconcile as rc
+from edl.schedulers.plan import Job, Node
+from edl.schedulers.port import Owner, Scheduler, Size
+from edl.tasks import Alarm, Chores, end
+from edl.wire.status import JobStatus
+from edl.wire.wishes import Wish
+
+CALL_LIMIT_S = 120.0
+"""A guard above the time limits of the adapters."""
+WISH_LIMIT_S = 30.0
+"""The store may be away."""
+WATCH_AGAIN_S = 60.0
+"""After a watch that gave up."""
+WATCH_RETRY_S = 5.0
+"""After one that could not begin, as it seems for a moment."""
+MOST_REASON = 200
+"""Characters of a reason: it may become an argument of a program."""
+CLOSE_LIMIT_S = 2.0
+
+
+class Reconciler:
+    """For one rule. ``make`` makes the adapter."""
+
+    def __init__(
+        self, make: Callable[[], Scheduler], ruling: Ruling, clock: Clock, owner: Owner, log: Callable[[str], None]
+    ) -> None:
+        self._make = make
+        self._ruling = ruling
+        self._clock = clock
+        self._owner = owner
+        self._log = log
+        self._events: asyncio.Queue[rc.Event] = asyncio.Queue()
+        self._chores = Chores()
+        self._alarm = Alarm(clock.now_s, lambda: self._events.put_nowait(rc.Tick()))
+        self._shown: Job | None = None
+
+    async def run(self) -> None:
+        """Until the job has ended and nothing is left to do, or until cancelled."""
+        try:
+            scheduler = self._make()
+        except EdlError as error:
+            self._log(f"no scheduler is asked for nodes: {error}")
+            return
+        about = rc.About(scheduler.name, self._owner, scheduler.indexed, scheduler.ask_none_at_end)
+        tasks = [asyncio.ensure_future(work) for work in (self._look_at_job(), self._watch(scheduler))]
+        try:
+            await self._loop(rc.State(about), scheduler)
+        finally:
+            self._alarm.set(None)
+            self._chores.drop()
+            for task in tasks:
+                await end(task)
+            with contextlib.suppress(SchedulerError, asyncio.TimeoutError):
+                await asyncio.wait_for(scheduler.close(), CLOSE_LIMIT_S)
+
+    async def _loop(self, state: rc.State, scheduler: Scheduler) -> None:
+        while True:
+            decision = rc.step(state, await self._events.get(), self._clock.now_s())
+            state = decision.state
+            wake_s = None
+            for effect in decision.effects:
+                match effect:
+                    case rc.Current():
+                        self._chores.begin(self._call(self._size(scheduler)))
+                    case rc.Ask(nodes, reason):
+                        self._chores.begin(self._call(scheduler.request(nodes, reason)))
+                    case rc.Release(names, nodes, reason):
+                        self._chores.begin(self._call(scheduler.release(names, nodes, reason)))
+                    case rc.Tell(wish):
+                        self._chores.begin(self._tell(wish))
+                    case rc.Explain(text):
+                        self._ruling.explain(text)
+                    case rc.Note(text):
+                        self._log(text)
+                    case rc.WakeAt(at_s):
+                        wake_s = at_s
+                    case rc.Finished():
+                        return
+            self._alarm.set(wake_s)
+
+    async def _size(self, scheduler: Scheduler) -> Size:
+        return await scheduler.current()
+
+    async def _call(self, work: Awaitable[Size | None]) -> None:
+        """Whatever becomes of it, the machine is told."""
+        try:
+            self._events.put_nowait(rc.Answered(await asyncio.wait_for(work, CALL_LIMIT_S)))
+        except SchedulerError as error:
+            self._events.put_nowait(rc.Failed(str(error), error.retry))
+        except asyncio.TimeoutError:
+            self._events.put_nowait(rc.Failed(f"the scheduler has not answered for {CALL_LIMIT_S:g} s", True))
+        except Exception as error:  # noqa: BLE001 - top of a task: an adapter's flaw must not leave the machine waiting
+            self._events.put_nowait(rc.Failed(f"the scheduler's adapter: {type(error).__name__}: {error}", False))
+
+    async def _tell(self, wish: Wish) -> None:
+        try:
+            granted = await asyncio.wait_for(self._ruling.wish(wish), WISH_LIMIT_S)
+        except FencedOut:
+            return  # the rule is over, and this ends with it
+        except asyncio.TimeoutError:
+            self._unheard(f"the Master has not answered for {WISH_LIMIT_S:g} s: its store may be away")
+        except Exception as error:  # noqa: BLE001 - as in _call
+            self._unheard(f"the Master could not take it: {type(error).__name__}: {error}")
+        else:
+            self._show()  # first: a node may have become a member before the wish came
+            self._events.put_nowait(rc.Replied(granted))
+
+    def _unheard(self, text: str) -> None:
+        self._show()
+        self._events.put_nowait(rc.Unheard(text))
+
+    async def _look_at_job(self) -> None:
+        with contextlib.suppress(FencedOut):  # the rule is over, and this ends with it
+            while True:
+                await self._ruling.changed()
+                self._show()
+
+    def _show(self) -> None:
+        job = job_of(self._ruling.status())
+        if job != self._shown:
+            self._shown = job
+            self._events.put_nowait(rc.Looked(job))
+
+    async def _watch(self, scheduler: Scheduler) -> None:
+        said = ""
+        while True:
+            try:
+                async for observation in scheduler.watch():
+                    said = ""
+                    self._events.put_nowait(rc.Observed(observation))
+                return
+            except SchedulerError as error:
+                text, pause_s = str(error), WATCH_RETRY_S if error.retry else WATCH_AGAIN_S
+            except Exception as error:  # noqa: BLE001 - an adapter's flaw must not leave the job without notices
+                text, pause_s = f"the scheduler's adapter: {type(error).__name__}: {error}", WATCH_AGAIN_S
+            if text != said:
+                said = text
+                self._log(f"{text} (watching again every {pause_s:g} s)")
+            await asyncio.sleep(pause_s)
+
+
+def job_of(status: JobStatus) -> Job:
+    """What matters of a status."""
+    scale = status.scale
+    return Job(
+        minimum=scale.minimum,
+        maximum=scale.maximum,
+        unit=scale.unit,
+        desired=scale.desired,
+        asked=scale.asked > 0,
+        running=status.phase == "running",
+        suspended=scale.suspended,
+        ended=status.phase == "ended",
+        reason=_one_line(scale.reason),
+        nodes=tuple(
+            Node(
+                node.node,
+                node.index,
+                member=node.position >= 0,
+                spare=node.state == "spare",
+                cordoned=node.node in scale.cordoned,
+                rules=node.node == status.master,
+                host=node.host,
+            )
+            for node in status.nodes
+        ),
+    )
+
+
+def _one_line(text: str) -> str:
+    """What somebody wrote, as it can be given to a program: no control characters, no halves of characters."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:MOST_REASON]

@@ -1,0 +1,245 @@
+"""Nodes as Slurm jobs: one batch job an elastic node, submitted to grow and cancelled to shrink.
+
+One job of Slurm that has many nodes does not grow dependably, so each node is a job by itself; they share a name. The
+script of a node runs its launcher as a *step* (``srun``): on preemption Slurm signals steps at once, and the batch
+shell only when the grace time is over. A node is known by its job's number, ``slurm-<number>`` (``node_name``).
+
+What the Master submits is not requeued: a job that was preempted has ended, and the Master, which sees one too few,
+submits another one, which waits in the queue until there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.errors import SchedulerError, SettingError
+from edl.schedulers.commands import CommandFailed, call
+from edl.schedulers.order import Order, Wanted
+from edl.schedulers.port import Observation, Size, Sized
+
+PROGRAMS = ("sbatch", "squeue", "scancel")
+TIMEOUT_S = 30.0
+POLL_S = 2.0
+PREFIX = "slurm-"
+"""Of the node's name; its job's number follows."""
+MARK = "edl: "
+"""Begins the comment of jobs that a Master has submitted: only these are ever cancelled while they run."""
+MOST_REASON = 200
+SRUN = "srun --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered"
+"""One task, which may use all that the job has: a count of its own would confine it to one processor."""
+_COMING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+_THERE = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+_PASSING = (
+    *("contact", "timed out", "connection", "temporarily", "try again", "not responding", "communication", "socket"),
+    *("submit limit", "too many", "job count"),
+)
+"""Words of Slurm's programs for troubles that pass. What exceeds a limit now may fit when other jobs are over."""
+_OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
+_OF_ITS_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+_OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_JWT")
+
+
+def check(wanted: Wanted) -> None:
+    """Raises ``SettingError`` where this host cannot use Slurm as it is asked to."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        advice = "Install Slurm's client programs (Debian: slurm-client), or drop --scheduler"
+        raise SettingError("--scheduler", wanted.text, f"{missing[0]} is not on the PATH", advice)
+    for key in ("timeout", "poll"):
+        _seconds(wanted, key, 1.0)
+    _options(wanted)
+    script = wanted.conf.get("script", "")
+    if script and not Path(script).is_file():
+        raise SettingError("--scheduler-conf script", script, "no such file")
+
+
+def make(order: Order) -> Slurm:
+    """The adapter."""
+    return Slurm(order)
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """What a launcher is called that is its job's only task; empty: it is in no job, or not alone."""
+    alone = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1")) == "1"
+    number = environment.get("SLURM_JOB_ID", "")
+    return f"{PREFIX}{number}" if alone and number.isdecimal() else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """One job of Slurm that is a node, or will be."""
+
+    name: str
+    """As ``scancel`` knows it: a number, or ``7_3`` for one of an array."""
+    number: int
+    state: str
+    why: str
+    """Why it waits, in Slurm's word."""
+    ours: bool
+    """A Master has submitted it."""
+
+    @property
+    def there(self) -> bool:
+        """Whether it has its host."""
+        return self.state in _THERE
+
+    @property
+    def of_array(self) -> bool:
+        """Whether it is one task of an array."""
+        return "_" in self.name
+
+
+class Slurm:
+    """See ``Scheduler``."""
+
+    indexed = False
+    ask_none_at_end = True
+
+    def __init__(self, order: Order) -> None:
+        conf = order.wanted.conf
+        self._order = order
+        self._job_name = conf.get("name", "") or f"edl-{order.job}"
+        self._timeout_s = _seconds(order.wanted, "timeout", TIMEOUT_S)
+        self._poll_s = _seconds(order.wanted, "poll", POLL_S)
+        self._script = conf.get("script", "")
+        self._options = _options(order.wanted)
+        self._environment = _of_another_job(order.environment)
+        self.name = f"Slurm jobs named {self._job_name}"
+
+    async def current(self) -> Size:
+        """See ``Scheduler``."""
+        return _size(await self._queue())
+
+    async def request(self, nodes: int, reason: str) -> None:
+        """Submit what is missing."""
+        for _ in range(nodes - len(await self._queue())):
+            number = await self._submit(reason)
+            self._order.log(f"slurm: submitted job {number} for one more node ({reason})")
+
+    async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
+        """Those that run leave by themselves, as they have been told; those that wait for a host are cancelled."""
+        queue = await self._queue()
+        named = [one for one in queue if f"{PREFIX}{one.number}" in names]
+        others = [one for one in queue if one not in named]
+        waiting = sorted((one for one in others if not one.there), key=lambda one: -one.number)
+        going = [one for one in named if not one.there] + waiting[: max(0, len(others) - nodes)]
+        # Of the job's own end nobody tells a launcher that is about to begin: it would begin the job anew.
+        late = [one for one in others if one.there and one.ours] if nodes == 0 else []
+        tasks, jobs = ([one.name for one in going if one.of_array is of] for of in (True, False))
+        if jobs:
+            # One that has begun meanwhile is spared: it may be in the world by now.
+            await self._call("scancel", "--state=PENDING", *jobs)
+        if tasks:
+            await self._call("scancel", *tasks)  # with --state Slurm would cancel all of the array that wait
+        if going:
+            self._order.log(f"slurm: cancelled {len(going)} jobs that were waiting for a host ({reason})")
+        if late:
+            await self._call("scancel", *(one.name for one in late))
+            self._order.log(f"slurm: cancelled {len(late)} jobs that had not come into the job yet ({reason})")
+
+    async def watch(self) -> AsyncIterator[Observation]:
+        """Look again and again: Slurm tells nobody."""
+        seen: Size | None = None
+        while True:
+            try:
+                now = await self.current()
+            except SchedulerError as error:
+                if not error.retry:
+                    raise
+            else:
+                if now != seen:
+                    seen = now
+                    yield Sized(now)
+            await asyncio.sleep(self._poll_s)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    async def _submit(self, reason: str) -> int:
+        comment = MARK + " ".join(reason.split())[:MOST_REASON]
+        told = [f"--job-name={self._job_name}", "--parsable", f"--comment={comment}", *self._options]
+        if self._script:
+            said = await self._call("sbatch", *told, self._script)
+        else:
+            ours = ["--no-requeue", "--nodes=1", "--ntasks=1", self._output()]
+            said = await self._call("sbatch", *ours, *told, written=self._own_script())
+        number = said.strip().partition(";")[0]
+        if not number.isdecimal():
+            raise SchedulerError(
+                f"sbatch was to print the number of a job, and said {said.strip()[:200]!r}", retry=True
+            )
+        return int(number)
+
+    def _output(self) -> str:
+        """``%`` begins what Slurm puts in."""
+        self._order.log_folder.mkdir(parents=True, exist_ok=True)
+        return f"--output={str(self._order.log_folder).replace('%', '%%')}/{PREFIX}%j.log"
+
+    def _own_script(self) -> str:
+        """The launcher names itself by its job's number."""
+        return f"#!/bin/sh\nexec {SRUN} {shlex.join(self._order.launcher)}\n"
+
+    async def _queue(self) -> list[Queued]:
+        columns = "%i|%A|%T|%r|%k"
+        said = await self._call("squeue", "--noheader", "--array", "--me", f"--name={self._job_name}", "-o", columns)
+        return queue_from(said)
+
+    async def _call(self, *command: str, written: str = "") -> str:
+        try:
+            return await call(command, self._timeout_s, environment=self._environment, written=written)
+        except CommandFailed as error:
+            passing = any(word in error.said.lower() for word in _PASSING)
+            raise SchedulerError(str(error), retry=passing) from error
+
+
+def queue_from(said: str) -> list[Queued]:
+    """What ``squeue`` prints, less those jobs that are over or about to be."""
+    found = []
+    for line in said.splitlines():
+        name, number, state, why, comment = (*line.strip().split("|", 4), *[""] * 4)[:5]
+        if number.isdecimal() and state in (*_COMING, *_THERE):
+            found.append(Queued(name, int(number), state, why, comment.startswith(MARK)))
+    return found
+
+
+def _size(queue: Sequence[Queued]) -> Size:
+    there = sum(one.there for one in queue)
+    reasons = sorted({one.why for one in queue if not one.there and one.why not in ("", "None")})
+    waiting = len(queue) - there
+    detail = f"{waiting} of {len(queue)} jobs wait in the queue ({', '.join(reasons)})" if waiting and reasons else ""
+    return Size(len(queue), there, detail)
+
+
+def _of_another_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """What describes the job that this launcher runs in is not true for another one."""
+    left_out = _OF_ITS_DEVICES if "SLURM_JOB_ID" in environment else ()
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _OF_THE_CLUSTER or not (name.startswith(_OF_THIS_JOB) or name in left_out)
+    }
+
+
+def _options(wanted: Wanted) -> list[str]:
+    text = wanted.conf.get("options", "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SettingError("--scheduler-conf options", text, f"cannot be split into words: {error}") from None
+
+
+def _seconds(wanted: Wanted, key: str, default: float) -> float:
+    text = wanted.conf.get(key, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = 0.0
+    if not (math.isfinite(value) and value > 0):
+        raise SettingError(f"--scheduler-conf {key}", text, "must be more than 0 seconds")
+    return value

@@ -1,0 +1,92 @@
+"""A scheduler in memory: gives and takes nodes at once, and fails when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from edl.errors import SchedulerError
+from edl.schedulers.port import Doomed, Observation, Size, Sized
+
+
+class MemoryScheduler:
+    """See ``edl.schedulers.port.Scheduler``. ``names`` are the nodes that it has given."""
+
+    def __init__(self, *, indexed: bool = False, ask_none_at_end: bool = False) -> None:
+        self.name = "memory"
+        self.indexed = indexed
+        self.ask_none_at_end = ask_none_at_end
+        self.names: list[str] = []
+        self.calls: list[str] = []
+        """Every call, in words."""
+        self.failure: SchedulerError | None = None
+        """Raised by every call from now on."""
+        self.silent = False
+        """No call comes back."""
+        self.closed = False
+        self._made = 0
+        self._watchers: list[asyncio.Queue[Observation]] = []
+
+    async def current(self) -> Size:
+        """Those it has given."""
+        await self._called("current")
+        return self._size()
+
+    async def request(self, nodes: int, reason: str) -> None:
+        """Give what is missing."""
+        await self._called(f"request {nodes}")
+        self.resize(max(nodes, len(self.names)))
+
+    async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
+        """Take these."""
+        await self._called(" ".join(["release", str(nodes), *names]))
+        self.names = [name for name in self.names if name not in names]
+        self.resize(min(nodes, len(self.names)))
+
+    async def watch(self) -> AsyncIterator[Observation]:
+        """All that changes."""
+        if self.failure is not None and not self.failure.retry:
+            raise self.failure
+        told: asyncio.Queue[Observation] = asyncio.Queue()
+        self._watchers.append(told)
+        try:
+            yield Sized(self._size())
+            while True:
+                yield await told.get()
+        finally:
+            self._watchers.remove(told)
+
+    async def close(self) -> None:
+        """Nodes stay."""
+        self.closed = True
+
+    # --- what a test may do ----------------------------------------------------------------------------------------
+
+    def resize(self, nodes: int) -> None:
+        """Somebody changes the size."""
+        before = len(self.names)
+        while len(self.names) < nodes:
+            self.names.append(f"n-{self._made}")
+            self._made += 1
+        del self.names[nodes:]
+        if len(self.names) != before:
+            self._tell(Sized(self._size()))
+
+    def doom(self, node: str, reason: str = "reclaimed", lead_s: float = 0.0) -> None:
+        """A node is going to be taken away."""
+        self._tell(Doomed(node, reason, lead_s))
+
+    def _size(self) -> Size:
+        return Size(len(self.names), len(self.names))
+
+    def _tell(self, observation: Observation) -> None:
+        for watcher in self._watchers:
+            watcher.put_nowait(observation)
+
+    async def _called(self, text: str) -> None:
+        self.calls.append(text)
+        await asyncio.sleep(0)
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,81 @@
+"""People and schedulers who ask for sizes, and what they may rely on once they have been answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edl.config import NodeRange
+from edl.master.invariants import formed_violations
+from edl.master.sizing import Sizing
+from edl.master.state import Record
+from edl.types import Incarnation, NodeId
+from edl.wire.wishes import Care, Drain, Granted, Verdict, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A wish in a Master's queue, and who hears the answer."""
+
+    wish: Wish
+    answer: Callable[[Granted], None]
+
+
+class Promises:
+    """What has been granted, and whether it is kept."""
+
+    def __init__(self, spec: NodeRange, fail: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._fail = fail
+        self._sizings: dict[int, Sizing] = {0: Sizing()}
+        """Everything that was wanted, by generation."""
+        self._generations: dict[int, int] = {}
+        """Generation that each revision of the size stands for."""
+        self._keys: dict[str, Granted] = {}
+        self._granted = 0
+        """Newest generation that somebody was told about."""
+        self._newest = 0
+        self.evicted: dict[NodeId, Incarnation] = {}
+        """Nodes that were promised to leave, and for how long they have been here."""
+
+    def stored(self, record: Record, revision: int, *, formed: bool) -> None:
+        """The store has taken a record; ``revision``: of the size. ``formed``: with a new world."""
+        sizing = record.sizing
+        if sizing.generation < self._newest:
+            self._fail(f"the size went back from generation {self._newest} to {sizing.generation}")
+        if sizing.generation < self._granted:
+            self._fail(f"generation {self._granted} was granted, {sizing.generation} is stored")
+        self._newest = sizing.generation
+        known = self._sizings.setdefault(sizing.generation, sizing)
+        if (known.desired, known.minimum, known.maximum, known.suspended, known.cordoned) != (
+            sizing.desired,
+            sizing.minimum,
+            sizing.maximum,
+            sizing.suspended,
+            sizing.cordoned,
+        ):
+            self._fail(f"generation {sizing.generation} was {known}, and is {sizing}")
+        self._generations[revision] = sizing.generation
+        if formed:
+            for violation in formed_violations(record, self._spec):
+                self._fail(violation)
+
+    def answered(self, wish: Wish, granted: Granted, incarnations: dict[NodeId, Incarnation]) -> None:
+        """Somebody has been told. ``incarnations``: of the nodes that are named."""
+        key, revision = getattr(wish, "key", ""), getattr(wish, "revision", 0)
+        repeated = bool(key) and key in self._keys
+        if repeated and (self._keys[key].verdict, self._keys[key].text) != (granted.verdict, granted.text):
+            self._fail(f"{wish} is answered with {granted}, before that with {self._keys[key]}")
+        if not granted.ok:
+            return
+        if key:
+            self._keys[key] = granted
+        if granted.generation > self._newest:
+            self._fail(f"{granted} is said before it is stored (generation {self._newest})")
+        self._granted = max(self._granted, granted.generation)
+        if granted.verdict is not Verdict.ACCEPTED or key:
+            return
+        if revision and self._generations.get(revision) != granted.generation - 1:
+            self._fail(f"{wish} is accepted as generation {granted.generation} though its revision is stale")
+        if isinstance(wish, Drain) and wish.care is not Care.MUST:  # else they may have to stay
+            self.evicted.update(incarnations)

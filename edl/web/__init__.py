@@ -1,0 +1,1 @@
+"""The Master over HTTP: the scale interface as JSON."""

@@ -1,0 +1,141 @@
+"""How a job is, in the words that Kubernetes has for conditions. Pure.
+
+What holds comes from the status; since when it holds from the history, which is in the store: the next Master says the
+same. Where the history does not go back so far, its oldest line is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edl.wire.status import JobStatus, JournalEntry
+
+TYPES = ("Available", "Progressing", "Suspended", "Degraded", "Stopping", "Ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One of them."""
+
+    kind: str
+    holds: bool
+    reason: str
+    """One word."""
+    message: str
+    since_s: float
+    """Wall clock of a Master's host, seconds since 1970; 0 where no history is left."""
+
+
+Shift = Callable[[JournalEntry], "bool | None"]
+"""What a line of history makes of a condition; None: nothing."""
+
+
+def conditions(status: JobStatus, history: Sequence[JournalEntry]) -> tuple[Condition, ...]:
+    """All of them, in the order of ``TYPES``."""
+    found = []
+    for kind, judge, shift in _JUDGES:
+        holds, reason, message = judge(status)
+        found.append(Condition(kind, holds, reason, message, _since(holds, shift, history)))
+    return tuple(found)
+
+
+def _since(holds: bool, shift: Shift, history: Sequence[JournalEntry]) -> float:
+    """When it last became so, as far as the history tells."""
+    state, since_s = None, history[0].at_s if history else 0.0
+    for entry in history:
+        new = shift(entry)
+        if new is not None and new != state:
+            if state is not None or new == holds:
+                since_s = entry.at_s
+            state = new
+    if state is not None and state != holds and history:
+        return history[-1].at_s  # newer than what was written down
+    return since_s
+
+
+Judgement = tuple[bool, str, str]
+
+
+def _available(status: JobStatus) -> Judgement:
+    if status.phase == "running" and status.world_size:
+        return True, "WorldRunning", f"{status.world_size} workers on {_nodes(status)} nodes"
+    if status.phase == "ended":
+        return False, "Ended", status.reason
+    if status.scale.suspended:
+        return False, "Suspended", "nobody trains until the job is resumed"
+    return False, "NoWorld", status.reason
+
+
+def _progressing(status: JobStatus) -> Judgement:
+    scale = status.scale
+    if status.phase == "ended":
+        return False, "Ended", status.reason
+    if status.boundary:
+        return True, "AtBoundary", status.boundary
+    if scale.waiting:
+        return True, "Waiting", scale.waiting
+    if scale.observed < scale.generation:
+        return True, "Resizing", f"generation {scale.generation} is wanted, {scale.observed} is reached"
+    if status.phase != "running" and not scale.suspended:
+        return True, "Forming", status.reason
+    return False, "AsWished", "the world is as it was asked for"
+
+
+def _suspended(status: JobStatus) -> Judgement:
+    scale = status.scale
+    if scale.suspended:
+        return True, "Suspended", scale.reason or "asked for"
+    return False, "NotSuspended", ""
+
+
+def _degraded(status: JobStatus) -> Judgement:
+    scale, there = status.scale, _nodes(status)
+    if status.phase == "ended" or scale.suspended:
+        return False, "NotTraining", ""
+    if status.flaws:
+        return True, "Incomplete", status.flaws[0]
+    if status.phase != "running":
+        return True, "NoWorld", status.reason
+    if there < scale.desired:
+        return True, "FewerNodes", f"{there} of {scale.desired} nodes train"
+    return False, "AllNodes", f"{there} nodes train"
+
+
+def _stopping(status: JobStatus) -> Judgement:
+    return (True, "Asked", status.kill) if status.kill else (False, "NotAsked", "")
+
+
+def _ended(status: JobStatus) -> Judgement:
+    return (True, "Ended", status.reason) if status.phase == "ended" else (False, "NotEnded", "")
+
+
+def _nodes(status: JobStatus) -> int:
+    """Nodes of the running world, also where the Master says nothing of the size."""
+    return status.scale.nodes or sum(node.position >= 0 for node in status.nodes)
+
+
+_WORLD = {"world-formed": True, "world-stopped": False, "job-ended": False}
+_MOVING = {"node-joined": True, "node-lost": True, "world-stopped": True, "boundary": True, "world-formed": False}
+_FEWER = {"node-lost": True, "world-stopped": True, "world-formed": False}
+
+
+def _by_kind(table: dict[str, bool]) -> Shift:
+    return lambda entry: table.get(entry.kind)
+
+
+def _suspension(entry: JournalEntry) -> bool | None:
+    """Its lines of history begin so (``edl.master.sizing``)."""
+    if entry.kind != "scale":
+        return None
+    return True if entry.text.startswith("job suspended") else False if entry.text.startswith("job resumed") else None
+
+
+_JUDGES: tuple[tuple[str, Callable[[JobStatus], Judgement], Shift], ...] = (
+    ("Available", _available, _by_kind(_WORLD)),
+    ("Progressing", _progressing, _by_kind(_MOVING)),
+    ("Suspended", _suspended, _suspension),
+    ("Degraded", _degraded, _by_kind(_FEWER)),
+    ("Stopping", _stopping, lambda entry: None),
+    ("Ended", _ended, _by_kind({"job-ended": True})),
+)

@@ -1,0 +1,232 @@
+"""The HTTP side of one launcher: its socket is there at once, the rest comes off the event loop when it is ready.
+
+A launcher's start must not wait for an HTTP library. So only the socket is bound before the launcher stands for
+election, since the others have to be told the address; who connects meanwhile waits in the kernel's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edl.errors import PortInUse, SettingError
+from edl.tasks import end
+from edl.web.access import Tokens
+from edl.web.settings import HttpSettings, Limits
+from edl.wire.address import address
+from edl.wire.messages import Asked
+from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
+from edl.wire.wishes import Granted, Wish
+
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to tell that somebody asks for them
+BACKLOG = 128
+
+
+class Authority(Protocol):
+    """What a ruling Master offers here."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether it has taken over and can answer."""
+        ...
+
+    def status(self) -> JobStatus:
+        """The job at this moment."""
+        ...
+
+    def events(self, request: EventsRequest) -> AsyncIterator[JournalEntry]:
+        """History, and with ``follow`` what comes."""
+        ...
+
+    def ask(self, asked: Asked) -> Answer:
+        """Use a switch."""
+        ...
+
+    async def wish(self, wish: Wish) -> Granted:
+        """Take on a wish, or say why not; it is in the store when this returns."""
+        ...
+
+
+class Serving(Protocol):
+    """What the library is wrapped in (``edl.web.server``)."""
+
+    async def start(self, listening: socket.socket) -> None:
+        """Answer on this socket."""
+        ...
+
+    async def close(self) -> None:
+        """Stop."""
+        ...
+
+
+@dataclass(slots=True)
+class Around:
+    """What the HTTP side needs from its launcher."""
+
+    job: str
+    settings: HttpSettings
+    token: Callable[[], str]
+    """The job's own."""
+    log: Callable[[str], None]
+    now_s: Callable[[], float]
+    limits: Limits = field(default_factory=Limits)
+    ruler: Callable[[], str | None] = lambda: None
+    """Address of the HTTP side of whoever rules; empty: that one has none; None: nobody is known to rule."""
+
+
+class Web:
+    """Listens for this launcher, whether or not it rules."""
+
+    def __init__(self, around: Around) -> None:
+        self.around = around
+        self.tokens = Tokens(around.token, around.settings.token_file, around.settings.read_token_file, around.log)
+        self.tls = Tls(around.settings, around.log) if around.settings.cert else None
+        self.authority: Authority | None = None
+        self.url = ""
+        self._socket: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._server: Serving | None = None
+
+    def listen(self, host: str) -> str:
+        """Take the port; ``host``: the node's address. Returns where to reach it. Raises ``PortInUse``."""
+        settings = self.around.settings
+        wanted = settings.host or host
+        try:
+            family = socket.getaddrinfo(wanted, settings.port, type=socket.SOCK_STREAM)[0][0]
+            self._socket = socket.create_server((wanted, settings.port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot serve HTTP on {address(wanted, settings.port)}: {error.strerror or error}. Choose another "
+                "--http-port (0 for any that is free) or --http-host"
+            ) from error
+        self._socket.setblocking(False)
+        port = self._socket.getsockname()[1]
+        scheme = "https" if self.tls is not None else "http"
+        self.url = f"{scheme}://{address(host if wanted in WILDCARDS else wanted, port)}"
+        return self.url
+
+    def begin(self, ruler: Callable[[], str | None]) -> None:
+        """Answer from now on, or as soon as the library is there. ``ruler``: see ``Around``."""
+        self.around.ruler = ruler
+        self._serving = asyncio.get_running_loop().create_task(self._begin())
+
+    async def _begin(self) -> None:
+        try:
+            self.around.log(f"HTTP: {self.url}{self._warning()}")
+            await self._wanted()
+            await asyncio.to_thread(self.refresh)
+            module: Any = await asyncio.to_thread(importlib.import_module, "edl.web.server")
+            assert self._socket is not None  # noqa: S101 - set by listen
+            server: Serving = module.Server(self)
+            self._server = server
+            await server.start(self._socket)
+        except Exception as error:  # noqa: BLE001 - top of a task: training must not end for want of this
+            self.around.log(f"HTTP is not served: {type(error).__name__}: {error}")
+            if self._socket is not None:
+                self._socket.close()  # refused is better than never answered
+
+    async def _wanted(self) -> None:
+        """Until somebody connects, or the launcher's start is over, which needs the processor for better things."""
+        assert self._socket is not None  # noqa: S101 - set by listen
+        loop, called = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._socket, called.set)
+        try:
+            await asyncio.wait_for(called.wait(), self.around.limits.rest_s)
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(self._socket)
+
+    def _warning(self) -> str:
+        host = self.url.partition("://")[2].rpartition(":")[0].strip("[]")
+        if self.tls is not None or host.startswith("127.") or host in ("::1", "localhost"):
+            return ""
+        return " (without TLS: whoever sees the traffic sees the tokens; --http-cert and --http-key end that)"
+
+    def refresh(self) -> None:
+        """Read tokens and certificates that have changed. Blocks."""
+        self.tokens.refresh()
+        if self.tls is not None:
+            self.tls.refresh()
+
+    def rule(self, authority: Authority | None) -> None:
+        """From now on answer with this Master, or with none."""
+        self.authority = authority
+
+    def interrupt(self) -> None:
+        """See ``edl.launch.launcher.Beside``: nothing to do before the end."""
+
+    async def leave(self) -> None:
+        """Stop listening; what is under way ends. Doing it twice does nothing."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            await end(serving)
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+class Tls:
+    """Certificate, key and authorities; read again when the files change."""
+
+    def __init__(self, settings: HttpSettings, log: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._log = log
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.mutual = bool(settings.client_ca)
+        self._stamps: tuple[tuple[int, int], ...] = ()
+        self._trouble = ""
+        load(self.context, settings)
+        self._stamps = self._look()
+
+    def refresh(self) -> None:
+        """Connections that come from now on get what the files say now. Blocks."""
+        try:
+            stamps = self._look()
+            if stamps != self._stamps:
+                load(self.context, self._settings)
+                self._stamps, self._trouble = stamps, ""
+                self._log("HTTP: the certificates have changed; they count from now on")
+        except (OSError, SettingError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                self._log(f"HTTP: cannot read the certificates again: {error}. Those known so far stay")
+
+    def _look(self) -> tuple[tuple[int, int], ...]:
+        files = (self._settings.cert, self._settings.key, self._settings.client_ca)
+        stats = [os.stat(one) for one in files if one]
+        return tuple((one.st_mtime_ns, one.st_ino) for one in stats)
+
+
+def load(context: ssl.SSLContext, settings: HttpSettings) -> None:
+    """Put the files into a context. Raises ``SettingError`` that names the file."""
+    try:
+        context.load_cert_chain(settings.cert, settings.key, password=_no_password)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise SettingError(
+            "--http-cert",
+            settings.cert,
+            f"cannot be used with --http-key={settings.key} ({error})",
+            "Both have to be PEM files that belong together, the key without a password",
+        ) from error
+    if settings.client_ca:
+        try:
+            context.load_verify_locations(settings.client_ca)
+        except (OSError, ValueError) as error:
+            raise SettingError(
+                "--http-client-ca", settings.client_ca, f"cannot be used ({error})", "Name a PEM file"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")

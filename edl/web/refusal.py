@@ -1,0 +1,33 @@
+"""An answer that is not what was asked for, as a value: code, reason, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REASONS = {
+    307: "TemporaryRedirect",
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    408: "Timeout",
+    409: "Conflict",
+    413: "RequestEntityTooLarge",
+    415: "UnsupportedMediaType",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+}
+"""Words of Kubernetes where it has one."""
+
+
+class Refusal(Exception):
+    """Ends the handling of a request with this code."""
+
+    def __init__(self, code: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.headers = dict(headers or {})

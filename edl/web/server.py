@@ -1,0 +1,462 @@
+"""The HTTP server itself, on aiohttp's low level: no application, no router, one function from request to answer.
+
+In this order, so that whoever may not ask costs little and learns nothing: rate, token, address, Master, body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import socket
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from edl.errors import FencedOut, StoreError
+from edl.web import bodies, documents, openapi, schema
+from edl.web.access import RateLimit, Rights, peer_of
+from edl.web.front import Authority, Web
+from edl.web.refusal import Refusal
+from edl.web.routes import NAME, Found, Route, find
+from edl.wire.messages import Asked, Purpose
+from edl.wire.status import EventsRequest, JournalEntry
+from edl.wire.wishes import Granted, Verdict, Wish
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "edl"}
+_AGAIN = {"Retry-After": "1"}
+_PATHS = ("/healthz", "/readyz")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that may be carried out."""
+
+    request: web.BaseRequest
+    route: Route
+    names: Mapping[str, str]
+    authority: Authority
+    body: bodies.Body
+    by: str
+
+
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+class _Listener(web.Server):
+    """Counts connections: more than so many, of all or of one peer, are closed as they come, and so is one on which no
+    head of a request arrives in time (older versions of the library look after later ones only)."""
+
+    def __init__(self, handler: Any, front: Web, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._limits = front.around.limits
+        self._peers: dict[Any, str] = {}
+        self._silent: dict[Any, asyncio.TimerHandle] = {}
+
+    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        peername = transport.get_extra_info("peername")
+        peer = peer_of(str(peername[0])) if peername else ""
+        same = sum(one == peer for one in self._peers.values())
+        if len(self._peers) >= self._limits.connections or same >= self._limits.connections_each:
+            transport.abort()
+            return
+        self._peers[handler] = peer
+        loop = asyncio.get_running_loop()
+        self._silent[handler] = loop.call_later(self._limits.idle_s, transport.abort)
+
+    def heard(self, handler: Any) -> None:
+        """A request has come."""
+        timer = self._silent.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        self._peers.pop(handler, None)
+        self.heard(handler)
+        super().connection_lost(handler, exc)
+
+
+class Server:
+    """Answers HTTP for one launcher."""
+
+    def __init__(self, front: Web) -> None:
+        around = front.around
+        self._front = front
+        self._limits = around.limits
+        self._rate = RateLimit(self._limits.rate, self._limits.burst, self._limits.peers)
+        self._streams = 0
+        self._asking: set[asyncio.Future[Granted]] = set()
+        self._refreshed_s = around.now_s()
+        self._listener = _Listener(
+            self._handle,
+            front,
+            handler_cancellation=True,  # a client that goes ends its stream
+            keepalive_timeout=self._limits.idle_s,
+            lingering_time=0,  # what is refused is not read
+            auto_decompress=False,
+            access_log=None,
+            logger=_silent(),
+        )
+        self._sockets: asyncio.Server | None = None
+        self._handlers: dict[str, Handler] = {
+            "document": self._document,
+            "job": self._job,
+            "scale": self._scale,
+            "put_scale": self._put_scale,
+            "patch_scale": self._patch_scale,
+            "bounds": lambda call: self._wish(call, bodies.bounds(call.body, call.by)),
+            "drain": lambda call: self._wish(call, bodies.drain(call.body, call.by)),
+            "checkpoint": lambda call: self._ask(call, Purpose.SAVE),
+            "stop": lambda call: self._ask(call, Purpose.KILL),
+            "suspend": lambda call: self._wish(call, bodies.suspend(call.body, call.by, suspended=True)),
+            "resume": lambda call: self._wish(call, bodies.suspend(call.body, call.by, suspended=False)),
+            "cordon": lambda call: self._cordon(call, cordoned=True),
+            "uncordon": lambda call: self._cordon(call, cordoned=False),
+            "events": self._events,
+        }
+
+    async def start(self, listening: socket.socket) -> None:
+        """Answer on this socket."""
+        tls = self._front.tls
+        options: dict[str, Any] = {}
+        if tls is not None:
+            options = {"ssl": tls.context, "ssl_handshake_timeout": self._limits.handshake_s}
+        self._sockets = await asyncio.get_running_loop().create_server(self._listener, sock=listening, **options)
+
+    async def close(self) -> None:
+        """Stop; whatever is under way has part of a second."""
+        if self._sockets is not None:
+            self._sockets.close()
+        await self._listener.shutdown(0.2)
+
+    # --- every request ---------------------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request, whatever becomes of it. An answer that is not taken in time ends the connection."""
+        self._listener.heard(request.protocol)
+        try:
+            response = await self._answer(request)
+        except Refusal as refusal:
+            response = _refused(request, refusal)
+        except (ConnectionError, HttpProcessingError):
+            raise
+        except Exception as error:  # noqa: BLE001 - top of a request: the launcher lives on, and the client learns little
+            self._front.around.log(f"HTTP: a defect: {''.join(traceback.format_exception(error))}")
+            response = _refused(request, Refusal(500, "a defect of edl; the launcher's log has it"))
+        response.headers.update(_HEADERS)
+        transport = request.transport
+        if transport is not None and not response.prepared:
+            late = asyncio.get_running_loop().call_later(self._limits.send_s, transport.abort)
+            try:
+                await response.prepare(request)
+                await response.write_eof()
+            finally:
+                late.cancel()
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path.partition("?")[0]
+        peer = peer_of(request.remote or "")
+        public = path in _PATHS
+        # Probes are counted apart: whoever floods the rest from the same address must not have a launcher restarted.
+        if not self._rate.admits(f"probe {peer}" if public else peer, self._front.around.now_s()):
+            raise Refusal(429, "too many requests from your address", _AGAIN)
+        found = find(request.method, path)
+        if public and found is not None and found.route is not None:
+            return self._probe(found.route)
+        rights, by = await self._authorized(request)
+        if found is None:
+            raise Refusal(404, "there is nothing at this address; /openapi.json says what there is")
+        if found.route is None:
+            allowed = ", ".join(found.allowed)
+            raise Refusal(405, f"{request.method} is not for this address, but {allowed}", {"Allow": allowed})
+        if found.route.writes and rights is not Rights.FULL:
+            raise Refusal(403, "this token may only look")
+        return await self._carry_out(request, found, found.route, by)
+
+    async def _carry_out(self, request: web.BaseRequest, found: Found, route: Route, by: str) -> web.StreamResponse:
+        job = self._front.around.job
+        if found.names.get("job", job) != job:
+            raise Refusal(404, f"there is no such job here; this is {job}")
+        if "node" in found.names and not re.fullmatch(NAME, found.names["node"]):
+            raise Refusal(404, "there is no such node")
+        if route.local:
+            return await self._document(None)
+        authority = self._ruling(request)
+        content = await self._body(request, route) if route.body else {}
+        call = Call(request, route, found.names, authority, content, by)
+        return await self._handlers[route.name](call)
+
+    def _probe(self, route: Route) -> web.Response:
+        ready = route.name == "health" or self._front.authority is not None or bool(self._front.around.ruler())
+        if ready:
+            return web.Response(text="ok\n")
+        return web.Response(text="no Master\n", status=503, headers=_AGAIN)
+
+    async def _authorized(self, request: web.BaseRequest) -> tuple[Rights, str]:
+        """What the sender may do, and how it is called in the history. Raises ``Refusal`` (401)."""
+        await self._refresh()
+        peer = request.remote or "unknown"
+        sent = request.headers.get("Authorization")
+        tls = self._front.tls
+        if sent is None and tls is not None and tls.mutual:
+            if request.headers.get("Origin") is not None:
+                raise Refusal(401, "a page in a browser needs a token", {"WWW-Authenticate": "Bearer"})
+            return Rights.FULL, f"HTTP, {_subject(request)} at {peer}"
+        rights = self._front.tokens.rights(sent or "")
+        if rights is None:
+            raise Refusal(
+                401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": 'Bearer realm="edl"'}
+            )
+        return rights, f"HTTP, {peer}"
+
+    async def _refresh(self) -> None:
+        """Files with tokens may have changed; off the event loop, as a file system may hang."""
+        now_s = self._front.around.now_s()
+        if now_s - self._refreshed_s < self._limits.refresh_s:
+            return
+        self._refreshed_s = now_s
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._front.refresh), self._limits.refresh_s)
+
+    def _ruling(self, request: web.BaseRequest) -> Authority:
+        """The Master, if it is here. Raises ``Refusal``: 307 to where it is, or 503."""
+        authority = self._front.authority
+        if authority is not None and authority.serving:
+            return authority
+        url = self._front.around.ruler()
+        if url is None or url == self._front.url:
+            raise Refusal(503, "the job has no Master at this moment; its launchers elect one", _AGAIN)
+        if not url:
+            raise Refusal(
+                503, "the launcher that rules serves no HTTP. Give --http-port to all launchers of the job", _AGAIN
+            )
+        target = url + str(request.rel_url.relative() if request.rel_url.is_absolute() else request.rel_url)
+        raise Refusal(307, "another launcher rules; ask there", {"Location": target})
+
+    # --- bodies ----------------------------------------------------------------------------------------------------
+
+    async def _body(self, request: web.BaseRequest, route: Route) -> bodies.Body:
+        """The body, checked against its schema. Raises ``Refusal``."""
+        most, length = self._limits.body_bytes, request.content_length
+        if length is not None and length > most:
+            raise Refusal(413, f"the body has {length} bytes; at most {most} are taken")
+        if not request.can_read_body or length == 0:
+            if route.body_required:
+                raise Refusal(400, "a body is needed")
+            return {}
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise Refusal(415, "the content may not be compressed")
+        if request.content_type not in route.types or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
+            raise Refusal(415, f"the body has to be {' or '.join(route.types)} in UTF-8")
+        value = schema.parse(await self._read(request))
+        schema.check(value, openapi.REQUESTS[route.body])
+        taken: bodies.Body = value
+        return taken
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        """All of it, up to the bound and within the time."""
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: what is refused need not be sent
+        most = self._limits.body_bytes
+        data = bytearray()
+
+        async def read() -> None:
+            async for piece in request.content.iter_any():
+                data.extend(piece)
+                if len(data) > most:
+                    raise Refusal(413, f"the body has more than {most} bytes")
+
+        try:
+            await asyncio.wait_for(read(), self._limits.body_s)
+        except asyncio.TimeoutError:
+            raise Refusal(408, f"the body did not come within {self._limits.body_s:g} s") from None
+        except (web.RequestPayloadError, HttpProcessingError):
+            raise Refusal(400, "the body cannot be read") from None
+        return bytes(data)
+
+    # --- what there is ---------------------------------------------------------------------------------------------
+
+    async def _document(self, _: Call | None) -> web.Response:
+        return _json(openapi.document(self._front.around.job))
+
+    async def _job(self, call: Call) -> web.Response:
+        history = [entry async for entry in call.authority.events(EventsRequest())]
+        return _json(documents.job_of(call.authority.status(), history))
+
+    async def _scale(self, call: Call) -> web.Response:
+        return _json(documents.scale_of(call.authority.status()))
+
+    async def _put_scale(self, call: Call) -> web.Response:
+        granted = await self._granted(call, bodies.put_scale(call.body, call.authority.status(), call.by))
+        return _json(documents.scale_of(call.authority.status()), documents.CODES[granted.verdict])
+
+    async def _patch_scale(self, call: Call) -> web.Response:
+        wish = bodies.patch_scale(call.body, call.authority.status(), call.by)
+        code = 200 if wish is None else documents.CODES[(await self._granted(call, wish)).verdict]
+        return _json(documents.scale_of(call.authority.status()), code)
+
+    async def _cordon(self, call: Call, *, cordoned: bool) -> web.Response:
+        return await self._wish(call, bodies.cordon(call.body, call.names["node"], call.by, cordoned=cordoned))
+
+    async def _wish(self, call: Call, wish: Wish) -> web.Response:
+        granted = await self._granted(call, wish)
+        return _json(documents.granted(granted), documents.CODES[granted.verdict])
+
+    async def _granted(self, call: Call, wish: Wish) -> Granted:
+        """The Master's word on it; a client that goes does not take the wish back. Raises ``Refusal``."""
+        if len(self._asking) >= self._limits.asking:
+            raise Refusal(503, "the store does not answer, and others wait for it already: nothing was done", _AGAIN)
+        asking = asyncio.ensure_future(call.authority.wish(wish))
+        self._asking.add(asking)
+        asking.add_done_callback(self._forget)
+        done, _ = await asyncio.wait({asking}, timeout=self._limits.master_s)
+        if not done:
+            raise Refusal(
+                503, "the store does not answer: the wish may come true later, or not. Look at the size", _AGAIN
+            )
+        if asking.cancelled():
+            raise Refusal(503, "the Master has just changed. Look at the size, and ask again", _AGAIN)
+        try:
+            granted = asking.result()
+        except (StoreError, FencedOut) as error:
+            raise Refusal(503, f"the Master has just changed ({error}). Look, and ask again", _AGAIN) from None
+        if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
+            raise Refusal(documents.CODES[granted.verdict], granted.text)
+        return granted
+
+    def _forget(self, asking: asyncio.Future[Granted]) -> None:
+        """It is over. Looks at how, since asyncio would complain of an exception that nobody has seen."""
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()
+
+    async def _ask(self, call: Call, purpose: Purpose) -> web.Response:
+        asked: Asked = bodies.switch(call.body, purpose, call.by)
+        answer = call.authority.ask(asked)
+        if not answer.ok:
+            raise Refusal(422, answer.text)
+        return _json(documents.answered(answer), 202)
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    async def _events(self, call: Call) -> web.StreamResponse:
+        request = call.request
+        after, follow = _number(request, "after"), _flag(request, "follow")
+        sse = "text/event-stream" in request.headers.get("Accept", "")
+        if sse and re.fullmatch(r"[0-9]{1,15}", request.headers.get("Last-Event-ID", "")):
+            after = max(after, int(request.headers["Last-Event-ID"]))
+        if self._streams >= self._limits.streams:
+            raise Refusal(429, f"{self._streams} streams of events are open already", {"Retry-After": "10"})
+        response = web.StreamResponse(headers=_HEADERS)
+        response.content_type = "text/event-stream" if sse else "application/x-ndjson"
+        response.charset = "utf-8"
+        self._streams += 1
+        entries = call.authority.events(EventsRequest(after, follow))
+        try:
+            await response.prepare(request)
+            await self._stream(request, response, entries, sse=sse)
+        finally:
+            self._streams -= 1
+            await _close(entries)
+        return response
+
+    async def _stream(
+        self, request: web.BaseRequest, response: web.StreamResponse, entries: AsyncIterator[JournalEntry], *, sse: bool
+    ) -> None:
+        """Line by line; now and then a sign of life. Whoever does not take it in time is let go of."""
+        waiting: asyncio.Future[JournalEntry] | None = None
+        try:
+            while True:
+                if waiting is None:
+                    waiting = asyncio.ensure_future(entries.__anext__())
+                done, _ = await asyncio.wait({waiting}, timeout=self._limits.heartbeat_s)
+                text = ":\n\n" if sse else "\n"
+                if done:
+                    try:
+                        text = _line(waiting.result(), sse=sse)
+                    except StopAsyncIteration:
+                        break
+                    finally:
+                        waiting = None
+                await asyncio.wait_for(response.write(text.encode()), self._limits.send_s)
+            await asyncio.wait_for(response.write_eof(), self._limits.send_s)
+        except asyncio.TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait({waiting})
+
+
+def _line(entry: JournalEntry, *, sse: bool) -> str:
+    text = json.dumps(documents.event_of(entry))
+    return f"id: {entry.number}\nevent: {entry.kind}\ndata: {text}\n\n" if sse else f"{text}\n"
+
+
+def _number(request: web.BaseRequest, name: str) -> int:
+    text = _one(request, name, "0")
+    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > openapi.MOST_AFTER:
+        raise Refusal(400, f"{name} has to be a number from 0 to {openapi.MOST_AFTER}")
+    return int(text)
+
+
+def _flag(request: web.BaseRequest, name: str) -> bool:
+    text = _one(request, name, "false")
+    if text not in ("true", "false"):
+        raise Refusal(400, f"{name} has to be true or false")
+    return text == "true"
+
+
+def _one(request: web.BaseRequest, name: str, default: str) -> str:
+    found = request.query.getall(name, [default])
+    if len(found) > 1:
+        raise Refusal(400, f"{name} is given {len(found)} times")
+    return found[0]
+
+
+def _json(value: Any, code: int = 200) -> web.Response:
+    return web.Response(text=json.dumps(value), status=code, content_type="application/json")
+
+
+def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
+    if request.raw_path.partition("?")[0] in _PATHS:
+        response = web.Response(text=f"{refusal.message}\n", status=refusal.code)
+    else:
+        response = _json(documents.refused(refusal), refusal.code)
+    response.headers.update(refusal.headers)
+    if not request.content.is_eof():
+        response.force_close()
+    return response
+
+
+def _subject(request: web.BaseRequest) -> str:
+    """Whose certificate it is."""
+    transport = request.transport
+    certificate = transport.get_extra_info("peercert") if transport is not None else None
+    for part in (certificate or {}).get("subject", ()):
+        for name, value in part:
+            if name == "commonName":
+                return bodies.words(str(value))
+    return "a certificate"
+
+
+async def _close(entries: AsyncIterator[JournalEntry]) -> None:
+    close = getattr(entries, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _silent() -> logging.Logger:
+    """What aiohttp says of requests that are no HTTP: nobody here can do anything about them."""
+    logger = logging.Logger("edl.web.protocol", logging.CRITICAL)
+    logger.addHandler(logging.NullHandler())
+    return logger

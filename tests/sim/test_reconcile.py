@@ -1,0 +1,486 @@
+"""The reconciler under random schedules: it gets there, stays there, and never takes a node that trains. And the
+stories behind its rules, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from edl.schedulers import reconcile as rc
+from edl.schedulers.plan import Job, Node, release_plan, target_of
+from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
+from edl.wire.wishes import Drain, Granted, Resize, Verdict
+from tests.sim.scale_world import ScaleWorld, Story, varied
+
+BLOCKS = 10
+MORE_BLOCKS = 90
+"""In full length."""
+SEEDS_IN_BLOCK = 100
+
+
+def disturb(world: ScaleWorld, draw: random.Random) -> None:
+    """One thing that happens."""
+    names = sorted(world.nodes)
+    what = draw.choice(["resize", "foreign", "vanish", "doom", "suspend", "master", "bounds", "nothing"])
+    if what == "resize" and world.story.owner is Owner.MASTER:
+        world.resize(draw.randint(world.minimum, world.maximum))
+    elif what == "foreign":
+        world.foreign(draw.randint(0, 8))
+    elif what == "vanish" and names:
+        world.vanish(draw.choice(names))
+    elif what == "doom" and names:
+        world.doom(draw.choice(names))
+    elif what == "suspend":
+        world.suspended = not world.suspended
+    elif what == "master":
+        world.new_master()
+    elif what == "bounds":
+        world.minimum = draw.randint(1, 3)
+        world.maximum = draw.randint(4, 7)
+        world.desired = min(max(world.desired, world.minimum), world.maximum)
+
+
+def one(seed: int) -> None:
+    draw = random.Random(seed)
+    world = ScaleWorld(seed, varied(seed), replicas=draw.randint(0, 8))
+    while world.now_s < 200.0:
+        world.run(world.now_s + draw.expovariate(1 / 12.0))
+        disturb(world, draw)
+        world.show()
+    world.faults = world.suspended = False
+    world.show()
+    world.run(world.now_s + 250.0)
+    calm_s = world.now_s
+    world.run(calm_s + 120.0)
+    if world.story.owner is Owner.MASTER:
+        if world.asked:
+            assert world.replicas == world.desired, f"seed {seed}: {world.replicas} of {world.desired}"
+        assert world.minimum <= world.replicas <= world.maximum, f"seed {seed}: {world.replicas}"
+    elif world.replicas:
+        assert world.desired == min(max(world.replicas, world.minimum), world.maximum), f"seed {seed}"
+    if world.replicas >= world.minimum:
+        assert world.members == min(world.replicas, world.desired), f"seed {seed}"
+    assert world.calls(calm_s) == [], f"seed {seed}: it does not come to rest"
+    wishes = [effect for at_s, effect in world.log if at_s >= calm_s and isinstance(effect, rc.Tell)]
+    assert wishes == [], f"seed {seed}: it does not come to rest"
+    assert world.explained == "", f"seed {seed}: {world.explained}"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [*range(BLOCKS), *(pytest.param(n, marks=pytest.mark.soak) for n in range(BLOCKS, BLOCKS + MORE_BLOCKS))],
+)
+def test_it_gets_there_and_stays_there(block: int) -> None:
+    for seed in range(block * SEEDS_IN_BLOCK, (block + 1) * SEEDS_IN_BLOCK):
+        one(seed)
+
+
+# --- stories in the world --------------------------------------------------------------------------------------------
+
+
+def quiet(**changes: object) -> ScaleWorld:
+    """Two nodes of at most six, and no trouble."""
+    story = dataclasses.replace(Story(), **changes)  # type: ignore[arg-type]
+    world = ScaleWorld(1, story)
+    world.run(30.0)
+    assert world.members == 2
+    return world
+
+
+def test_until_somebody_asks_the_size_is_left_alone() -> None:
+    assert quiet().calls() == []
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_up_and_down(indexed: bool) -> None:
+    world = quiet(indexed=indexed)
+    world.resize(5)
+    world.run(90.0)
+    assert world.members == world.replicas == 5
+    assert [(type(call), call.nodes) for call in world.calls()] == [(rc.Ask, 5)]  # type: ignore[union-attr]
+    world.resize(1)
+    world.run(150.0)
+    assert world.members == world.replicas == 1
+    last = world.calls()[-1]
+    assert isinstance(last, rc.Release)
+    assert last.nodes == 1
+    if indexed:
+        assert sorted(last.names) == ["n-1", "n-2", "n-3", "n-4"]
+
+
+def test_with_an_external_owner_nothing_is_asked_for() -> None:
+    world = quiet(owner=Owner.EXTERNAL)
+    for nodes, desired in ((4, 4), (8, 6), (0, 6), (1, 1)):
+        world.foreign(nodes)
+        world.run(world.now_s + 60.0)
+        assert world.desired == desired
+    assert world.calls() == []
+    assert [effect.wish.nodes for effect in world.of(rc.Tell)] == [2, 4, 8, 1]  # type: ignore[union-attr]
+
+
+def test_a_pod_that_stays_pending_holds_nothing_up_and_is_explained() -> None:
+    world = quiet(stuck=3)
+    world.resize(5)
+    world.run(120.0)
+    assert world.members == 3
+    assert world.explained == "fake: 3 of 5 nodes have come"
+    assert len(world.calls()) == 1, "asked once: it has said yes"
+    world.resize(3)
+    world.run(240.0)
+    assert world.members == world.replicas == 3
+    assert world.explained == ""
+
+
+def test_a_suspended_job_keeps_its_machines() -> None:
+    world = quiet()
+    world.suspended = True
+    world.resize(4)
+    world.show()
+    world.run(120.0)
+    assert world.calls() == []
+    world.suspended = False
+    world.show()
+    world.run(240.0)
+    assert world.members == 4
+
+
+@pytest.mark.parametrize("owner", Owner)
+def test_what_starts_finished_nodes_again_is_asked_for_none_at_the_end(owner: Owner) -> None:
+    world = quiet(owner=owner, ask_none_at_end=True)
+    world.ended = True
+    world.show()
+    world.run(40.0)
+    assert world.replicas == 0
+    assert world.finished
+
+
+def test_what_ends_by_itself_is_left_alone_at_the_end() -> None:
+    world = quiet()
+    world.ended = True
+    world.show()
+    assert world.finished
+    assert world.calls() == []
+
+
+def test_a_new_master_does_not_ask_again_for_what_is_there() -> None:
+    world = quiet()
+    world.resize(4)
+    world.run(90.0)
+    world.new_master()
+    world.run(180.0)
+    assert len(world.calls()) == 1
+
+
+def test_members_with_high_indexes_make_room_for_low_ones() -> None:
+    world = quiet(indexed=True)
+    world.resize(4)
+    world.run(90.0)
+    for name in ("n-0", "n-1"):
+        world.vanish(name)
+    world.resize(2)
+    world.run(300.0)
+    assert world.replicas == world.members == 2
+    assert sorted(name for name, node in world.nodes.items() if node.member) == ["n-0", "n-1"]
+
+
+# --- one step at a time ----------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """The machine, fed by hand."""
+
+    def __init__(self, owner: Owner = Owner.MASTER, *, indexed: bool = False, at_end: bool = False) -> None:
+        self.state = rc.State(rc.About("it", owner, indexed, at_end))
+        self.now_s = 0.0
+
+    def __call__(self, event: rc.Event, after_s: float = 0.0) -> list[rc.Effect]:
+        self.now_s += after_s
+        decision = rc.step(self.state, event, self.now_s)
+        self.state = decision.state
+        return [effect for effect in decision.effects if not isinstance(effect, rc.WakeAt)]
+
+
+def job(*members: str, spares: tuple[str, ...] = (), desired: int = 3, **changes: object) -> Job:
+    nodes = [Node(name, member=True) for name in members] + [Node(name, spare=True) for name in spares]
+    made = Job(1, 6, 1, desired, asked=True, running=bool(members), nodes=tuple(nodes))
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def saw(observation: Observation) -> rc.Observed:
+    return rc.Observed(observation)
+
+
+OK = Granted(Verdict.ACCEPTED, "yes")
+
+
+class TestCalls:
+    def test_it_looks_before_it_asks(self) -> None:
+        bench = Bench()
+        assert bench(rc.Looked(job("a"))) == [rc.Current()]
+        note = rc.Note("asking it for 3 nodes: the job wants 3 nodes")
+        assert bench(rc.Answered(Size(1)))[:2] == [note, rc.Ask(3, "the job wants 3 nodes")]
+
+    def test_errors_that_may_pass_are_said_once_and_retried_more_and_more_slowly(self) -> None:
+        bench = Bench()
+        bench(rc.Looked(job("a")))
+        said = bench(rc.Failed("it: 503", retry=True))
+        assert [type(effect) for effect in said] == [rc.Note, rc.Explain]
+        pauses = []
+        for _ in range(10):
+            begun_s = bench.now_s
+            while not (effects := bench(rc.Tick(), 0.25)):
+                pass
+            assert effects == [rc.Current()]
+            pauses.append(bench.now_s - begun_s)
+            assert bench(rc.Failed("it: 503", retry=True)) == []
+        assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+        assert max(pauses) == rc.LAST_RETRY_S
+        bench(rc.Tick(), rc.LAST_RETRY_S)
+        assert bench(rc.Answered(Size(3))) == [rc.Note("it answers again"), rc.Explain("it: 1 of 3 nodes have come")]
+
+    def test_errors_that_will_not_pass_are_tried_again_after_a_minute(self) -> None:
+        bench = Bench()
+        bench(rc.Looked(job("a")))
+        bench(rc.Failed("it: 403 forbidden", retry=False))
+        assert bench(rc.Tick(), 59.0) == []
+        assert bench(rc.Tick(), 1.5) == [rc.Current()]
+        assert bench(rc.Failed("it: 403 forbidden", retry=False)) == []
+
+    def test_an_answer_that_was_lost_costs_one_look(self) -> None:
+        bench = Bench()
+        bench(rc.Looked(job("a")))
+        bench(rc.Answered(Size(1)))
+        bench(rc.Failed("it: no answer", retry=True))
+        bench(saw(Sized(Size(3))))
+        assert not [effect for effect in bench(rc.Tick(), 1.0) if isinstance(effect, rc.Ask)]
+        assert bench.state.trouble == ""
+
+    def test_what_has_no_effect_is_asked_for_more_and_more_seldom(self) -> None:
+        bench = Bench()
+        bench(rc.Looked(job("a")))
+        effects = bench(rc.Answered(Size(1)))
+        times = []
+        while bench.now_s < 600.0:
+            for effect in effects:
+                if isinstance(effect, rc.Ask):
+                    times.append(bench.now_s)
+                    effects = bench(rc.Answered())
+                    break
+                if isinstance(effect, rc.Current):
+                    effects = bench(rc.Answered(Size(1)))
+                    break
+            else:
+                effects = bench(rc.Tick(), 0.5)
+        assert 10 <= len(times) <= 20
+        assert times[-1] - times[-2] >= 60.0
+
+    def test_two_owners_that_fight_are_told_of(self) -> None:
+        bench = Bench()
+        bench(rc.Looked(job("a", "b", "c")))
+        bench(rc.Answered(Size(1)))
+        bench(rc.Answered())
+        bench(rc.Answered(Size(3)))
+        assert rc.Note("somebody else has changed it to 5 nodes") in bench(saw(Sized(Size(5))))
+
+    def test_the_end_waits_for_a_few_tries_only(self) -> None:
+        bench = Bench(at_end=True)
+        bench(rc.Looked(job("a", "b", "c")))
+        bench(rc.Answered(Size(3)))
+        assert bench(rc.Looked(job("a", "b", "c", ended=True))) == [rc.Release(("a", "b", "c"), 0, "the job has ended")]
+        effects: list[rc.Effect] = []
+        while rc.Finished() not in effects:
+            effects = bench(rc.Failed("it: 500", retry=True)) or bench(rc.Tick(), 0.5)
+        assert bench.now_s < 5.0
+
+    def test_at_the_end_there_is_no_time_to_wait_after_an_error_of_before(self) -> None:
+        bench = Bench(at_end=True)
+        bench(rc.Looked(job("a", "b", "c")))
+        bench(rc.Failed("it: 403", retry=False))
+        assert rc.Release(("a",), 0, "the job has ended") in bench(rc.Looked(job("a", ended=True)), 1.0)
+
+
+class TestShrinking:
+    def bench(self, *members: str, spares: tuple[str, ...] = (), size: int = 4, desired: int = 2) -> Bench:
+        bench = Bench()
+        bench(rc.Looked(job("a", "b", "c", "d", desired=4)))
+        bench(rc.Answered(Size(size)))
+        bench(rc.Looked(job(*members, spares=spares, desired=desired)))
+        return bench
+
+    def test_while_too_many_train_nothing_is_given_back(self) -> None:
+        bench = self.bench("a", "b", "c", "d")
+        assert bench(rc.Tick(), 5.0) == []
+
+    def test_surplus_nodes_are_told_to_leave_and_then_given_back(self) -> None:
+        bench = self.bench("a", "b", "c", "d")
+        (told,) = bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
+        assert isinstance(told, rc.Tell)
+        assert isinstance(told.wish, Drain)
+        assert told.wish.nodes == ("c", "d")
+        assert bench(rc.Tick(), 1.0) == []
+        note = rc.Note("giving nodes back to it (d, c), 2 are left: 2 nodes are wanted")
+        assert bench(rc.Replied(OK)) == [note, rc.Release(("d", "c"), 2, "2 nodes are wanted")]
+
+    def test_those_that_leave_quickly_are_named_all_the_same(self) -> None:
+        bench = self.bench("a", "b", "c", "d")
+        bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
+        assert rc.Release(("c", "d"), 2, "2 nodes are wanted") in bench(rc.Looked(job("a", "b", desired=2)))
+        bench(rc.Replied(OK))
+        bench(rc.Failed("it: no answer", retry=True))
+        assert rc.Release(("c", "d"), 2, "2 nodes are wanted") in bench(rc.Tick(), 1.5), "until it has heard"
+
+    def test_one_that_has_become_a_member_meanwhile_is_not_given_back(self) -> None:
+        bench = self.bench("a", "b", "c", "d")
+        bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
+        bench(rc.Looked(job("a", "c", spares=("d",), desired=2)))  # b has died
+        assert not [
+            effect for effect in bench(rc.Replied(OK)) if isinstance(effect, rc.Release) and "c" in effect.names
+        ]
+
+    def test_a_refused_drain_is_said_once_and_gives_nothing_back(self) -> None:
+        bench = self.bench("a", "b", "c", "d")
+        bench(rc.Looked(job("a", "b", spares=("c", "d"), desired=2)))
+        no = Granted(Verdict.REFUSED, "not now")
+        assert bench(rc.Replied(no)) == [rc.Note("it: not now")]
+        assert bench(rc.Tick(), 5.0) == []
+        assert [type(effect) for effect in bench(rc.Tick(), 60.0)] == [rc.Tell, rc.Current]
+        assert bench(rc.Replied(no)) == []
+
+    def test_those_that_have_not_come_go_first(self) -> None:
+        bench = Bench()
+        bench(rc.Looked(job("a", "b", desired=2)))
+        assert rc.Release((), 2, "2 nodes are wanted") in bench(rc.Answered(Size(5)))
+
+
+class TestDoomed:
+    def test_all_of_them_leave_together_with_the_shortest_time(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", "b", "c")))
+        (told,) = bench(saw(Doomed("a", "spot", 120.0)))
+        bench(saw(Doomed("b", "spot", 90.0)))
+        bench(saw(Doomed("c", "taint", 30.0)))
+        assert told == rc.Tell(Drain(("a",), "it", "spot", 120.0))
+        (told,) = bench(rc.Replied(OK))
+        assert told == rc.Tell(Drain(("b", "c"), "it", "spot; taint", 30.0))
+
+    def test_it_does_not_wait_for_a_silent_scheduler(self) -> None:
+        bench = Bench()
+        assert bench(rc.Looked(job("a", "b"))) == [rc.Current()]  # and no answer
+        assert [type(effect) for effect in bench(saw(Doomed("a", "spot")))] == [rc.Tell]
+
+    def test_the_same_news_again_and_unknown_nodes_say_nothing(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", "b", "c")))
+        bench(saw(Doomed("a", "spot")))
+        bench(rc.Replied(OK))
+        assert bench(saw(Doomed("a", "spot"))) == []
+        assert bench(saw(Doomed("nobody", "spot"))) == []
+
+    def test_a_host_is_known_by_its_name_or_address(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        nodes = (Node("h1-0a1b", host="10.0.0.1"), Node("h1", host="10.0.0.9"), Node("h12-0a1b", host="10.0.0.2"))
+        bench(rc.Looked(job(nodes=nodes)))
+        (told,) = bench(saw(Doomed("h1", "gone")))
+        assert isinstance(told, rc.Tell)
+        assert isinstance(told.wish, Drain)
+        assert told.wish.nodes == ("h1", "h1-0a1b")
+        bench(rc.Replied(OK))
+        (told,) = bench(saw(Doomed("10.0.0.2", "gone")))
+        assert isinstance(told, rc.Tell)
+        assert isinstance(told.wish, Drain)
+        assert told.wish.nodes == ("h12-0a1b",)
+
+    def test_one_that_cannot_be_spared_yet_leaves_when_others_have_come(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", "b", desired=2)))
+        bench(rc.Answered(Size(2)))
+        told = bench(saw(Doomed("a", "spot")))
+        no = Granted(Verdict.REFUSED, "leaves 1 node able to take part, at least 2 needed")
+        assert bench(rc.Replied(no)) == [rc.Note(f"it: {no.text}")]
+        resize = rc.Tell(Resize(3, "it", "it has 3 nodes", external=True))
+        assert bench(saw(Sized(Size(3))), 1.0) == [resize], "other wishes do not wait for it"
+        bench(rc.Replied(OK))
+        assert bench(rc.Looked(job("a", "b", spares=("c",))), 1.0) == []
+        assert bench(rc.Tick(), rc.DOOMED_AGAIN_S) == [*told, rc.Current()]
+        bench(rc.Replied(OK))
+        bench(rc.Looked(job("b", "c")))
+        assert not bench.state.doomed, "who comes under its name later is another one"
+
+    def test_when_one_of_them_has_gone_meanwhile_the_others_are_told_all_the_same(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", "b", "c")))
+        bench(saw(Doomed("c", "spot")))
+        bench(saw(Doomed("a", "spot")))
+        bench(saw(Doomed("b", "spot")))
+        assert bench(rc.Replied(OK)) == [rc.Tell(Drain(("a", "b"), "it", "spot"))]
+        bench(rc.Looked(job("b", "c")))
+        assert bench(rc.Replied(Granted(Verdict.UNKNOWN, "no such node: a"))) == []
+        assert bench(rc.Tick(), rc.FIRST_RETRY_S) == [rc.Tell(Drain(("b",), "it", "spot"))]
+
+    def test_while_the_store_is_away_nothing_is_forgotten(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", "b", "c")))
+        told = bench(saw(Doomed("a", "spot")))
+        assert bench(rc.Unheard("no answer")) == [rc.Note("it: no answer")]
+        assert bench(rc.Tick(), rc.UNHEARD_S) == told
+        assert bench(rc.Unheard("no answer")) == [], "said once"
+
+
+class TestExternal:
+    def test_a_size_outside_the_bounds_is_told_once(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", desired=6)))
+        told, _ = bench(rc.Answered(Size(9)))
+        assert told == rc.Tell(Resize(9, "it", "it has 9 nodes", external=True))
+        bench(rc.Replied(Granted(Verdict.KNOWN, "")))
+        assert bench(saw(Sized(Size(9)))) == []
+        assert bench(rc.Looked(job("a", desired=6, maximum=10))) != [], "other bounds, another matter"
+
+    def test_a_new_master_tells_nothing_new(self) -> None:
+        bench = Bench(Owner.EXTERNAL)
+        bench(rc.Looked(job("a", "b", "c")))
+        assert bench(rc.Answered(Size(3))) == []
+
+
+class TestPlan:
+    @pytest.mark.parametrize(
+        ("asked", "desired", "unit", "size", "target"),
+        [(False, 6, 1, 2, 2), (False, 6, 1, 9, 6), (False, 6, 1, 0, 1), (True, 4, 1, 2, 4), (True, 5, 2, 2, 4)],
+    )
+    def test_target(self, asked: bool, desired: int, unit: int, size: int, target: int) -> None:
+        assert target_of(Job(1, 6, unit, desired, asked, True), size) == target
+
+    def test_a_node_without_an_index_blocks_and_is_named(self) -> None:
+        plan = release_plan(job("a", spares=("b", "c"), desired=1), 3, indexed=True)
+        assert plan is not None
+        assert plan.left == 3
+        assert plan.blocked == "nobody knows the index of a, b, c (--node-index): none is given back"
+
+    @pytest.mark.parametrize("indexed", [False, True])
+    def test_spares_stay_while_the_world_is_still_too_large(self, indexed: bool) -> None:
+        nodes = tuple(Node(f"n-{n}", n, member=n < 3, spare=n == 3) for n in range(4))
+        assert release_plan(job("n-0", nodes=nodes, desired=2), 4, indexed) is None
+
+    def test_a_member_with_a_high_index_trains_until_a_lower_one_can_take_its_place(self) -> None:
+        nodes = (Node("n-0", 0, member=True), Node("n-3", 3, member=True))
+        plan = release_plan(job("n-0", nodes=nodes, desired=2), 4, indexed=True)
+        assert plan is not None
+        assert (plan.left, plan.drain) == (4, ())
+        assert plan.blocked == "n-3 trains until nodes with lower indexes come"
+        low = (*nodes, Node("n-1", 1, spare=True))
+        plan = release_plan(job("n-0", nodes=low, desired=2), 4, indexed=True)
+        assert plan is not None
+        assert (plan.left, plan.names, plan.drain) == (4, (), ("n-3",))
+
+    def test_cordoned_nodes_go_first_and_the_masters_last(self) -> None:
+        nodes = (
+            Node("a", member=True),
+            Node("b", cordoned=True),
+            Node("c", spare=True),
+            Node("d", spare=True, rules=True),
+        )
+        plan = release_plan(job("a", nodes=nodes, desired=2), 4, indexed=False)
+        assert plan is not None
+        assert plan.names == ("b", "c")

@@ -1,0 +1,182 @@
+"""Random schedules in which people ask for other sizes: what was granted holds, and the world comes to conform."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from edl.agent import rounds
+from edl.agent.turn import Turn as AgentTurn
+from edl.master import forming, machine, planning, resizing, sizing
+from edl.master.events import Grant
+from edl.master.turn import Turn
+from edl.testing.__main__ import summary
+from edl.testing.sim import ruling
+from edl.testing.sim.faults import SIZES
+from edl.testing.sim.schedules import Schedule, play
+from edl.wire.wishes import Granted
+
+SCHEDULES = 600
+BATCHES = 6
+WITHIN = 200
+"""Schedules in which a planted bug has to show."""
+KNOWN = (0, 23, 232, 2233, 2462, 2865, 4005, 4230, 4536, 6479)
+"""Schedules that have found something before."""
+
+
+@pytest.mark.parametrize("seed", KNOWN)
+def test_known_seed(seed: int) -> None:
+    assert not play(Schedule.resized(seed)).violation
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_schedules(batch: int) -> None:
+    size = SCHEDULES // BATCHES
+    results = []
+    for seed in range(batch * size, (batch + 1) * size):
+        result = play(Schedule.resized(seed))
+        if result.violation:
+            pytest.fail(f"Schedule.resized({seed}): {result.violation}", pytrace=False)
+        results.append(result)
+    print(summary(results))
+    assert sum(result.worlds for result in results) > 2 * size, "the schedules have become too gentle"
+    assert len({"exit 0", "exit 1", "exit 3"} & {result.outcome for result in results}) > 1
+
+
+def test_schedules_meet_every_wish() -> None:
+    kinds = {fault.kind for seed in range(100) for fault in Schedule.resized(seed).plan.faults}
+    assert set(SIZES) <= kinds
+
+
+def _size_is_answered_before_it_is_stored() -> Any:
+    """Somebody is told while the write is on its way, and the Master dies."""
+    carry_out = ruling.Ruling._carry_out
+
+    def hasty(self: Any, before: Any, decision: Any) -> None:
+        asking = self._asking
+        grants = [effect for effect in decision.effects if isinstance(effect, Grant)]
+        if asking is not None and grants:
+            generation = decision.state.record.sizing.generation
+            asking.answer(Granted(grants[0].verdict, grants[0].text, self._scaled, generation))
+            self._asking = None
+        carry_out(self, before, decision)
+
+    return mock.patch.object(ruling.Ruling, "_carry_out", hasty)
+
+
+def _stale_wishes_are_taken() -> Any:
+    """The revision is not looked at."""
+    judge = sizing.judge
+
+    def careless(now: Any, wish: Any, facts: Any) -> Any:
+        return judge(now, wish, dataclasses.replace(facts, held=getattr(wish, "revision", 0)))
+
+    return mock.patch.object(resizing, "judge", careless)
+
+
+def _repeated_wishes_count_again() -> Any:
+    """The key of a wish is not looked at."""
+    return mock.patch.object(resizing, "remember", lambda seen, wish, judged: ())
+
+
+def _cordoned_nodes_are_taken_in() -> Any:
+    """Whoever stands ready has a part in the next world."""
+    return mock.patch.object(Turn, "excluded", lambda self, entry: False)
+
+
+def _suspended_jobs_form_worlds() -> Any:
+    """The next world forms as soon as all have stopped."""
+
+    def rest(turn: Turn) -> None:
+        ready, world = turn.ready(), turn.record.world
+        size = turn.next_size(len(ready))
+        if size.nodes:
+            forming._form_with_state(turn, ready, [one.node for one in world.members] if world else [], size)
+
+    return mock.patch.object(forming, "_rest", rest)
+
+
+def _size_is_forgotten_by_the_next_master() -> Any:
+    """What is wanted is not part of the record."""
+    take_over = machine.take_over
+
+    def forgetful(spec: Any, record: Any, nodes: Any, now_s: float) -> Any:
+        record = dataclasses.replace(record, sizing=sizing.NO_SIZING, observed=0) if record is not None else None
+        return take_over(spec, record, nodes, now_s)
+
+    return mock.patch.object(ruling, "take_over", forgetful)
+
+
+def _nothing_shrinks() -> Any:
+    """A world that is larger than what is wanted goes on."""
+    consider = resizing.consider_size
+
+    def only_up(turn: Turn) -> None:
+        world = turn.record.world
+        if world is not None and resizing.fit(turn).nodes >= len(world.members):
+            consider(turn)
+
+    return mock.patch.object(resizing, "consider_size", only_up)
+
+
+def _resizes_interrupt() -> Any:
+    """Worlds are changed without waiting for a boundary."""
+
+    def change(turn: Turn, reason: str) -> None:
+        forming.stop_world(turn, reason)
+        forming.try_to_form(turn)
+
+    return mock.patch.object(planning, "change", change)
+
+
+def _idle_nodes_start_workers() -> Any:
+    """A node whose workers end because there is no world for a while starts others."""
+
+    def idle(turn: AgentTurn) -> None:
+        turn.end_workers(turn.state.alive, 15)
+
+    return mock.patch.object(rounds, "idle", idle)
+
+
+def _those_that_leave_stay() -> Any:
+    """Who has been sent away is not told again by the next Master, nor on the next stream."""
+    depart = resizing.depart
+
+    def once(turn: Turn) -> None:
+        gone = [entry for entry in turn.nodes.values() if turn.excluded(entry) and not entry.attached]
+        for entry in gone:
+            turn.update(entry, departing=True)
+        with mock.patch.object(Turn, "tell", lambda self, entry, message: None):
+            depart(turn)
+
+    return mock.patch.object(resizing, "depart", once)
+
+
+PLANTED: list[Callable[[], Any]] = [
+    _size_is_answered_before_it_is_stored,
+    _stale_wishes_are_taken,
+    _repeated_wishes_count_again,
+    _cordoned_nodes_are_taken_in,
+    _suspended_jobs_form_worlds,
+    _size_is_forgotten_by_the_next_master,
+    _nothing_shrinks,
+    _resizes_interrupt,
+    _idle_nodes_start_workers,
+    _those_that_leave_stay,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_bug_is_found(plant: Callable[[], Any]) -> None:
+    found = ""
+    with plant():
+        for seed in range(WITHIN):
+            found = play(Schedule.resized(seed)).violation
+            if found:
+                print(f"found after {seed + 1} schedules: {found.splitlines()[0]}")
+                break
+    assert found

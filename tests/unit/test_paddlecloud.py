@@ -1,0 +1,279 @@
+"""PaddleCloud's key: what it may hold, who writes it, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.config import NodeRange
+from edl.errors import SchedulerError, SettingError
+from edl.launch.scale_options import KINDS, wanted_from
+from edl.ports import Delete, Put
+from edl.schedulers import paddlecloud
+from edl.schedulers.order import Order, Wanted
+from edl.schedulers.paddlecloud import PaddleCloud, check, key_of, make, read_nodes
+from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
+from edl.testing.clock import FakeClock
+from edl.testing.memory_store import MemoryStore
+from edl.types import JobId
+
+KEY = key_of("ml-train")
+
+
+class Rig:
+    def __init__(self, first: int = 2, pods: Any = None) -> None:
+        self.store = MemoryStore(FakeClock())
+        self.said: list[str] = []
+        self.cloud = PaddleCloud(self.store, KEY, first, self.said.append, pods, mine=False)
+
+    def write(self, value: bytes) -> None:
+        self.store.write_now([Put(KEY, value)])
+
+    @property
+    def value(self) -> bytes:
+        return b"".join(entry.value for entry in self.store.read_now(KEY).entries if entry.key == KEY)
+
+
+def play(scene: Callable[[Rig], Coroutine[Any, Any, None]], **how: Any) -> Rig:
+    rig = Rig(**how)
+    asyncio.run(asyncio.wait_for(scene(rig), 60))
+    return rig
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddlecloud, "AGAIN_S", 0)
+    for name in ("PADDLE_ELASTIC_SERVER", "PADDLE_ELASTIC_JOB_ID", "PADDLE_ELASTIC_NP"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [("3", 3), (" 3\n", 3), ("003", 3), ("1000000", 1_000_000)]
+    + [
+        (junk, 0)
+        for junk in ("", "0", "-1", "+2", "2:4", "three", "1e3", "3.0", "٣", "1000001", "9" * 300, "\0", "2 3")
+    ],
+)
+def test_numbers_of_nodes(text: str, nodes: int) -> None:
+    assert read_nodes(text) == nodes
+
+
+def test_the_key_is_made_for_the_operators_guard_and_only_then() -> None:
+    async def scene(rig: Rig) -> None:
+        assert await rig.cloud.current() == Size(2)
+        assert rig.value == b"2"
+        rig.write(b"5")
+        assert await rig.cloud.current() == Size(5)
+        assert rig.value == b"5"
+
+    play(scene)
+
+
+def test_what_others_write_is_seen_and_junk_is_not() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.store.write_now([Put(KEY + "x", b"7")])
+        watch = rig.cloud.watch()
+        assert await watch.__anext__() == Sized(Size(2))
+        for value in (b"three", b"\xff\xfe", b"0", b"2", b"3", b"9" * 1000, b"3", b"1"):
+            rig.write(value)
+        assert [await watch.__anext__() for _ in range(2)] == [Sized(Size(3)), Sized(Size(1))]
+        rig.write(b"four")
+        rig.write(b"6")
+        assert await watch.__anext__() == Sized(Size(6))
+        await watch.aclose()  # type: ignore[attr-defined]
+
+    rig = play(scene)
+    assert f"PaddleCloud ({KEY}) holds 'three', which is no number of nodes: 2 stay wanted" in rig.said
+    assert f"PaddleCloud ({KEY}) holds 'four', which is no number of nodes: 1 stay wanted" in rig.said
+
+
+def test_junk_is_told_of_as_long_as_it_stands_there() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.write(b"2:4")
+        size = await rig.cloud.current()
+        assert (size.nodes, size.detail) == (2, "the key holds '2:4', which is no number of nodes")
+        await rig.cloud.current()
+        rig.write(b"4")
+        assert await rig.cloud.current() == Size(4)
+
+    assert len(play(scene).said) == 1
+
+
+def test_a_key_that_is_deleted_is_made_again() -> None:
+    async def scene(rig: Rig) -> None:
+        watch = rig.cloud.watch()
+        await watch.__anext__()
+        rig.write(b"4")
+        assert await watch.__anext__() == Sized(Size(4))
+        rig.store.write_now([Delete(KEY)])
+        seen = asyncio.ensure_future(watch.__anext__())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert rig.value == b"4"
+        rig.write(b"5")
+        assert await seen == Sized(Size(5))
+        await watch.aclose()  # type: ignore[attr-defined]
+
+    play(scene)
+
+
+class Pods:
+    """The PaddleJob's adapter."""
+
+    name = "paddlejob/train"
+    indexed = True
+    ask_none_at_end = False
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.observations: Sequence[Observation] = ()
+
+    async def current(self) -> Size:
+        raise AssertionError("the key says how many")
+
+    async def request(self, nodes: int, reason: str) -> None:
+        self.calls.append(("request", nodes))
+
+    async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
+        self.calls.append(("release", tuple(names), nodes))
+
+    async def watch(self) -> AsyncIterator[Observation]:
+        for observation in self.observations:
+            yield observation
+        raise SchedulerError("403", retry=False)
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_the_master_writes_and_a_paddlejob_makes_the_pods() -> None:
+    pods = Pods()
+    pods.observations = (Sized(Size(9)), Doomed("train-worker-1", "evicted"))
+
+    async def scene(rig: Rig) -> None:
+        await rig.cloud.request(3, "more")
+        assert rig.value == b"3"
+        revision = rig.store.revision
+        await rig.cloud.request(3, "more")
+        assert rig.store.revision == revision, "asking twice changes nothing"
+        await rig.cloud.request(1, "a request takes nothing away")
+        assert rig.value == b"3"
+        await rig.cloud.release(["c"], 2, "fewer")
+        await rig.cloud.release(["c"], 4, "a release gives nothing")
+        assert rig.value == b"2"
+        await rig.cloud.release(["a", "b"], 0, "the job has ended")
+        assert rig.value == b"2"
+        watch = rig.cloud.watch()
+        seen = [await watch.__anext__() for _ in range(2)]
+        assert Doomed("train-worker-1", "evicted") in seen and Sized(Size(2)) in seen
+        await watch.aclose()  # type: ignore[attr-defined]
+        await rig.cloud.close()
+
+    assert play(scene, pods=pods).cloud.indexed and not Rig().cloud.indexed
+    requests = [("request", 3), ("request", 3), ("request", 1)]
+    releases = [("release", ("c",), 2), ("release", ("c",), 4), ("release", ("a", "b"), 0)]
+    assert pods.calls == [*requests, *releases, "close"]
+
+
+def test_a_store_that_is_away_is_worth_another_try() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.store.available = False
+        with pytest.raises(SchedulerError) as error:
+            await rig.cloud.current()
+        assert error.value.retry
+        watch = rig.cloud.watch()
+        first = asyncio.ensure_future(watch.__anext__())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        rig.store.available = True
+        assert await first == Sized(Size(2))
+        await watch.aclose()  # type: ignore[attr-defined]
+
+    play(scene)
+
+
+# --- how it is made --------------------------------------------------------------------------------------------------
+
+
+def order(tmp_path: Path, environment: dict[str, str], **conf: str) -> tuple[Order, list[Sequence[str]]]:
+    opened: list[Sequence[str]] = []
+
+    def open_store(endpoints: Sequence[str]) -> MemoryStore:
+        opened.append(endpoints)
+        return MemoryStore(FakeClock())
+
+    return (
+        Order(
+            *(Wanted("paddlecloud", conf=conf, owner=Owner.EXTERNAL), JobId("job"), NodeRange(1, 4), "n0", FakeClock()),
+            log=print,
+            launcher=(),
+            environment=environment,
+            runtime_folder=tmp_path,
+            log_folder=tmp_path,
+            shutdown_s=30.0,
+            store=MemoryStore(FakeClock()),
+            beside=dict,
+            open_store=open_store,
+        ),
+        opened,
+    )
+
+
+def test_where_the_key_is_and_what_is_written_there(tmp_path: Path) -> None:
+    told, opened = order(tmp_path, {})
+    assert make(told).name == "PaddleCloud (/paddle/job/np)"
+    assert opened == []
+    assert asyncio.run(make(told).current()) == Size(4), "the maximum, as if nobody had asked"
+    environment = {"PADDLE_ELASTIC_SERVER": "etcd://e1:2379, e2:2379/", "PADDLE_ELASTIC_JOB_ID": "ml-train"}
+    told, opened = order(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "3"})
+    made = make(told)
+    assert made.name == f"PaddleCloud ({KEY})"
+    assert opened == [("e1:2379", "e2:2379")]
+    assert asyncio.run(made.current()) == Size(3)
+    told, opened = order(tmp_path, {**environment, "PADDLE_ELASTIC_NP": "2:4"}, server="e3:1;[::1]:2")
+    assert asyncio.run(make(told).current()) == Size(4)
+    assert opened == [("e3:1", "[::1]:2")]
+
+
+@pytest.mark.parametrize("address", ["etcd", "e1:0", "e1:70000", "http://e1:2379/x", "e 1:2"])
+def test_bad_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLE_ELASTIC_SERVER", address)
+    with pytest.raises(SettingError, match="PADDLE_ELASTIC_SERVER"):
+        check(Wanted("paddlecloud"))
+    with pytest.raises(SettingError, match="scheduler-conf server"):
+        check(Wanted("paddlecloud", conf={"server": address}))
+
+
+def test_on_the_command_line() -> None:
+    options = {"scheduler": "paddlecloud", "scheduler_conf": "", "scale_owner": "", "standalone": False}
+    wanted = wanted_from(options)
+    assert wanted is not None and wanted.owner is Owner.EXTERNAL
+    with pytest.raises(SettingError, match="says nothing without paddlejob=NAME"):
+        wanted_from({**options, "scheduler_conf": "namespace=ml"})
+    assert {"server", "paddlejob", "namespace"} <= set(KINDS["paddlecloud"].conf)
+
+
+def test_a_paddlejob_is_checked_and_made_as_its_own_adapter_says(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    conf = {"paddlejob": "train", "api": "http://127.0.0.1:1", "namespace": "ml", "token_file": str(token)}
+    check(Wanted("paddlecloud", conf=conf, owner=Owner.MASTER))
+    with pytest.raises(SettingError):
+        check(Wanted("paddlecloud", conf={**conf, "timeout": "soon"}, owner=Owner.MASTER))
+    told, _ = order(tmp_path, {}, **conf)
+    made = make(told)
+    assert made.indexed
+
+    async def scene() -> None:
+        with pytest.raises(SchedulerError, match="train") as error:  # nobody answers there
+            await made.request(3, "more")
+        assert error.value.retry
+        await made.close()
+
+    asyncio.run(scene())
+    assert told.store.read_now(key_of("job")).entries == ()  # type: ignore[attr-defined]

@@ -1,0 +1,169 @@
+"""What becomes of each wish, judged by what is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from edl.config import NodeRange
+from edl.errors import SettingError
+from edl.master.sizing import KEYS_KEPT, NO_SIZING, Cordoned, Facts, Judged, Seen, Sizing, judge, remember, within
+from edl.types import NodeId
+from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
+
+ALL = frozenset("abcd")
+FACTS = Facts(NodeRange(2, 6, 2), ALL, ALL, held=7)
+ACCEPTED, KNOWN, STALE, REFUSED, UNKNOWN = Verdict
+
+
+def judged(wish: Wish, sizing: Sizing = NO_SIZING, **facts: Any) -> Judged:
+    return judge(sizing, wish, dataclasses.replace(FACTS, **facts))
+
+
+def sized(**changes: Any) -> Sizing:
+    return dataclasses.replace(NO_SIZING, **changes)
+
+
+STORED: dict[str, Any] = {"keepers": frozenset("ab"), "members": 3}
+"""One of three members is on a node that is gone."""
+
+CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
+    "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes asked for"),
+    "the same again": (Resize(4, "me"), sized(desired=4), {}, KNOWN, "already"),
+    "none": (Resize(0, "me"), NO_SIZING, {}, REFUSED, "edl suspend"),
+    "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "not a size"),
+    "too many": (Resize(8, "me"), NO_SIZING, {}, REFUSED, "outside 2:6"),
+    "too few": (Resize(1, "me"), NO_SIZING, {}, REFUSED, "outside 2:6"),
+    "off the unit": (Resize(3, "me"), NO_SIZING, {}, REFUSED, "Ask for 2 or 4"),
+    "off the unit at the low end": (Resize(3, "me"), NO_SIZING, {"spec": NodeRange(3, 6, 2)}, REFUSED, "Ask for 4"),
+    "within bounds that were changed": (Resize(8, "me"), sized(minimum=2, maximum=8), {}, ACCEPTED, "8 nodes"),
+    "an old revision": (Resize(4, "me", revision=6), sized(by="you"), {}, STALE, "changed by you since revision 6"),
+    "the newest revision": (Resize(4, "me", revision=7), NO_SIZING, {}, ACCEPTED, "4 nodes"),
+    "bounds by an old revision": (Rebound(2, 8, "me", revision=6), NO_SIZING, {}, STALE, "it is 7 now"),
+    "an ended job": (Resize(4, "me"), NO_SIZING, {"over": "the job has ended: done"}, REFUSED, "has ended"),
+    "the end goes before staleness": (Resize(4, "me", revision=6), NO_SIZING, {"over": "ended"}, REFUSED, "ended"),
+    "somebody else's size": (Resize(4, "me"), NO_SIZING, {"owner": "statefulset/t"}, REFUSED, "change it there"),
+    "state cut to another size": (Resize(4, "me"), NO_SIZING, {"cut": 2}, REFUSED, "needs a --checkpoint-dir"),
+    "state cut to this size": (Resize(2, "me"), NO_SIZING, {"cut": 2}, ACCEPTED, "2 nodes"),
+    "a fact": (Resize(4, "ss", external=True), NO_SIZING, {"owner": "ss"}, ACCEPTED, "4 nodes given"),
+    "a fact outside": (Resize(9, "ss", external=True), NO_SIZING, {}, ACCEPTED, "6 nodes given (9 is not"),
+    "a fact off the unit": (Resize(5, "ss", external=True), NO_SIZING, {}, ACCEPTED, "4 nodes given (5 is not"),
+    "a fact below": (Resize(1, "ss", external=True), NO_SIZING, {}, ACCEPTED, "2 nodes given (1 is not"),
+    "a fact of none": (Resize(0, "ss", external=True), NO_SIZING, {}, KNOWN, "ignored"),
+    "a fact that holds": (Resize(4, "ss", external=True), sized(desired=4), {}, KNOWN, "nothing changes"),
+    "bounds": (Rebound(2, 8, "me"), NO_SIZING, {}, ACCEPTED, "bounds set to 2:8"),
+    "the same bounds": (Rebound(2, 6, "me"), NO_SIZING, {}, KNOWN, "already"),
+    "bounds the wrong way round": (Rebound(6, 2, "me"), NO_SIZING, {}, REFUSED, "below the minimum"),
+    "bounds without a size": (Rebound(3, 3, "me"), NO_SIZING, {}, REFUSED, "multiple of 2"),
+    "bounds of none": (Rebound(0, 3, "me"), NO_SIZING, {}, REFUSED, "at least 1"),
+    "a drain": (Drain(("a", "b"), "me"), NO_SIZING, {}, ACCEPTED, "a, b sent away"),
+    "a drain of nobody": (Drain((), "me"), NO_SIZING, {}, REFUSED, "no node named"),
+    "a drain of the store": (Drain(("a",), "me"), NO_SIZING, STORED, REFUSED, "leaves 1 node with a member"),
+    "a drain of half the store": (Drain(("b",), "me"), NO_SIZING, STORED, REFUSED, "2 of 3 are needed"),
+    "a drain beside the store": (Drain(("c",), "me"), NO_SIZING, STORED, ACCEPTED, "c sent away"),
+    "a drain of a stranger": (Drain(("a", "x"), "me"), NO_SIZING, {}, UNKNOWN, "no such node: x"),
+    "a drain of too many": (Drain(("a", "b", "c"), "me"), NO_SIZING, {}, REFUSED, "leaves 1 node able"),
+    "a drain of all": (Drain(tuple("abcd"), "me"), NO_SIZING, {}, REFUSED, "edl stop"),
+    "a drain of one that takes no part": (Drain(("d",), "me"), NO_SIZING, {"able": frozenset("a")}, ACCEPTED, "d"),
+    "a drain of a suspended job": (Drain(tuple("abc"), "me"), sized(suspended="me"), {}, ACCEPTED, "sent away"),
+    "a drain of a whole suspended job": (Drain(tuple("abcd"), "me"), sized(suspended="me"), {}, REFUSED, "edl stop"),
+    "a careful drain": (Drain(("a",), "me", care=Care.MUST), NO_SIZING, {}, ACCEPTED, "a sent away"),
+    "care without a directory": (
+        Drain(("a",), "me", care=Care.MUST), NO_SIZING, {"saves": False}, REFUSED, "no --checkpoint-dir"
+    ),
+    "care without state": (
+        Drain(("a",), "me", care=Care.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
+    ),
+    "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "a sent away"),
+    "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "not a time"),
+    "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "not a time"),
+    "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "not a time"),
+    "a drain that cut state does not live through": (
+        Drain(("a",), "me"), NO_SIZING, {"cut": 4}, REFUSED, "would be lost without a --checkpoint-dir"
+    ),
+    "a cordon that cut state does not live through": (
+        Cordon("a", True, "me"), NO_SIZING, {"cut": 4}, REFUSED, "would be lost without a --checkpoint-dir"
+    ),
+    "a drain where a spare has a place for the part": (Drain(("a",), "me"), NO_SIZING, {"cut": 3}, ACCEPTED, "a sent"),
+    "a cordon": (Cordon("a", True, "me"), NO_SIZING, {}, ACCEPTED, "a cordoned"),
+    "a cordon again": (
+        Cordon("a", True, "me"), sized(cordoned=(Cordoned(NodeId("a"), ""),)), {}, KNOWN, "a is cordoned already"
+    ),
+    "a cordon of one that is needed": (
+        Cordon("a", True, "me"), NO_SIZING, {"able": frozenset("ab")}, REFUSED, "at least 2 needed"
+    ),
+    "a cordon of a stranger": (Cordon("x", True, "me"), NO_SIZING, {}, UNKNOWN, "no such node: x"),
+    "no cordon": (Cordon("a", False, "me"), NO_SIZING, {}, KNOWN, "not cordoned already"),
+    "the end of a cordon of one that has gone": (
+        Cordon("x", False, "me"), sized(cordoned=(Cordoned(NodeId("x"), ""),)), {}, ACCEPTED, "not cordoned any more"
+    ),
+    "a suspension": (Suspend(True, "me"), NO_SIZING, {}, ACCEPTED, "job suspended"),
+    "one of a plain script": (Suspend(True, "me"), NO_SIZING, {"aware": False}, ACCEPTED, "what it has not saved"),
+    "one more": (Suspend(True, "me"), sized(suspended="you"), {}, KNOWN, "suspended already"),
+    "its end": (Suspend(False, "me"), sized(suspended="you"), {}, ACCEPTED, "resumed"),
+    "the end of none": (Suspend(False, "me"), NO_SIZING, {}, KNOWN, "not suspended already"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("wish", "sizing", "facts", "verdict", "words"), CASES.values(), ids=CASES)
+def test_verdict(wish: Wish, sizing: Sizing, facts: dict[str, Any], verdict: Verdict, words: str) -> None:
+    found = judged(wish, sizing, **facts)
+    assert (found.verdict, words in found.text) == (verdict, True), found.text
+    told = dataclasses.replace(found.sizing, fact=sizing.fact)
+    assert (told != sizing) == (verdict is ACCEPTED)
+    assert found.sizing.generation == sizing.generation + (verdict is ACCEPTED)
+
+
+def test_what_is_accepted_says_who_and_why_in_one_line() -> None:
+    found = judged(Resize(4, "me", "cheap\n hours"))
+    assert (found.sizing.by, found.sizing.reason) == ("me", "cheap hours")
+
+
+def test_a_fact_outside_the_bounds_is_noted_once() -> None:
+    first = judged(Resize(9, "ss", external=True), sized(desired=6))
+    assert (first.verdict, bool(first.said)) == (KNOWN, True)
+    again = judged(Resize(9, "ss", external=True), first.sizing)
+    assert (again.verdict, again.said, again.sizing) == (KNOWN, "", first.sizing)
+    nothing = judged(Resize(0, "ss", external=True), first.sizing)
+    assert nothing.said.startswith("ss gives 0 nodes: ignored")
+    assert not judged(Resize(0, "ss", external=True), nothing.sizing).said
+
+
+def test_keys_are_remembered_with_their_answers_unless_refused() -> None:
+    wish = Resize(4, "me", key="k")
+    found = judged(wish)
+    seen = remember((), wish, found)
+    assert seen == (Seen("k", ACCEPTED, found.text),)
+    again = judged(Resize(2, "you", key="k"), found.sizing, seen=seen)
+    assert (again.verdict, again.text, again.sizing) == (ACCEPTED, found.text, found.sizing)
+    assert remember(seen, wish, again) == seen
+    assert remember(seen, Resize(8, "me", key="z"), judged(Resize(8, "me", key="z"))) == seen
+    for number in range(KEYS_KEPT):
+        seen = remember(seen, Resize(4, "me", key=f"{number}"), found)
+    assert (len(seen), seen[0].key) == (KEYS_KEPT, "0")
+
+
+def test_a_size_asked_for_is_cut_by_bounds_that_change_later_and_comes_back_with_them() -> None:
+    sizing = judged(Resize(6, "me")).sizing
+    narrow = judged(Rebound(2, 4, "me"), sizing).sizing
+    assert (narrow.wished(FACTS.spec), narrow.target(FACTS.spec)) == (4, 4)
+    assert judged(Rebound(2, 8, "me"), narrow).sizing.wished(FACTS.spec) == 6
+    assert sized(minimum=4, maximum=8, desired=2).wished(FACTS.spec) == 4
+
+
+def test_nobody_has_asked() -> None:
+    assert (NO_SIZING.wished(FACTS.spec), NO_SIZING.target(NodeRange(1, 5, 2)), NO_SIZING.bounds(FACTS.spec)) == (
+        0, 4, FACTS.spec,
+    )  # fmt: skip
+
+
+def test_the_size_next_to_one() -> None:
+    assert [within(NodeRange(3, 8, 2), nodes) for nodes in (1, 3, 4, 5, 8, 99)] == [4, 4, 4, 4, 8, 8]
+
+
+def test_bounds_are_checked_like_those_of_the_command_line() -> None:
+    with pytest.raises(SettingError):
+        NodeRange(6, 2)
+    assert "bounds=6:2" in judged(Rebound(6, 2, "me")).text
