@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from edl.agent.turn import SIGABRT
+from edl.agent.turn import SIGABRT, SIGTERM
 
 _PEER_LOSS = re.compile(
     r"Connection closed by peer"
@@ -51,13 +51,13 @@ class LastWords:
 def last_words(exit_code: int, tail: str, error_file: str) -> LastWords:
     """Read the cause out of the error file (torch's ``error.json`` text, empty when there is none) and the last lines.
 
-    ``peer_loss`` is true when the worker complains about losing a peer, or aborts (Paddle's DataParallel does) while
-    complaining; such an end is most likely the consequence of another one.
+    ``peer_loss`` is true when the worker complains about losing a peer, or aborts (Paddle's DataParallel does) or is
+    told to stop (by SIGTERM) while complaining; such an end is most likely the consequence of another one.
     """
     exception, traceback = _from_error_file(error_file)
     if not exception:
         exception, traceback = _from_tail(tail)
-    complaint = f"{exception}\n{tail[-4000:]}" if exit_code in (1, -SIGABRT) else ""
+    complaint = f"{exception}\n{tail[-4000:]}" if exit_code in (1, -SIGABRT, -SIGTERM) else ""
     return LastWords(
         _sendable(exception)[:LONGEST_EXCEPTION],
         _sendable(traceback)[-LONGEST_TRACEBACK:],

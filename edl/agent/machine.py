@@ -211,8 +211,10 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
         independent.renew(turn, worker)
     elif state.phase is not AgentPhase.RUNNING and not state.between:
         turn.set_worker(worker.local_rank, status=WorkerStatus.STOPPED, gone=what)
-        if (event.exception or not _expected_end(state, event.exit_code)) and not worker.condemned:
-            # It ended of something else than our signal, or was about to: maybe the very cause of the stop.
+        of_itself = not _expected_end(state, event.exit_code) or (event.exception and not event.peer_loss)
+        if of_itself and not worker.condemned:
+            # It ended of something else than our signal, or was about to: maybe the very cause of the stop. One that
+            # complained of a peer when our signal came had met only what others were stopped with.
             turn.say(WorkerFailed(_failure(state, state.world, worker, event)))
         rounds.rest_if_free(turn)
     elif event.exit_code == 0:

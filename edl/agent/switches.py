@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from edl.agent.trouble import cannot_read, why
 from edl.errors import Killed
 from edl.ports import Files
+from edl.rendezvous.phrases import one_line
 from edl.wire.messages import Asked, Purpose
 
 NAMES = {Purpose.KILL: "KILL", Purpose.SAVE: "SAVE"}
@@ -43,7 +44,7 @@ def _by(path: str, reason: str) -> str:
 def reason_in(content: bytes) -> str:
     """The first line with something in it, made fit to be shown."""
     for line in content.decode(errors="replace").splitlines():
-        shown = " ".join("".join(c if c.isprintable() else " " for c in line).split())
+        shown = one_line(line)
         if shown:
             return shown if len(shown) <= REASON_CHARACTERS else shown[:REASON_CHARACTERS] + " …"
     return ""

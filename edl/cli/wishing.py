@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import grpc.aio
@@ -13,7 +13,7 @@ import grpc.aio
 from edl.cli.find import NoMaster
 from edl.errors import StoreError, UsageError
 from edl.master.events import Kind
-from edl.rendezvous.rules import count
+from edl.rendezvous.phrases import count, listed
 from edl.wire.status import JobStatus
 from edl.wire.wishes import Granted, ScaleView, Wish
 
@@ -89,19 +89,18 @@ async def reach(
                 while True:
                     seen, silent = goal(await client.status()), 0
                     if seen.over:
-                        made = told(granted)
-                        return Result(seen.ok, seen.text, made.verdict, made.revision, made.generation, seen.ok)
+                        return replace(told(granted), ok=seen.ok, text=seen.text, done=seen.ok)
                     if seen.text != said:
                         said = seen.text
                         say(said if said.startswith("waiting") else f"waiting: {said}")
                     await pause()
         except (NoMaster, StoreError, grpc.aio.AioRpcError) as error:
             if isinstance(error, NoMaster) and error.outcome is not None:
-                return Result(False, str(error), granted.verdict.value, granted.revision, granted.generation)
+                return replace(told(granted), ok=False, text=str(error))
             silent += 1
             if silent >= PATIENCE:
                 text = f"nobody answers for the job any more ({said}). What was asked for stands; look with edl status"
-                return Result(False, text, granted.verdict.value, granted.revision, granted.generation)
+                return replace(told(granted), ok=False, text=text)
             if silent == 2:
                 say("waiting: no Master answers at this moment")
         await pause()
@@ -142,12 +141,12 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
     def look(status: JobStatus) -> Seen:
         left = [node for node in status.nodes if node.node in names]
         if not left:
-            return Seen(True, f"{_listed(names)} {'has' if len(names) == 1 else 'have'} left")
+            return Seen(True, f"{listed(names)} {'has' if len(names) == 1 else 'have'} left")
         if status.scale.observed >= generation:
             stays = _stays(status)
             if stays:
                 return Seen(True, stays, ok=False)
-            return Seen(True, f"{_listed(names)}: what was there has left; {_listed([n.node for n in left])} came anew")
+            return Seen(True, f"{listed(names)}: what was there has left; {listed([n.node for n in left])} came anew")
         states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
         return Seen(False, f"{states}; {status.boundary or status.reason}")
 
@@ -185,9 +184,8 @@ def suspended(generation: int, *, wanted: bool) -> Goal:
             return _otherwise(status.scale, generation, f"the job is {'not ' if wanted else ''}suspended")
         running = [node.node for node in status.nodes if node.state in ("running", "stopping", "preparing")]
         if wanted and (status.phase == "running" or running):
-            return Seen(
-                False, f"workers end on {_listed(running) or 'their nodes'}; {status.boundary or status.reason}"
-            )
+            ends = f"workers end on {listed(running) or 'their nodes'}"
+            return Seen(False, f"{ends}; {status.boundary or status.reason}")
         if not wanted and status.phase != "running":
             return Seen(False, status.scale.waiting or status.reason)
         return Seen(True, "nobody trains; go on with edl resume" if wanted else f"the job trains: {status.reason}")
@@ -200,7 +198,3 @@ def _otherwise(scale: ScaleView, generation: int, how: str) -> Seen:
     if scale.generation < generation:
         return Seen(False, "the Master has not said yet that it knows")
     return Seen(True, f"{how}: meanwhile {scale.by or 'somebody'} has asked for that", ok=False)
-
-
-def _listed(names: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

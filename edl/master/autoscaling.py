@@ -6,7 +6,7 @@ from edl.master import planning, resizing
 from edl.master.policies.autoscale import Place, hear
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import Turn
-from edl.rendezvous.rules import count
+from edl.rendezvous.phrases import count
 from edl.wire.messages import Pace, Purpose, World
 from edl.wire.wishes import Resize
 

@@ -15,8 +15,9 @@ from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
+from edl.rendezvous.phrases import count, listed
 from edl.rendezvous.ranks import Candidate, order
-from edl.rendezvous.rules import Size, count
+from edl.rendezvous.rules import Size
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import (
     NO_STATE,
@@ -384,8 +385,6 @@ def _end(turn: Turn, code: ExitCode, reason: str) -> None:
     say_goodbye(turn)
 
 
-def names(entries: Sequence[NodeEntry], limit: int = 5) -> str:
+def names(entries: Sequence[NodeEntry]) -> str:
     """Some names, and how many more."""
-    names = [str(entry.info.node) for entry in entries[:limit]]
-    more = len(entries) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
+    return listed([entry.info.node for entry in entries])

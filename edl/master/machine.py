@@ -43,7 +43,7 @@ from edl.master.forming import (
 )
 from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
-from edl.rendezvous.rules import count
+from edl.rendezvous.phrases import count
 from edl.types import NodeId, Round
 from edl.wire.messages import (
     Asked,

@@ -16,7 +16,7 @@ from edl.master.forming import names, stop_world
 from edl.master.sizing import Departing, Facts, Judged, judge, remember
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
-from edl.rendezvous.rules import count
+from edl.rendezvous.phrases import count
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Depart, Purpose, Version
 from edl.wire.wishes import Care, Drain, Rebound, Resize, Suspend, Verdict, Wish

@@ -15,7 +15,7 @@ from typing import Any
 
 from edl.config import NodeRange
 from edl.errors import SettingError
-from edl.rendezvous.rules import count
+from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
 

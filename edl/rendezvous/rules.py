@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.config import FaultTolerance, NodeRange
+from edl.rendezvous.phrases import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,3 @@ def _surplus(bounds: NodeRange, nodes: int, available: int, wished: int) -> str:
     if nodes == bounds.highest:
         return f"{nodes} of {count(available)} ready, the maximum; the others are spares"
     return f"{nodes} of {count(available)} ready; the others are spares"
-
-
-def count(number: int, noun: str = "node") -> str:
-    """A number with its noun: ``1 node``, ``2 nodes``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

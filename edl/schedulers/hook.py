@@ -21,11 +21,13 @@ from dataclasses import dataclass
 
 from edl.errors import SchedulerError, SettingError
 from edl.schedulers.commands import CommandFailed, call
-from edl.schedulers.order import Order, Wanted
+from edl.schedulers.order import Order, Wanted, seconds
 from edl.schedulers.port import Doomed, Observation, Size, Sized
 
 TIMEOUT_S = 30.0
 POLL_S = 1.0
+LEAST = {"timeout": 0.1, "poll": 0.01}
+"""Seconds."""
 SHOWN = 300
 """Characters of it in a message."""
 FINAL = {64: "usage", 77: "no permission", 78: "configuration", 126: "not executable", 127: "not found"}
@@ -35,8 +37,8 @@ FINAL = {64: "usage", 77: "no permission", 78: "configuration", 126: "not execut
 def check(wanted: Wanted) -> None:
     """The command is there. Raises ``SettingError``."""
     _words(wanted)
-    for key, least in (("timeout", 0.1), ("poll", 0.01)):
-        _seconds(wanted.conf, key, TIMEOUT_S, least)
+    for key, least in LEAST.items():
+        seconds(wanted.conf, key, TIMEOUT_S, least)
 
 
 def make(order: Order) -> ExecScheduler | DiscoveryScheduler:
@@ -45,11 +47,11 @@ def make(order: Order) -> ExecScheduler | DiscoveryScheduler:
     program = Program(
         tuple(_words(wanted)),
         {**order.environment, "EDL_JOB_ID": order.job, "EDL_NODE_ID": order.node},
-        _seconds(wanted.conf, "timeout", TIMEOUT_S, 0.1),
+        seconds(wanted.conf, "timeout", TIMEOUT_S, LEAST["timeout"]),
     )
     if wanted.kind == "exec":
         return ExecScheduler(program, wanted.text)
-    return DiscoveryScheduler(program, wanted.text, _seconds(wanted.conf, "poll", POLL_S, 0.01), order)
+    return DiscoveryScheduler(program, wanted.text, seconds(wanted.conf, "poll", POLL_S, LEAST["poll"]), order)
 
 
 def _words(wanted: Wanted) -> list[str]:
@@ -63,17 +65,6 @@ def _words(wanted: Wanted) -> list[str]:
             "It is called on the node that rules, which may be any: have it on all of them",
         )
     return words
-
-
-def _seconds(conf: Mapping[str, str], key: str, default: float, least: float) -> float:
-    text = conf.get(key, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not least <= value <= 86400.0:
-        raise SettingError(f"--scheduler-conf {key}", text, f"must be from {least:g} to 86400 seconds")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

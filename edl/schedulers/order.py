@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.config import NodeRange
+from edl.errors import SettingError
 from edl.ports import Clock, Store
 from edl.schedulers.port import Owner
 from edl.types import JobId
@@ -37,8 +38,21 @@ class Wanted:
         return f"{self.kind}{':' if self.kind in WITH_COLON else '/'}{self.target}"
 
 
+MOST_S = 86400.0
 WITH_COLON = ("exec", "discovery", "custom")
 """Kinds whose target follows a colon."""
+
+
+def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.001) -> float:
+    """A time among ``--scheduler-conf``, at most a day. Raises ``SettingError``."""
+    text = conf.get(key, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not least <= value <= MOST_S:
+        raise SettingError(f"--scheduler-conf {key}", text, f"must be from {least:g} to {MOST_S:g} seconds")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from edl.errors import EdlError, FencedOut, SchedulerError
 from edl.ports import Clock, Ruling
+from edl.rendezvous.phrases import one_line
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node
 from edl.schedulers.port import Owner, Scheduler, Size
@@ -161,7 +162,7 @@ def job_of(status: JobStatus) -> Job:
         running=status.phase == "running",
         suspended=scale.suspended,
         ended=status.phase == "ended",
-        reason=_one_line(scale.reason),
+        reason=one_line(scale.reason)[:MOST_REASON],
         nodes=tuple(
             Node(
                 node.node,
@@ -175,9 +176,3 @@ def job_of(status: JobStatus) -> Job:
             for node in status.nodes
         ),
     )
-
-
-def _one_line(text: str) -> str:
-    """What somebody wrote, as it can be given to a program: no control characters, no halves of characters."""
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:MOST_REASON]

@@ -11,7 +11,6 @@ submits another one, which waits in the queue until there is room.
 from __future__ import annotations
 
 import asyncio
-import math
 import shlex
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from edl.errors import SchedulerError, SettingError
 from edl.schedulers.commands import CommandFailed, call
-from edl.schedulers.order import Order, Wanted
+from edl.schedulers.order import Order, Wanted, seconds
 from edl.schedulers.port import Observation, Size, Sized
 
 PROGRAMS = ("sbatch", "squeue", "scancel")
@@ -30,7 +29,6 @@ PREFIX = "slurm-"
 """Of the node's name; its job's number follows."""
 MARK = "edl: "
 """Begins the comment of jobs that a Master has submitted: only these are ever cancelled while they run."""
-MOST_REASON = 200
 SRUN = "srun --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered"
 """One task, which may use all that the job has: a count of its own would confine it to one processor."""
 _COMING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
@@ -52,7 +50,7 @@ def check(wanted: Wanted) -> None:
         advice = "Install Slurm's client programs (Debian: slurm-client), or drop --scheduler"
         raise SettingError("--scheduler", wanted.text, f"{missing[0]} is not on the PATH", advice)
     for key in ("timeout", "poll"):
-        _seconds(wanted, key, 1.0)
+        seconds(wanted.conf, key, 1.0)
     _options(wanted)
     script = wanted.conf.get("script", "")
     if script and not Path(script).is_file():
@@ -105,8 +103,8 @@ class Slurm:
         conf = order.wanted.conf
         self._order = order
         self._job_name = conf.get("name", "") or f"edl-{order.job}"
-        self._timeout_s = _seconds(order.wanted, "timeout", TIMEOUT_S)
-        self._poll_s = _seconds(order.wanted, "poll", POLL_S)
+        self._timeout_s = seconds(conf, "timeout", TIMEOUT_S)
+        self._poll_s = seconds(conf, "poll", POLL_S)
         self._script = conf.get("script", "")
         self._options = _options(order.wanted)
         self._environment = _of_another_job(order.environment)
@@ -162,8 +160,7 @@ class Slurm:
         """Nothing is held open."""
 
     async def _submit(self, reason: str) -> int:
-        comment = MARK + " ".join(reason.split())[:MOST_REASON]
-        told = [f"--job-name={self._job_name}", "--parsable", f"--comment={comment}", *self._options]
+        told = [f"--job-name={self._job_name}", "--parsable", f"--comment={MARK}{reason}", *self._options]
         if self._script:
             said = await self._call("sbatch", *told, self._script)
         else:
@@ -232,14 +229,3 @@ def _options(wanted: Wanted) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise SettingError("--scheduler-conf options", text, f"cannot be split into words: {error}") from None
-
-
-def _seconds(wanted: Wanted, key: str, default: float) -> float:
-    text = wanted.conf.get(key, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = 0.0
-    if not (math.isfinite(value) and value > 0):
-        raise SettingError(f"--scheduler-conf {key}", text, "must be more than 0 seconds")
-    return value

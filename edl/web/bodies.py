@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edl.rendezvous.phrases import one_line
 from edl.web.refusal import Refusal
 from edl.wire.messages import Asked, Purpose
 from edl.wire.status import JobStatus
@@ -87,8 +88,7 @@ def asker(body: Body, by: str) -> str:
 
 def words(text: str) -> str:
     """Somebody's words as they go into the history: on one line, without control characters, not too long."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(shown.split())[:MOST_SHOWN]
+    return one_line(text)[:MOST_SHOWN]
 
 
 def _revision(body: Body) -> int:

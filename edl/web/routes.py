@@ -62,95 +62,72 @@ class Route:
 
 
 _JOB = "/v1/jobs/{job}"
-_TAKEN = ((202, "Status"), (200, "Status"))
+
+
+def _open(path: str, name: str, summary: str, codes: Sequence[int]) -> Route:
+    """For whoever looks whether a launcher is well."""
+    return Route("GET", path, name, summary, answers=((200, "text/plain"),), codes=codes, public=True)
+
+
+def _order(
+    name: str,
+    summary: str,
+    *,
+    body: str,
+    path: str = "",
+    method: str = "POST",
+    answer: str = "Status",
+    types: Sequence[str] = JSON,
+) -> Route:
+    """What changes the job: 202 where it begins to come about, 200 where it is so already."""
+    return Route(
+        method,
+        f"{_JOB}/{path or name}",
+        name,
+        summary,
+        body=body,
+        types=types,
+        body_required=body != "Plea",
+        answers=((202, answer), (200, answer)),
+        codes=(409, 422),
+    )
+
+
+def _node_order(name: str, summary: str) -> Route:
+    return _order(name, summary, body="Plea", path=f"nodes/{{node}}/{name}")
+
 
 ROUTES: tuple[Route, ...] = (
-    Route(
-        "GET", "/healthz", "health", "The launcher lives.", answers=((200, "text/plain"),), codes=(429,), public=True
-    ),
-    Route(
-        "GET",
-        "/readyz",
-        "ready",
-        "The launcher rules, or knows who does.",
-        answers=((200, "text/plain"),),
-        codes=(429, 503),
-        public=True,
-    ),
+    _open("/healthz", "health", "The launcher lives.", (429,)),
+    _open("/readyz", "ready", "The launcher rules, or knows who does.", (429, 503)),
     Route("GET", "/openapi.json", "document", "This document.", answers=((200, "Document"),), local=True),
     Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, "Job"),)),
     Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, "Scale"),)),
-    Route(
-        "PUT",
-        f"{_JOB}/scale",
+    _order(
         "put_scale",
         "Ask for another size with a whole Scale.",
         body="ScaleWish",
-        answers=((202, "Scale"), (200, "Scale")),
-        codes=(409, 422),
+        path="scale",
+        method="PUT",
+        answer="Scale",
     ),
-    Route(
-        "PATCH",
-        f"{_JOB}/scale",
+    _order(
         "patch_scale",
         "Ask for another size with the part of a Scale that changes.",
         body="ScalePatch",
+        path="scale",
+        method="PATCH",
+        answer="Scale",
         types=PATCHES,
-        answers=((202, "Scale"), (200, "Scale")),
-        codes=(409, 422),
     ),
-    Route(
-        "PUT",
-        f"{_JOB}/bounds",
-        "bounds",
-        "Let the job have from so many to so many nodes.",
-        body="BoundsWish",
-        answers=_TAKEN,
-        codes=(409, 422),
-    ),
-    Route(
-        "POST",
-        f"{_JOB}/drain",
-        "drain",
-        "Have nodes leave in good order; their launchers end.",
-        body="DrainWish",
-        answers=_TAKEN,
-        codes=(409, 422),
-    ),
-    *(
-        Route(
-            "POST",
-            f"{_JOB}/{name}",
-            name,
-            summary,
-            body="Plea",
-            body_required=False,
-            answers=_TAKEN,
-            codes=(409, 422),
-        )
-        for name, summary in (
-            ("checkpoint", "Write a checkpoint at the next step boundary and go on."),
-            ("suspend", "Commit, end the workers, and wait."),
-            ("resume", "Go on after having been suspended."),
-            ("stop", "Write a checkpoint at the next step boundary and end the job."),
-        )
-    ),
-    *(
-        Route(
-            "POST",
-            f"{_JOB}/nodes/{{node}}/{name}",
-            name,
-            summary,
-            body="Plea",
-            body_required=False,
-            answers=_TAKEN,
-            codes=(409, 422),
-        )
-        for name, summary in (
-            ("cordon", "Have a node take no part; its launcher stays."),
-            ("uncordon", "Let a node take part again."),
-        )
-    ),
+    _order("bounds", "Let the job have from so many to so many nodes.", body="BoundsWish", method="PUT"),
+    _order("drain", "Have nodes leave in good order; their launchers end.", body="DrainWish"),
+    _order("checkpoint", "Write a checkpoint at the next step boundary and go on.", body="Plea"),
+    _order("suspend", "Commit, end the workers, and wait.", body="Plea"),
+    _order("resume", "Go on after having been suspended.", body="Plea"),
+    _order("stop", "Write a checkpoint at the next step boundary and end the job.", body="Plea"),
+    _node_order("cordon", "Have a node take no part; its launcher stays."),
+    _node_order("uncordon", "Let a node take part again."),
     Route(
         "GET",
         f"{_JOB}/events",

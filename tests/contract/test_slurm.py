@@ -147,6 +147,7 @@ class TestSubmit:
         assert (seen["SLURM_JOB_ID"], seen["SLURM_STEP_NUM_TASKS"]) == (str(slurm.tasks()[-1].number), "1")
         assert (seen["SLURM_MEM_PER_NODE"], seen["SLURMD_NODENAME"]) == (str(MEMORY_MB), "edl0")
 
+    @pytest.mark.soak
     def test_a_script_of_the_users_own_that_is_requeued(self, slurm: Slurm, told: Order, tmp_path: Path) -> None:
         """One that does not end by itself when it is preempted waits in the queue again: no second one is needed."""
         script = tmp_path / "node.sbatch"

@@ -16,6 +16,13 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutsideEtcd]:
         yield running
 
 
+@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")])
+def framework(request: pytest.FixtureRequest) -> str:
+    """Each of them that is installed."""
+    pytest.importorskip(request.param)
+    return str(request.param)
+
+
 @pytest.fixture
 def own_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutsideEtcd]:
     """One for a test that breaks it."""

@@ -33,16 +33,6 @@ MARK = "TEST_JOB_MARK"
 """Environment variable by which every process of a job is found again, whoever its parent is by then."""
 SHARED_MEMORY = Path("/dev/shm")
 
-PADDLE_UNLESS_SOAK = pytest.mark.parametrize(
-    "framework",
-    [
-        pytest.param("torch", marks=[pytest.mark.torch, pytest.mark.soak]),
-        pytest.param("paddle", marks=pytest.mark.paddle),
-    ],
-    indirect=True,
-)
-"""For tests of what no framework has a part in: the one whose import takes half as long, and both with ``--soak``."""
-
 T = TypeVar("T")
 J = TypeVar("J", bound="Job")
 
@@ -56,8 +46,11 @@ def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S) ->
     return value
 
 
-_ports = itertools.cycle(range(10_000 + os.getpid() % 900 * 10, 19_990, 10))
-"""Ports below those that the kernel hands out to connections, which would take them at any moment."""
+_LANE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
+_range = range(10_000 + _LANE * 2000, 12_000 + _LANE * 2000, 10)
+_ports = itertools.islice(itertools.cycle(_range), os.getpid() % len(_range), None)
+"""Ports below those that the kernel hands out to connections, which would take them at any moment. Tests that run side
+by side have ranges of their own: one that kills a member wants to find its port free afterwards."""
 
 
 def free_endpoints(count: int) -> list[str]:

@@ -89,6 +89,7 @@ def through_2_5_1_3(job: Job) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.soak
 def test_a_kept_global_batch_keeps_the_curve(etcd: OutsideEtcd, tmp_path: Path) -> None:
     """In 32 bits, after 200 steps; 97 samples a step are split unevenly by every size."""
     pytest.importorskip("torch")
@@ -98,15 +99,8 @@ def test_a_kept_global_batch_keeps_the_curve(etcd: OutsideEtcd, tmp_path: Path) 
         assert found[step] == pytest.approx(loss, rel=1e-5), step
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param("torch", marks=pytest.mark.torch), pytest.param("paddle", marks=pytest.mark.paddle)]
-)
-def test_logical_ranks_keep_every_bit(
-    etcd: OutsideEtcd, tmp_path: Path, framework: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.soak
+def test_logical_ranks_keep_every_bit(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Also with dropout and batch normalisation."""
-    pytest.importorskip(framework)
-    if framework == "paddle" and not request.config.getoption("--soak"):
-        pytest.skip("takes a while: run with --soak")
     expected, found = both(etcd, tmp_path, framework, "--global-batch=90", "--logical-ranks=9")
     assert {step: loss.hex() for step, loss in found.items()} == {step: loss.hex() for step, loss in expected.items()}

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from edl.exit_codes import ExitCode
-from tests.process.harness import PADDLE_UNLESS_SOAK, WORKERS, Job, OutsideEtcd, until
+from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
 SCRIPTS = {"torch": WORKERS / "data_torch.py", "paddle": WORKERS / "data_paddle.py"}
 RECORDS, FILES = 2400, 3
@@ -29,12 +29,6 @@ NODES = ("a", "b", "c")
 def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
     with OutsideEtcd(tmp_path / "etcd") as store:
         yield store
-
-
-@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in SCRIPTS])
-def framework(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip({"torch": "torch", "paddle": "paddle"}[request.param])
-    return str(request.param)
 
 
 @pytest.fixture
@@ -151,6 +145,7 @@ def kill_at_random(etcd: OutsideEtcd, folder: Path, framework: str, files: Path,
         check(epochs, running.steps_folder)
 
 
+@pytest.mark.soak_but("torch")
 def test_each_record_counts_once_whatever_is_killed(
     etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path
 ) -> None:
@@ -165,7 +160,7 @@ def test_thirty_kills(etcd: OutsideEtcd, tmp_path: Path, framework: str, files: 
 
 
 @pytest.mark.soak
-@PADDLE_UNLESS_SOAK
+@pytest.mark.soak_but("paddle")
 def test_the_job_goes_on_from_its_checkpoints_in_the_middle_of_an_epoch(
     etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path
 ) -> None:
@@ -191,7 +186,7 @@ def test_the_job_goes_on_from_its_checkpoints_in_the_middle_of_an_epoch(
     assert set(first[0]) & set(again[0])
 
 
-@PADDLE_UNLESS_SOAK
+@pytest.mark.soak_but("paddle")
 def test_a_row_group_that_cannot_be_read_is_left_out_and_told(
     etcd: OutsideEtcd, tmp_path: Path, framework: str
 ) -> None:
@@ -217,7 +212,7 @@ def test_a_row_group_that_cannot_be_read_is_left_out_and_told(
         check(epochs, running.steps_folder, expected=set(range(1200)) - set(range(600, 700)))
 
 
-@PADDLE_UNLESS_SOAK
+@pytest.mark.soak_but("paddle")
 def test_growing_and_draining_repeat_nothing(etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path) -> None:
     with job(etcd, tmp_path, framework, files) as running:
         running.start("a")

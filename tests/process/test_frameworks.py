@@ -58,6 +58,7 @@ def test_a_script_survives_a_worker_a_node_and_a_newcomer(tmp_path: Path, etcd: 
 
 
 @EACH
+@pytest.mark.soak_but("torch")
 def test_one_node_with_a_store_of_its_own(tmp_path: Path, script: str) -> None:
     with Job(tmp_path, [], "etcd-embedded", nnodes="1", script=(str(WORKERS / script),)) as job:
         job.arguments = ("--steps=20", "--pause=0")
@@ -68,6 +69,7 @@ def test_one_node_with_a_store_of_its_own(tmp_path: Path, script: str) -> None:
 
 
 @EACH
+@pytest.mark.soak_but("paddle")
 def test_a_world_of_one(tmp_path: Path, script: str) -> None:
     with Job(tmp_path, [], "etcd-embedded", nnodes="1", script=(str(WORKERS / script),)) as job:
         job.arguments = ("--steps=5", "--pause=0")

@@ -25,7 +25,10 @@ from edl.wire.messages import Version
 SCRIPT = Path(__file__).parent / "workers" / "committer.py"
 LIVES = 200
 SIZES = (200_000, 400_000, 1_000_000)
-LONGEST_LIFE_S = 0.012
+MOST_COMMITS = 5
+"""How many a worker makes before its end is near: counted, so that a slow machine kills in the same places."""
+LAST_MOMENT_S = 0.003
+"""How much later it is killed at most: somewhere in its next commit."""
 LIMIT_S = 120.0
 
 
@@ -42,8 +45,9 @@ def forker() -> Iterator[socket.socket]:
 class Life:
     """One worker, from its fork to its end."""
 
-    def __init__(self, keeper: Keeper, forker: socket.socket) -> None:
+    def __init__(self, keeper: Keeper, forker: socket.socket, commits: int, later_s: float) -> None:
         self.keeper = keeper
+        self._left, self._later_s = commits, later_s
         self.agent, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             socket.send_fds(forker, [b"fork"], [far.fileno()])
@@ -54,6 +58,9 @@ class Life:
         """Serve it until it is dead; returns the last commit that it made."""
         grant = await self.keeper.want(0, STATE, size)
         while True:
+            if self._left == 0:
+                asyncio.get_running_loop().call_later(self._later_s, os.kill, self.pid, signal.SIGKILL)
+            self._left -= 1
             commit += 1
             assert isinstance(grant, Grant), grant
             if not self._tell(grant, commit):
@@ -110,8 +117,7 @@ async def kill_often(forker: socket.socket) -> tuple[int, int]:
     commit = useful = 0
     try:
         for _ in range(LIVES):
-            life = Life(here, forker)
-            asyncio.get_running_loop().call_later(chance.random() * LONGEST_LIFE_S, os.kill, life.pid, signal.SIGKILL)
+            life = Life(here, forker, chance.randint(0, MOST_COMMITS), chance.random() * LAST_MOMENT_S)
             before, commit = commit, await life.run(commit, chance.choice(SIZES))
             life.agent.close()
             here.forget_worker(0)

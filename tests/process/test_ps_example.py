@@ -26,12 +26,6 @@ def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
         yield store
 
 
-@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")])
-def framework(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(str(request.param))
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clicks")
@@ -51,6 +45,7 @@ def held_out(said: str) -> tuple[float, int]:
     return float(found[0][0]), int(found[0][1])
 
 
+@pytest.mark.soak_but("paddle")
 def test_alone(framework: str, clicks: Path, tmp_path: Path) -> None:
     """Raw files and prepared ones are the same data, and the same run gives the same model."""
     run("prepare.py", f"--folder={tmp_path}", *map(str, sorted(clicks.glob("*.tsv"))))
@@ -64,6 +59,7 @@ def test_alone(framework: str, clicks: Path, tmp_path: Path) -> None:
     assert records == again[1] == HELD_OUT
 
 
+@pytest.mark.soak_but("torch")
 def test_with_pservers(framework: str, clicks: Path, tmp_path: Path, etcd: OutsideEtcd) -> None:
     mode, model = {"torch": ("sync", "deepfm"), "paddle": ("async", "wide-deep")}[framework]
     more = (f"--train={clicks}/train-*.tsv", f"--test={clicks}/test.tsv", "--batch=96", f"--model={model}")

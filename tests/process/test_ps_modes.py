@@ -26,7 +26,7 @@ def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
     [
         ("--ps-mode=sync",),
         ("--ps-mode=async", "--staleness=2"),
-        ("--ps-mode=async",),
+        pytest.param(("--ps-mode=async",), marks=pytest.mark.soak),
         ("--ps-mode=geo", "--geo-steps=5"),
     ],
     ids=" ".join,

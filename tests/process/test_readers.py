@@ -28,7 +28,6 @@ from edl.exit_codes import ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 from tests.process.harness import (
-    PADDLE_UNLESS_SOAK,
     ROOT,
     WORKERS,
     Job,
@@ -435,7 +434,7 @@ def training(folder: Path, etcd: OutsideEtcd, files: Path, framework: str, remot
     return Job(folder, [etcd.endpoint], script=script, options=options)
 
 
-@PADDLE_UNLESS_SOAK
+@pytest.mark.soak_but("paddle")
 def test_each_record_counts_once_whatever_happens_to_readers(
     tmp_path: Path, etcd: OutsideEtcd, files: Path, framework: str
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.harness import PADDLE_UNLESS_SOAK, WORKERS, Job, OutsideEtcd, Step, until
+from tests.process.harness import WORKERS, Job, OutsideEtcd, Step, until
 
 SCRIPTS = {"torch": WORKERS / "rejoin_torch.py", "paddle": WORKERS / "rejoin_paddle.py"}
 
@@ -21,12 +21,6 @@ SCRIPTS = {"torch": WORKERS / "rejoin_torch.py", "paddle": WORKERS / "rejoin_pad
 def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
     with OutsideEtcd(tmp_path / "etcd") as store:
         yield store
-
-
-@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in SCRIPTS])
-def framework(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip({"torch": "torch", "paddle": "paddle"}[request.param])
-    return str(request.param)
 
 
 def job(etcd: OutsideEtcd, tmp_path: Path, framework: str, *arguments: str, **named: Any) -> Job:
@@ -72,6 +66,7 @@ def same(result: dict[str, Any], expected: dict[str, Any]) -> None:
     assert result["sum"] == pytest.approx(expected["sum"], rel=1e-7)
 
 
+@pytest.mark.soak_but("torch")
 def test_survivors_of_a_worker_and_of_a_node_keep_their_processes(
     etcd: OutsideEtcd, tmp_path: Path, framework: str
 ) -> None:
@@ -98,6 +93,7 @@ def test_survivors_of_a_worker_and_of_a_node_keep_their_processes(
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@pytest.mark.soak_but("paddle")
 def test_growing_and_draining_lose_no_step(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     with job(etcd, tmp_path, framework) as running:
         running.start("a", "b")
@@ -123,7 +119,7 @@ def test_growing_and_draining_lose_no_step(etcd: OutsideEtcd, tmp_path: Path, fr
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
-@PADDLE_UNLESS_SOAK
+@pytest.mark.soak_but("paddle")
 def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     with job(etcd, tmp_path, framework, nnodes="2") as running:
         running.start("a", "b")
@@ -137,6 +133,7 @@ def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_pat
         finish(running)
 
 
+@pytest.mark.soak_but("paddle")
 def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Must show 5: a node dies with its memory; nobody else has the state but the node that keeps its copy."""
     with job(etcd, tmp_path, framework, "--digests", nnodes="1") as running:
@@ -163,6 +160,7 @@ def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, fram
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@pytest.mark.soak_but("paddle")
 def test_the_whole_job_goes_on_from_the_checkpoint_directory(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     folder = tmp_path / "checkpoints"
     options = (f"--checkpoint-dir={folder}",)

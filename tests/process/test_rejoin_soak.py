@@ -34,12 +34,6 @@ ALLOWED = {"descriptors": 8, "threads": 2, "megabytes": 16}
 now two others, with some buffers each."""
 
 
-@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")])
-def framework(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(request.param)
-    return str(request.param)
-
-
 def course(draw: random.Random, count: int) -> Iterator[str]:
     """So many events, and a node's return if one is away at the end. Each kind comes once before any comes again."""
     kinds: list[str] = []

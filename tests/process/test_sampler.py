@@ -40,12 +40,9 @@ def short() -> Iterator[str]:
         yield folder
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")]
-)
+@pytest.mark.soak_but("torch")
 def test_each_sample_once_an_epoch(etcd: OutsideEtcd, tmp_path: Path, short: str, framework: str) -> None:
     """A worker is killed and a node joins in the middle of epochs. Under torch, two processes load for each worker."""
-    pytest.importorskip(framework)
     arguments = (f"--framework={framework}",)
     named: dict[str, Any] = {"environment": {"TMPDIR": short}}
     with Job(tmp_path, [etcd.endpoint], script=(str(SCRIPT),), arguments=arguments, nnodes="1:3", **named) as running:

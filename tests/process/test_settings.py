@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edl.arithmetic.plan import split
-from tests.process.harness import PADDLE_UNLESS_SOAK, WORKERS, Job, OutsideEtcd, until
+from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
 SCRIPT = str(WORKERS / "settings_worker.py")
 POLICY = ("--global-batch=50", "--local-batch=8", "--lr-rule=linear", "--lr-warmup=10", "--fault-tolerance=elastic")
@@ -22,12 +22,6 @@ POLICY = ("--global-batch=50", "--local-batch=8", "--lr-rule=linear", "--lr-warm
 def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
     with OutsideEtcd(tmp_path / "etcd") as store:
         yield store
-
-
-@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")])
-def framework(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(request.param)
-    return str(request.param)
 
 
 def notes(running: Job) -> list[dict[str, Any]]:
@@ -68,7 +62,7 @@ def begun(running: Job, number: int) -> int:
     return found[0]
 
 
-@PADDLE_UNLESS_SOAK
+@pytest.mark.soak_but("paddle")
 def test_all_ranks_change_over_at_the_same_commit(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     job = Job(tmp_path, [etcd.endpoint], script=(SCRIPT,), arguments=(f"--framework={framework}",), options=POLICY)
     with job as running:

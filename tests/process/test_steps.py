@@ -49,13 +49,10 @@ def the_same(lines: list[dict[str, Any]], *names: str) -> tuple[Any, ...]:
     return values
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")]
-)
+@pytest.mark.soak_but("paddle")
 def test_every_sample_counts_once_with_its_weight(
     etcd: OutsideEtcd, tmp_path: Path, short: str, framework: str
 ) -> None:
-    pytest.importorskip(framework)
     named: dict[str, Any] = {"arguments": (f"--framework={framework}",), "environment": {"TMPDIR": short}}
     script = (str(WORKERS / "step_worker.py"),)
     with Job(tmp_path, [etcd.endpoint], nnodes="1:3", script=script, options=OPTIONS, **named) as running:

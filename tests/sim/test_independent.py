@@ -11,11 +11,11 @@ import pytest
 from edl.agent import independent, rounds
 from edl.agent.state import Worker
 from edl.agent.turn import Turn
-from edl.testing.__main__ import summary
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
+from tests.sim.batches import play_all
 
-SCHEDULES = 300
+BATCH = 100
 BATCHES = 3
 WITHIN = 100
 """Schedules in which a planted bug has to show."""
@@ -23,16 +23,7 @@ WITHIN = 100
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_schedules(batch: int) -> None:
-    size = SCHEDULES // BATCHES
-    results = []
-    for seed in range(batch * size, (batch + 1) * size):
-        result = play(Schedule.independent(seed))
-        if result.violation:
-            pytest.fail(f"Schedule.independent({seed}): {result.violation}", pytrace=False)
-        results.append(result)
-    print(summary(results))
-    assert sum(result.worlds for result in results) > 3 * size, "the schedules have become too gentle"
-    assert {"exit 0", "exit 1", "exit 3"} <= {result.outcome for result in results}
+    play_all(Schedule.independent, range(batch * BATCH, (batch + 1) * BATCH), worlds=3)
 
 
 def _stops_all() -> Any:

@@ -8,12 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
-from edl.testing.__main__ import main, summary
+from edl.testing.__main__ import main
 from edl.testing.sim.faults import SIZES, Fault, FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.schedules import BOUNDS, Result, Schedule, play
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
+from tests.sim.batches import play_all
 from tests.sim.planted import BUGS, Planted, seeds_needed
 
 BATCH = 300
@@ -44,14 +45,7 @@ def test_known_seed(seed: int) -> None:
     "batch", [pytest.param(n, marks=() if n < 3 else pytest.mark.soak) for n in range(SCHEDULES // BATCH)]
 )
 def test_schedules(batch: int) -> None:
-    results = []
-    for seed in range(batch * BATCH, (batch + 1) * BATCH):
-        result = play(Schedule.draw(seed))
-        check(result)
-        results.append(result)
-    print(summary(results))
-    assert sum(result.worlds for result in results) > 1.5 * BATCH, "the schedules have become too gentle"
-    assert {"exit 0", "exit 1", "exit 3"} <= {result.outcome for result in results}
+    play_all(Schedule.draw, range(batch * BATCH, (batch + 1) * BATCH), worlds=1.5)
 
 
 def test_schedules_meet_every_variant() -> None:

@@ -14,14 +14,15 @@ from edl.agent.turn import Turn as AgentTurn
 from edl.master import forming, machine, planning, resizing, sizing
 from edl.master.events import Grant
 from edl.master.turn import Turn
-from edl.testing.__main__ import summary
 from edl.testing.sim import ruling
 from edl.testing.sim.faults import SIZES
 from edl.testing.sim.schedules import Schedule, play
 from edl.wire.wishes import Granted
+from tests.sim.batches import play_all
 
-SCHEDULES = 600
-BATCHES = 6
+BATCH = 300
+BATCHES = 2
+BATCHES_OF_SOAK = 34
 WITHIN = 200
 """Schedules in which a planted bug has to show."""
 KNOWN = (0, 23, 232, 2233, 2462, 2865, 4005, 4230, 4536, 6479)
@@ -33,18 +34,11 @@ def test_known_seed(seed: int) -> None:
     assert not play(Schedule.resized(seed)).violation
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize(
+    "batch", [pytest.param(n, marks=() if n < BATCHES else pytest.mark.soak) for n in range(BATCHES_OF_SOAK)]
+)
 def test_schedules(batch: int) -> None:
-    size = SCHEDULES // BATCHES
-    results = []
-    for seed in range(batch * size, (batch + 1) * size):
-        result = play(Schedule.resized(seed))
-        if result.violation:
-            pytest.fail(f"Schedule.resized({seed}): {result.violation}", pytrace=False)
-        results.append(result)
-    print(summary(results))
-    assert sum(result.worlds for result in results) > 2 * size, "the schedules have become too gentle"
-    assert len({"exit 0", "exit 1", "exit 3"} & {result.outcome for result in results}) > 1
+    play_all(Schedule.resized, range(batch * BATCH, (batch + 1) * BATCH), worlds=2)
 
 
 def test_schedules_meet_every_wish() -> None:

@@ -194,6 +194,14 @@ def test_a_cause_that_shows_while_stopping_is_told() -> None:
     assert isinstance(message, WorkerFailed)
 
 
+@pytest.mark.parametrize(("peer_loss", "told"), [(False, 1), (True, 0)])
+def test_an_error_on_its_way_when_the_stop_came_is_told_but_not_the_loss_of_a_peer(peer_loss: bool, told: int) -> None:
+    """The peer was stopped like this worker: what it met is no cause of anything."""
+    node = running().hear(StopRound(Round(1), "b joined"))
+    error = ev.WorkerEnded(Round(1), 0, -SIGTERM, "ValueError: the loss is not a number", peer_loss=peer_loss)
+    assert [type(message) for message in node.feed(error).said()] == [WorkerFailed] * told
+
+
 def test_lease_lost_for_good_stops_the_workers_and_hangs_up() -> None:
     node = running().feed(ev.LeaseGone())
     assert node.state.reason == "the lease of this node has ended: stopping the workers"

@@ -14,6 +14,7 @@ from edl.wire.messages import Failure, WorkerFailed
 
 ABORTED = -int(signal.SIGABRT)
 KILLED = -int(signal.SIGKILL)
+TERMINATED = -int(signal.SIGTERM)
 
 GLOO_LOSS = """\
 step 41 loss 0.32
@@ -190,8 +191,9 @@ class TestPeerLoss:
             (ABORTED, PADDLE_ABORT, ""),
             (1, STORE_LOSS, "torch.distributed.DistNetworkError: The client socket has timed out"),
             (1, ORDINARY.replace("7 is odd", "[Errno 104] Connection reset by peer"), "ValueError: [Errno 104]"),
+            (TERMINATED, STORE_LOSS, "torch.distributed.DistNetworkError: The client socket has timed out"),
         ],
-        ids=["gloo", "nccl", "nccl watchdog", "paddle", "store", "socket"],
+        ids=["gloo", "nccl", "nccl watchdog", "paddle", "store", "socket", "stopped meanwhile"],
     )
     def test_complaints_about_a_peer_are_recognised(self, code: int, tail: str, exception: str) -> None:
         words = last_words(code, tail, "")

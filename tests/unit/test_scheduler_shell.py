@@ -21,6 +21,13 @@ from edl.wire.wishes import Drain, Granted, Resize, ScaleView, Verdict, Wish
 LIMIT_S = 20.0
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its times are tested on a fake clock (test_reconcile.py); here the real one runs."""
+    for name in ("LOOK_S", "FIRST_RETRY_S", "SAME_AGAIN_S", "END_RETRY_S"):
+        monkeypatch.setattr(reconcile, name, 0.05)
+
+
 class FakeMaster:
     """Takes every wish; its world is whoever is there, up to the size that is wanted."""
 

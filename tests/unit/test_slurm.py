@@ -103,9 +103,9 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("key", "value", "said"),
         [
-            ("poll", "0", "must be more than 0 seconds"),
-            ("timeout", "soon", "must be more than 0 seconds"),
-            ("timeout", "nan", "must be more than 0 seconds"),
+            ("poll", "0", "must be from 0.001 to 86400 seconds"),
+            ("timeout", "soon", "must be from 0.001 to 86400 seconds"),
+            ("timeout", "nan", "must be from 0.001 to 86400 seconds"),
             ("options", "--comment='x", "cannot be split into words"),
             ("script", "/no/such/file", "no such file"),
         ],

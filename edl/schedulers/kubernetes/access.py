@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from edl.config import environment
 from edl.errors import SettingError
+from edl.schedulers.order import seconds
 
 SETTING = "--scheduler-conf"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -27,7 +28,6 @@ CONF_KEYS = {
     "watch_nodes": "true: taints of the hosts count as notices as well (needs a ClusterRole). Default: false.",
 }
 """What ``--scheduler-conf`` understands for Kubernetes."""
-MOST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ def options_from(
         namespace=conf.get("namespace") or variables.get("POD_NAMESPACE") or _namespace(account),
         token_file=token_file,
         ca=ca,
-        timeout_s=_seconds(conf, "timeout", 10.0),
-        poll_s=_seconds(conf, "poll", 10.0),
+        timeout_s=seconds(conf, "timeout", 10.0),
+        poll_s=seconds(conf, "poll", 10.0),
         task=conf.get("task", ""),
         selector=conf.get("selector", "").replace(";", ","),
         indexed=_flag(conf, "indexed"),
@@ -118,17 +118,6 @@ def _existing(folder: Path | None, name: str) -> str:
 def _namespace(account: Path) -> str:
     file = account / "namespace"
     return file.read_text().strip() if file.is_file() else "default"
-
-
-def _seconds(conf: Mapping[str, str], key: str, default: float) -> float:
-    text = conf.get(key, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= MOST_S:
-        raise SettingError(SETTING, f"{key}={text}", f"must be seconds, more than 0 and at most {MOST_S:g}")
-    return value
 
 
 def _flag(conf: Mapping[str, str], key: str) -> bool:
