@@ -47,22 +47,32 @@ class Proxy:
         self._after = after
         self._listener = socket.create_server((HOST, 0))
         self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._begin(self._accept)
 
     def close(self) -> None:
-        self._listener.close()
+        self._listener.shutdown(socket.SHUT_RDWR)  # closing it would leave the thread in accept
+        self._threads[0].join(PATIENCE_S)
         self._hang_up()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for one in (self._listener, *self._ends):
+            one.close()
+
+    def _begin(self, work: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        self._threads[-1].start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                self._ends.append(near)
                 far = socket.create_connection((HOST, self._target))
-                self._ends += [near, far]
+                self._ends.append(far)
                 for source, sink, upwards in ((near, far, True), (far, near, False)):
-                    arguments = (source, sink, upwards == self._upwards)
-                    threading.Thread(target=self._pass, args=arguments, daemon=True).start()
+                    self._begin(self._pass, source, sink, upwards == self._upwards)
 
     def _pass(self, source: socket.socket, sink: socket.socket, spoil: bool) -> None:
         passed = 0

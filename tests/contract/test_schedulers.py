@@ -35,9 +35,6 @@ from tests.process.slurm_rig import MEMORY_MB, Slurm
 
 LIMIT_S = 60.0
 
-# A connection of a test before these is sometimes found unclosed here; which one is not known yet.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 class Rig(Protocol):
     """One kind of scheduler, and what a test may do to it."""

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import psutil
-import pytest
 
 from edl.adapters.etcd_cluster import can_bind, start_private_member
 from edl.adapters.etcd_server import EtcdMember
