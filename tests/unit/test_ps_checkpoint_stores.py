@@ -123,7 +123,7 @@ def test_changes_only_are_as_good_as_everything(tmp_path: Path) -> None:
         done = json.loads(finish([one.vault for one in before], number, told, tables=TABLES))
         run = str(done["run"])
         sizes.append(len(before[0].vault.chain(run)))
-        if number % 2:
+        if number in (3, 7):  # before and after what happens in between
             assert all_rows(restored(3, tmp_path, run)) == all_rows(before), number
     assert max(sizes) > 2
 
