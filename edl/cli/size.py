@@ -169,14 +169,11 @@ class _Asking:
                 now = (await client.status()).scale
                 # Where one of them is left as it is, it must not have been changed since it was read.
                 seen = 0 if minimum is not None and maximum is not None else now.revision
-                wish = Rebound(
-                    now.minimum if minimum is None else minimum,
-                    now.maximum if maximum is None else maximum,
-                    by,
-                    reason,
-                    seen,
-                )
-                granted = await wishing.ask(client, wish)
+                low = now.minimum if minimum is None else minimum
+                high = now.maximum if maximum is None else maximum
+                if nodes is not None and nodes > 0 and not low <= nodes <= high:
+                    raise UsageError(f"{nodes} nodes are outside of the bounds {low}:{high} asked for with them")
+                granted = await wishing.ask(client, Rebound(low, high, by, reason, seen))
             if nodes is not None:
                 size = Resize(max(nodes, 0), by, reason, auto=nodes == _AUTO)
                 granted = await wishing.ask(client, size)

@@ -232,8 +232,15 @@ class Server:
         if authority is not None and authority.serving:
             return authority
         url = self._front.around.ruler()
-        if url is None or url == self._front.url:
+        if url is None:
             raise Refusal(503, "the job has no Master at this moment; its launchers elect one", _AGAIN)
+        if url == self._front.url:  # it was here, or it serves on the loopback address of another host
+            raise Refusal(
+                503,
+                "the Master is not here: another one is being elected, or rules on a host that serves HTTP to itself "
+                "only (--http-host)",
+                _AGAIN,
+            )
         if not url:
             raise Refusal(
                 503, "the launcher that rules serves no HTTP. Give --http-port to all launchers of the job", _AGAIN

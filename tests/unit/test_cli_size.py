@@ -262,6 +262,12 @@ def test_bounds_come_before_the_size(run: Callable[..., tuple[Client, Result]]) 
     assert done.stdout == "bounds\n" and done.stderr == ""
 
 
+def test_a_size_outside_of_the_bounds_given_with_it_changes_neither(run: Callable[..., tuple[Client, Result]]) -> None:
+    client, done = run("scale", "12", "--max=8")
+    assert client.wishes == []
+    assert "12 nodes are outside of the bounds 1:8" in str(done.exception or done.output)
+
+
 def test_showing_the_size(run: Callable[..., tuple[Client, Result]]) -> None:
     client, done = run("scale")
     assert client.wishes == [] and done.stdout.startswith("Size: 3 nodes train (1 to 8 allowed)")
