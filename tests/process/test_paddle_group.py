@@ -210,6 +210,7 @@ def test_a_frozen_peer_holds_nobody_that_is_aborted(made: World) -> None:
     made.form(workers)
 
 
+@pytest.mark.soak
 def test_two_hundred_rounds_leave_nothing_behind(made: World) -> None:
     workers = made.start(3)
     made.form(workers)

@@ -171,7 +171,7 @@ def soak(etcd: OutsideEtcd, folder: Path, framework: str, events: int, seed: int
     growth.check()
 
 
-@pytest.mark.soak_but("paddle")
+@pytest.mark.soak
 def test_some_changes_in_a_row(own_etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     soak(own_etcd, tmp_path, framework, events=8, seed=1)
 

@@ -34,6 +34,7 @@ def name_hosts(file: Path, *hosts: str) -> None:
     file.with_suffix(".new").replace(file)
 
 
+@pytest.mark.soak
 def test_a_discovery_script_sizes_the_job(etcd: OutsideEtcd, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     name_hosts(hosts, "h1", "h2", "h3")
