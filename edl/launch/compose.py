@@ -19,6 +19,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_service.machine import LeaseMachine
 from edl.adapters.activity import activity
@@ -62,11 +63,13 @@ from edl.master.shell import Surroundings as MasterSurroundings
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
 from edl.types import Incarnation, NodeId, Token
-from edl.web.front import Around, Web
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo
-from ps.book import Limits
-from ps.machine import PlacementMachine
+
+if TYPE_CHECKING:
+    from edl.web.front import Web
+
+# What only some jobs use is imported by the functions that make it: a launcher's start is mostly imports.
 
 STORE_RETRY_S = 0.1
 READERS_GRACE_S = 5.0
@@ -232,6 +235,8 @@ def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) ->
     """The HTTP side, not yet listening."""
     if settings.http is None:
         return None
+    from edl.web.front import Around, Web
+
     return Web(Around(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
 
 
@@ -352,6 +357,9 @@ def _services(spec: JobSpec) -> tuple[Service, ...]:
     """What the Master hosts."""
     if not spec.servers:
         return (LeaseMachine(),)
+    from ps.book import Limits
+    from ps.machine import PlacementMachine
+
     limits = Limits(recover_s=spec.timeouts.recover_s)
     return (LeaseMachine(), PlacementMachine(training_of(spec.servers), limits=limits))
 

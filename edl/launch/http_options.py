@@ -10,8 +10,6 @@ from typing import Any
 import click
 
 from edl.errors import SettingError
-from edl.web.access import tokens_in
-from edl.web.front import load
 from edl.web.settings import HttpSettings
 
 HTTP_OPTIONS: list[Callable[[Any], Any]] = [
@@ -56,6 +54,8 @@ def http_from(options: Mapping[str, Any]) -> HttpSettings | None:
 
 def _check_tokens(settings: HttpSettings) -> None:
     """Each file holds at least one, and no token stands in both."""
+    from edl.web.access import tokens_in  # here and below: for jobs that serve HTTP
+
     found = {}
     for flag, path in (
         ("--http-token-file", settings.token_file),
@@ -92,6 +92,8 @@ def _check_tls(settings: HttpSettings) -> None:
             "--http-client-ca", settings.client_ca, "needs TLS", "Add --http-cert=FILE and --http-key=FILE"
         )
     if settings.cert:
+        from edl.web.front import load
+
         load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), settings)
 
 

@@ -16,7 +16,6 @@ from edl.launch.scale_options import launcher_again, make_scheduler, wanted_of
 from edl.launch.settings import LaunchSettings
 from edl.ports import Ruling, Store
 from edl.schedulers.order import Order, Wanted
-from edl.schedulers.shell import Reconciler
 
 Companions = Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]]
 
@@ -33,6 +32,8 @@ def companions(
     wanted = wanted_of(settings.spec.scheduler)
     if wanted is None:
         return lambda ruling: ()
+    from edl.schedulers.shell import Reconciler  # for jobs that have a scheduler: a launcher's start is mostly imports
+
     told = order(settings, wanted, store, endpoints, log)
     return lambda ruling: (Reconciler(lambda: make_scheduler(told), ruling, told.clock, wanted.owner, log).run(),)
 

@@ -62,12 +62,24 @@ def modules(package: str) -> list[str]:
     return names
 
 
-def loaded_by(imported: list[str]) -> set[str]:
-    """Top-level packages that a fresh interpreter has loaded after importing the modules."""
+def modules_loaded_by(imported: list[str]) -> set[str]:
+    """What a fresh interpreter has loaded after importing the modules."""
     program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
     finished = subprocess.run([sys.executable, "-c", program, *imported], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    return {name.partition(".")[0] for name in finished.stdout.split()}
+    return set(finished.stdout.split())
+
+
+def loaded_by(imported: list[str]) -> set[str]:
+    """Top-level packages of it."""
+    return {name.partition(".")[0] for name in modules_loaded_by(imported)}
+
+
+def test_a_launcher_imports_what_every_job_uses() -> None:
+    """The others would make each start slower: the import is most of it."""
+    loaded = modules_loaded_by(["edl.launch.compose"])
+    assert "edl.master.machine" in loaded
+    assert not {"aiohttp", "edl.web.front", "edl.schedulers.reconcile", "ps.machine", "ps.placement"} & loaded
 
 
 def test_no_file_is_too_long() -> None:
