@@ -162,13 +162,17 @@ class Aws:
 
     def look(self, ask: Ask, now_s: float) -> Notice | None:
         """Raises ``BadAnswer`` and ``OSError``."""
+        reply = self._ask(ask)
+        if reply.status == 401:  # the token has expired
+            self._token = ""
+            reply = self._ask(ask)
+        return read_aws(reply, now_s)
+
+    def _ask(self, ask: Ask) -> Reply:
         if not self._token:
             reply = ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFE_S)})
             self._token = _ok(reply).strip()
-        reply = ask("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
-        if reply.status == 401:  # it has expired
-            self._token = ""
-        return read_aws(reply, now_s)
+        return ask("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
 
 
 class Gce:

@@ -120,6 +120,8 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers: dict[str, tuple[int, str]] = {}
         self.asked: list[tuple[str, str, dict[str, str]]] = []
+        self.expired = ""
+        """A token that it does not take any more."""
 
     @property
     def url(self) -> str:
@@ -133,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             (self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
         )
         status, body = self.server.answers.get(self.path, (404, ""))
+        if self.server.expired and self.server.expired in self.headers.values():
+            status = 401
         self.send_response(status)
         if status == 302:
             self.send_header("Location", "/elsewhere")
@@ -169,15 +173,19 @@ def test_aws_gets_a_token_first_and_another_when_it_has_expired(service: Service
     assert [(method, path) for method, path, _ in service.asked] == [("PUT", "/latest/api/token"), ("GET", ACTION)]
     assert service.asked[0][2]["x-aws-ec2-metadata-token-ttl-seconds"] == "21600"
     assert service.asked[1][2]["x-aws-ec2-metadata-token"] == "one"
-    service.answers |= {ACTION: (401, ""), "/latest/api/token": (200, "two")}
-    assert looks.look()[1] == "the aws metadata service gives no notices: status 401 (asking on; training goes on)"
-    service.answers[ACTION] = (200, '{"action": "terminate", "time": "2026-11-22T08:00:00Z"}')
+    service.expired = "one"
+    service.answers |= {
+        ACTION: (200, '{"action": "terminate", "time": "2026-11-22T08:00:00Z"}'),
+        "/latest/api/token": (200, "two"),
+    }
     notice, text = looks.look()
     assert notice == Notice("AWS: spot instance-action terminate at 2026-11-22T08:00:00Z", AT, 120.0)
-    assert text == "the aws metadata service answers again"
+    assert text == "", "nobody has to know"
     assert service.asked[-1][2]["x-aws-ec2-metadata-token"] == "two"
     assert looks.look() == (None, ""), "told once"
     assert not any("rebalance" in path for _, path, _ in service.asked)
+    service.answers[ACTION] = (401, "")
+    assert looks.look()[1] == "the aws metadata service gives no notices: status 401 (asking on; training goes on)"
 
 
 def test_gce_and_azure_want_their_headers(service: Service) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection
 
+from edl.rendezvous.phrases import count
 from edl.schedulers.kubernetes.client import Json
 
 TELLING_TAINTS = (
@@ -87,9 +88,9 @@ def held_up(pods: Collection[Json], wanted: int) -> str:
         here += 1
         if reason := _obstacle(pod):
             reasons[reason] += 1
-    parts = [f"{_count(count, 'pod')} pending: {reason}" for reason, count in sorted(reasons.items())]
+    parts = [f"{count(many, 'pod')} pending: {reason}" for reason, many in sorted(reasons.items())]
     if here < wanted:
-        parts.append(f"{_count(wanted - here, 'pod')} not made yet")
+        parts.append(f"{count(wanted - here, 'pod')} not made yet")
     return "; ".join(parts)
 
 
@@ -136,7 +137,3 @@ def _tolerated_s(pod: Json, taint: Json) -> float | None:
 def _short(text: str) -> str:
     text = " ".join(text.split()).rstrip(".")
     return text if len(text) <= LONGEST_WORDS else text[: LONGEST_WORDS - 1] + "…"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
