@@ -37,7 +37,8 @@ def undisturbed(job: Job, pid: int) -> None:
     assert alive(pid)
     before = len(steps_of(job, pid))
     until(lambda: len(steps_of(job, pid)) > before + 2, f"more steps of {pid}")
-    assert steps_of(job, pid) == list(range(1, len(steps_of(job, pid)) + 1))
+    made = steps_of(job, pid)
+    assert made == list(range(1, len(made) + 1))
 
 
 def end(job: Job) -> None:

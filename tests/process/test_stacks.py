@@ -61,7 +61,7 @@ def error_text(bench: Bench) -> str:
 async def dumped(bench: Bench, wanted: str) -> tuple[int, int]:
     """Start the script and have it write its stacks; returns its pid and that of its child."""
     pid = await bench.spawn()
-    text = await bench.text_in("worker", "child")
+    text = await bench.text_in("worker", "\n")  # print writes a line in several parts
     await bench.processes.dump(pid)
     await until(lambda: wanted in error_text(bench), f"{wanted} in {error_text(bench)}")
     return pid, int(text.split()[1])
