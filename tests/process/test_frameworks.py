@@ -27,6 +27,7 @@ def only_with_the_framework(request: pytest.FixtureRequest) -> None:
 
 
 @EACH
+@pytest.mark.soak_but("torch")
 def test_a_script_survives_a_worker_a_node_and_a_newcomer(tmp_path: Path, etcd: OutsideEtcd, script: str) -> None:
     with Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / script),)) as job:
         job.start("a", "b", "c")

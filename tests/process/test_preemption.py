@@ -93,6 +93,7 @@ def test_a_node_leaves_with_a_checkpoint_and_nobody_redoes_a_step(
     assert set(job.exit_codes().values()) == {0}
 
 
+@pytest.mark.soak
 def test_the_last_node_saves_and_says_that_the_job_is_not_done(job: Job) -> None:
     job.start("a")
     seen = job.wait_world(1)
@@ -149,6 +150,7 @@ class Metadata(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.soak
 def test_a_spot_notice_drains_the_node(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     threading.Thread(target=server.serve_forever, daemon=True).start()

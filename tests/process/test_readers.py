@@ -467,6 +467,7 @@ def test_each_record_counts_once_whatever_happens_to_readers(
 
 
 @pytest.mark.torch
+@pytest.mark.soak
 def test_training_that_only_prefers_readers_goes_on_without_them(
     tmp_path: Path, etcd: OutsideEtcd, files: Path
 ) -> None:

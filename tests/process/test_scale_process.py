@@ -80,6 +80,7 @@ def test_up_and_down_without_a_step_made_twice(etcd: OutsideEtcd, tmp_path: Path
         assert "SIGTERM" not in first.text, "they leave by themselves"
 
 
+@pytest.mark.soak
 def test_a_new_master_finds_what_the_last_one_has_started(etcd: OutsideEtcd, tmp_path: Path) -> None:
     with job(etcd, tmp_path) as running:
         running.start("first")

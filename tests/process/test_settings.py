@@ -62,7 +62,7 @@ def begun(running: Job, number: int) -> int:
     return found[0]
 
 
-@pytest.mark.soak_but("paddle")
+@pytest.mark.soak
 def test_all_ranks_change_over_at_the_same_commit(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     job = Job(tmp_path, [etcd.endpoint], script=(SCRIPT,), arguments=(f"--framework={framework}",), options=POLICY)
     with job as running:

@@ -49,7 +49,7 @@ def the_same(lines: list[dict[str, Any]], *names: str) -> tuple[Any, ...]:
     return values
 
 
-@pytest.mark.soak_but("torch")
+@pytest.mark.soak
 def test_every_sample_counts_once_with_its_weight(
     etcd: OutsideEtcd, tmp_path: Path, short: str, framework: str
 ) -> None:
