@@ -265,13 +265,19 @@ class JobSpec:
     @property
     def size_owner(self) -> str:
         """Which scheduler, and who decides on the size: ``statefulset/train (external)``; empty: there is none."""
-        told = json.loads(self.scheduler) if self.scheduler else {}
+        told = self._scheduling
         return f"{told['--scheduler']} ({told['--scale-owner']})" if told else ""
 
     @property
     def sized_outside(self) -> bool:
         """The scheduler decides how many nodes there are; nobody else may."""
-        return bool(self.scheduler) and json.loads(self.scheduler)["--scale-owner"] == "external"
+        return bool(self.scheduler) and self._scheduling["--scale-owner"] == "external"
+
+    @property
+    def _scheduling(self) -> dict[str, str]:
+        """``scheduler``, read."""
+        told: dict[str, str] = json.loads(self.scheduler) if self.scheduler else {}
+        return told
 
     @property
     def independent(self) -> bool:
@@ -314,7 +320,7 @@ class JobSpec:
             "--scheduler": "''",
             "--scale-cooldown": f"{self.cooldown_s:g}",
             **self.autoscale.flags(),
-            **(json.loads(self.scheduler) if self.scheduler else {}),
+            **self._scheduling,
         }
 
 

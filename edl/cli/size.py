@@ -92,10 +92,7 @@ def drain(
 @click.argument("node")
 def cordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Have a node take no part until it is uncordoned. Its launcher stays."""
-    from edl.cli.wishing import cordoned
-
-    wish = Cordon(node, True, _by("cordon"), reason)
-    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: cordoned(node, granted.generation, wanted=True)))
+    _run(_Asking(where, as_json, wait).cordon(node, reason, wanted=True))
 
 
 @click.command()
@@ -105,10 +102,7 @@ def cordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> N
 @click.argument("node")
 def uncordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Let a node take part again."""
-    from edl.cli.wishing import cordoned
-
-    wish = Cordon(node, False, _by("uncordon"), reason)
-    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: cordoned(node, granted.generation, wanted=False)))
+    _run(_Asking(where, as_json, wait).cordon(node, reason, wanted=False))
 
 
 @click.command()
@@ -117,10 +111,7 @@ def uncordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) ->
 @reason_option
 def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Commit, end the workers, and wait until the job is resumed. Launchers stay."""
-    from edl.cli.wishing import suspended
-
-    wish = Suspend(True, _by("suspend"), reason)
-    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: suspended(granted.generation, wanted=True)))
+    _run(_Asking(where, as_json, wait).suspend(reason, wanted=True))
 
 
 @click.command()
@@ -129,10 +120,7 @@ def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
 @reason_option
 def resume(reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Go on after having been suspended."""
-    from edl.cli.wishing import suspended
-
-    wish = Suspend(False, _by("resume"), reason)
-    _run(_Asking(where, as_json, wait).ask(wish, lambda granted: suspended(granted.generation, wanted=False)))
+    _run(_Asking(where, as_json, wait).suspend(reason, wanted=False))
 
 
 @click.command()
@@ -179,6 +167,20 @@ class _Asking:
                 granted = await wishing.ask(client, size)
         assert granted is not None  # noqa: S101 - the command has asked for one of them
         await self._settle(granted, wishing.size_is(max(nodes or 0, 0), granted.generation))
+
+    async def cordon(self, node: str, reason: str, *, wanted: bool) -> None:
+        """Or the contrary."""
+        from edl.cli.wishing import cordoned
+
+        wish = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason)
+        await self.ask(wish, lambda granted: cordoned(node, granted.generation, wanted=wanted))
+
+    async def suspend(self, reason: str, *, wanted: bool) -> None:
+        """Or resume."""
+        from edl.cli.wishing import suspended
+
+        wish = Suspend(wanted, _by("suspend" if wanted else "resume"), reason)
+        await self.ask(wish, lambda granted: suspended(granted.generation, wanted=wanted))
 
     async def ask(self, wish: Wish, goal: Callable[[Granted], Goal]) -> None:
         """One wish."""
