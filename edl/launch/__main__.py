@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from edl import __version__
+from edl.config import environment
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
+from edl.launch import paddle_options, torchrun_options, worlds
 from edl.launch.cli import (
     launcher_options,
     pserver_settings_from,
@@ -21,6 +24,7 @@ from edl.launch.cli import (
     with_both_spellings,
 )
 from edl.launch.console import let_go_of_console
+from edl.launch.told import Told
 
 
 @click.command(
@@ -32,7 +36,7 @@ from edl.launch.console import let_go_of_console
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 @click.argument("script", required=False, default="")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
+def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     """Run SCRIPT as an elastic job; start the same command on every node.
 
     \b
@@ -41,6 +45,9 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
+    told = Told.by(click.get_current_context(), script, arguments)
+    settle(told, environment())
+    options, script = told.values, told.script
     if options["role"] in ("reader", "pserver") and script:
         raise click.UsageError(f"--role={options['role']} runs no script: drop {script}")
     if serves_only(options):
@@ -55,9 +62,18 @@ def run(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
 
-    settings = settings_from(options, script, arguments)
-    told = tuple(with_both_spellings(sys.argv[1:]))
-    sys.exit(asyncio.run(launch(dataclasses.replace(settings, arguments=told))))
+    settings = settings_from(options, script, told.arguments)
+    given = tuple(with_both_spellings(sys.argv[1:]))
+    sys.exit(asyncio.run(launch(dataclasses.replace(settings, arguments=given, remarks=tuple(told.remarks)))))
+
+
+def settle(told: Told, env: Mapping[str, str]) -> None:
+    """Put what other launchers' options and variables say in terms of our own. Raises ``UsageError``."""
+    torchrun_options.apply(told, env)
+    if "EDL_ROUND" in env:
+        return  # inside a worker of ours, the others are what we have exported ourselves
+    paddle_options.apply(told, env)
+    worlds.apply(told, env)
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ from edl.launch.data_option import data_sets
 from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
 from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
+from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
 from edl.launch.settings import (
@@ -53,6 +54,7 @@ from edl.launch.settings import (
     StateSettings,
     StoreSettings,
 )
+from edl.launch.torchrun_options import TORCHRUN_OPTIONS
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
@@ -134,6 +136,8 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
     click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
+    *TORCHRUN_OPTIONS,
+    *PADDLE_OPTIONS,
     *PS_OPTIONS,
     *HYPER_OPTIONS,
     *SCALE_OPTIONS,

@@ -88,6 +88,8 @@ async def launch(settings: LaunchSettings) -> int:
         await asyncio.to_thread(switches.refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
+        for remark in settings.remarks:
+            log(remark)
         # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
         nursery = nursery_environment(environment(), settings.slots)
         processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)

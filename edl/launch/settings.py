@@ -125,6 +125,8 @@ class LaunchSettings:
     """On which signals and notices it leaves, and with which status."""
     arguments: tuple[str, ...] = ()
     """The command line that these settings come from, without the program."""
+    remarks: tuple[str, ...] = ()
+    """What the person who gave them should know, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
