@@ -108,9 +108,9 @@ class LeaseMachine:
         self._world, self._taken_over = event.world, event.taken_over
         self._readers.world_began()
         self._ranks = {
-            Caller(member.node, slot): Rank(member.first_rank + slot)
+            Caller(member.node, slot): Rank(member.first_rank + local_rank)
             for member in event.world.members
-            for slot in range(member.slots)
+            for local_rank, slot in enumerate(member.used)
         }
         self._same = {caller: caller for caller in (*self._ranks, *self._same) if caller in self._ranks}
         turn.world, turn.ranks, turn.taken_over = event.world, self._ranks, event.taken_over

@@ -241,6 +241,25 @@ class AutoscaleRules:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRules:
+    """When a slot of a node is dropped; see ``edl.master.policies.slots``."""
+
+    strikes: int = 2
+    """Failures of its own after which it is; 0: never by itself."""
+    cooldown_s: float = 0.0
+    """After so long it comes back; 0: never by itself."""
+
+    def __post_init__(self) -> None:
+        if self.strikes < 0:
+            raise SettingError("--slot-strikes", self.strikes, "must be 0 or more", "0 never drops a slot by itself")
+        _positive("--slot-cooldown", self.cooldown_s, zero_allowed=True)
+
+    def flags(self) -> dict[str, str]:
+        """Each option and its value, as every launcher of a job must give them."""
+        return {"--slot-strikes": str(self.strikes), "--slot-cooldown": f"{self.cooldown_s:g}"}
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What every launcher of a job must agree on."""
 
@@ -261,6 +280,7 @@ class JobSpec:
     cooldown_s: float = 0.0
     """After a resize the next one waits so long."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
+    slots: SlotRules = field(default_factory=SlotRules)
 
     @property
     def size_owner(self) -> str:
@@ -320,6 +340,7 @@ class JobSpec:
             "--scheduler": "''",
             "--scale-cooldown": f"{self.cooldown_s:g}",
             **self.autoscale.flags(),
+            **self.slots.flags(),
             **self._scheduling,
         }
 
@@ -343,12 +364,38 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """An environment with these variables, and without those that are None."""
+    both = {**environment, **changes}
+    return {name: value for name, value in both.items() if value is not None}
+
+
+def adopt(changes: Mapping[str, str | None]) -> None:
+    """Change this process's environment, and with it that of all it starts. None: take the variable away."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 class StreamTarget(enum.Enum):
     """Where a worker's stream goes."""
 
     CONSOLE = "console"
     FILE = "file"
     BOTH = "both"
+    NOWHERE = "nowhere"
+    """Only its last lines are kept, for error reports."""
+
+
+class LogLayout(enum.Enum):
+    """Whose habits the files and the console follow."""
+
+    TORCHRUN = "torchrun"
+    """All on the console; files only where asked for."""
+    PADDLE = "paddle"
+    """All in files, ``workerlog.N``, and on the console as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,12 +403,26 @@ class LogPlan:
     """Where the workers of one launcher write. The maps are by local rank; a missing rank has the default."""
 
     folder: str
-    """Folder of this launcher; each round gets its own below it."""
+    """Folder of this launcher; each round gets its own below it. Empty: no files at all, not even error files."""
     redirects: Mapping[int, int] = field(default_factory=dict)
     tee: Mapping[int, int] = field(default_factory=dict)
     redirect_all: int = 0
     """Bits for ranks that ``redirects`` does not name: 1 stdout, 2 stderr (as torchrun counts them)."""
     tee_all: int = 0
+    shown: frozenset[int] = frozenset()
+    """Local ranks whose output the console shows; empty: all."""
+    stdout_filters: tuple[str, ...] = ()
+    """Lines of stdout that hold one of these, of workers with ``tee``, go to a file of the round as well."""
+    stderr_filters: tuple[str, ...] = ()
+    prefix: str = ""
+    """What stands before each console line of a stream with ``tee``, with ``${rank}`` and the like; empty: ours."""
+    layout: LogLayout = LogLayout.TORCHRUN
+    quiet: bool = False
+    """With Paddle's layout: the console shows the first worker only, on stdout, as Paddle's launcher does."""
+    links: str = ""
+    """Folder where Paddle's names (``workerlog.0``) lead to the newest files; empty: nowhere."""
+    overwrite: bool = False
+    """What an earlier launch of the same job and node has left in ``folder`` may go."""
 
     def stdout(self, local_rank: int) -> StreamTarget:
         """Target of a worker's stdout."""
@@ -371,8 +432,26 @@ class LogPlan:
         """Target of a worker's stderr."""
         return self._target(local_rank, 2)
 
+    def prefixed(self, local_rank: int, *, stderr: bool) -> bool:
+        """Whether ``tee`` was asked for: such lines carry a prefix on the console, and the filters look at them."""
+        return bool(self.tee.get(local_rank, self.tee_all) & (2 if stderr else 1))
+
     def _target(self, local_rank: int, bit: int) -> StreamTarget:
-        if self.tee.get(local_rank, self.tee_all) & bit:
-            return StreamTarget.BOTH
-        redirected = self.redirects.get(local_rank, self.redirect_all) & bit
-        return StreamTarget.FILE if redirected else StreamTarget.CONSOLE
+        teed = bool(self.tee.get(local_rank, self.tee_all) & bit)
+        redirected = bool(self.redirects.get(local_rank, self.redirect_all) & bit)
+        file = teed or redirected
+        console = teed or not redirected
+        if self.layout is LogLayout.PADDLE:
+            file, console = True, teed or not (redirected or (self.quiet and local_rank))
+        file = file and bool(self.folder)
+        console = console and (not self.shown or local_rank in self.shown)
+        return _TARGETS[console, file]
+
+
+_TARGETS = {
+    (True, True): StreamTarget.BOTH,
+    (True, False): StreamTarget.CONSOLE,
+    (False, True): StreamTarget.FILE,
+    (False, False): StreamTarget.NOWHERE,
+}
+"""By whether a stream goes to the console, and whether to a file."""

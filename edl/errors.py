@@ -16,6 +16,7 @@
     ├── DataError           a data set changed, is damaged or missing, or its position does not fit it
     ├── PsError             a parameter server refused, cannot be reached, or has lost what a trainer needs
     ├── Killed              the kill switch is set
+    ├── JobFailed           a job started from Python has failed: names who failed first, and how
     ├── WorkerStartError    a worker process could not be created
     └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
 
@@ -25,6 +26,8 @@ failed action is known not to have happened; ``retry_helps`` whether trying agai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from edl.exit_codes import ExitCode
@@ -33,7 +36,7 @@ from edl.exit_codes import ExitCode
 class EdlError(Exception):
     """Base of the tree; never raised itself."""
 
-    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    exit_code: int = ExitCode.INTERNAL
     definite: ClassVar[bool] = True
     retry_helps: ClassVar[bool] = False
 
@@ -139,6 +142,42 @@ class Killed(EdlError):
     """The kill switch is set: the job may not start."""
 
     exit_code = ExitCode.KILLED
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """How one worker ended that should not have."""
+
+    rank: int
+    local_rank: int
+    node: str
+    round: int
+    exit_code: int
+    """Exit status, or minus the signal number."""
+    what: str
+    """In words: ``exit status 1``, ``was killed by SIGKILL``."""
+    message: str = ""
+    """Last line of its traceback, when there is one."""
+    traceback: str = ""
+    """All of it; the worker's last lines of stderr where there is none."""
+
+
+class JobFailed(EdlError):
+    """A job that was started from Python has failed. ``exit_code``: status of its launcher; ``failures``: of workers,
+    the root cause first; none when the job failed for another reason."""
+
+    def __init__(self, reason: str, exit_code: int, failures: Sequence[WorkerFailure] = ()) -> None:
+        self.reason = reason
+        self.exit_code = exit_code
+        self.failures = tuple(failures)
+        lines = [f"the job has failed: {reason} (exit status {exit_code})"]
+        for index, failure in enumerate(self.failures):
+            heading = "Root cause" if index == 0 else "then"
+            place = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.node}, round {failure.round})"
+            lines.append(f"{heading}: {place} {failure.what}" + (f": {failure.message}" if failure.message else ""))
+            if index == 0:
+                lines += [f"    {line}" for line in failure.traceback.splitlines()]
+        super().__init__("\n".join(lines))
 
 
 class WorkerStartError(EdlError):

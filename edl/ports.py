@@ -219,6 +219,9 @@ class CommandKind(enum.Enum):
     """``-m``: a module name."""
     PROGRAM = "program"
     """``--no-python``: any executable."""
+    CALL = "call"
+    """A function, from ``edl.launch.api``. The target is the file it is from (empty: none), the argument the private
+    folder in which it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +277,13 @@ class Processes(Protocol):
         """
         ...
 
-    async def spawn(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+    async def spawn(
+        self, environment: dict[str, str], stdout: int, stderr: int, local_rank: int = 0, cores: tuple[int, ...] = ()
+    ) -> int:
         """Start one worker as leader of its own session with exactly this environment; returns its pid.
 
+        ``local_rank`` takes the place of ``${local_rank}`` in the command's arguments. ``cores``: processor cores that
+        the worker is bound to; empty: all that the launcher has.
         The two descriptors are duplicated into the worker; the caller closes its own. Raises ``WorkerStartError``.
         """
         ...
@@ -290,6 +297,10 @@ class Processes(Protocol):
 
         Returns once it has been asked to; where it cannot be, the log says why.
         """
+        ...
+
+    async def forward(self, pid: int, number: int) -> None:
+        """Send a signal to a worker alone, if it has a handler for it. Any other would die; the log says so instead."""
         ...
 
     def events(self) -> AsyncIterator[ProcessEvent]:

@@ -123,6 +123,6 @@ class Membership:
 def has_place(world: World, trainer: Trainer) -> bool:
     """The slot is in the world, and its node has not begun anew since the trainer joined."""
     member = world.member(NodeId(trainer.node))
-    if member is None or trainer.slot >= member.slots:
+    if member is None or trainer.slot not in member.used:
         return False
     return not trainer.incarnation or trainer.incarnation == str(member.incarnation)

@@ -48,7 +48,7 @@ class Trainers:
 
     def _has_place(self, caller: Caller) -> bool:
         member = self._world.member(caller.node) if self._world is not None else None
-        return self._world is None or (member is not None and caller.slot < member.slots)
+        return self._world is None or (member is not None and caller.slot in member.used)
 
     def lost(self, turn: Turn, number: int) -> None:
         """A pserver says that a trainer's connections broke."""

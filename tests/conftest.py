@@ -26,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Long runs tell the whole truth: every launcher is a program of its own; see ``tests/process/forking.py``."""
+    if config.getoption("--soak"):
+        os.environ["TEST_REAL_STARTS"] = "1"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Both frameworks and every test module make millions of objects that stay: the collector is kept from them."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.etcd_plan import MemberPlan, plan_members
+from edl.adapters.etcd_plan import MemberPlan, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.errors import PortInUse, StoreError, StoreUnavailable
@@ -88,6 +88,22 @@ async def start_local_member(
         if member is not None:
             return member
     return None
+
+
+async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
+    """Hosts of the endpoints that have no address now. A pod's name has none before the pod is in the cluster's DNS,
+    so such a host may turn out to be this one. Raises ``SettingError`` for endpoints that make no sense."""
+    loop = asyncio.get_running_loop()
+
+    async def known(host: str) -> bool:
+        try:
+            return bool(await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        except OSError:
+            return False
+
+    hosts = list(dict.fromkeys(split_endpoint(endpoint)[0] for endpoint in endpoints))
+    answers = await asyncio.gather(*map(known, hosts))
+    return tuple(host for host, found in zip(hosts, answers, strict=True) if not found)
 
 
 async def _start_unless_taken(

@@ -5,17 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.errors import SettingError
 from edl.types import JobId, NodeId
 
 
 def runtime_folder() -> Path:
-    """This user's folder for things that live as long as a job: store data, notes. Only the user may enter it."""
+    """This user's folder for things that live as long as a job: store data, notes. Only the user may enter it.
+
+    Its name is known to everybody, so somebody else may have made it first. Raises ``SettingError`` then.
+    """
     folder = Path(tempfile.gettempdir()) / f"edl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        what = f"{folder} belongs to somebody else, who could read and change what this user's jobs keep there"
+        raise SettingError(
+            "TMPDIR", folder.parent, what, "Set TMPDIR to a folder of your own, or have that one removed"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(0o700)
     return folder
 
 

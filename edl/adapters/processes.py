@@ -15,7 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from string import Template
 
 from edl.adapters.stacks import stacks_of_program
 from edl.config import Standby
@@ -33,6 +34,7 @@ from edl.wire.nursery import (
     LARGEST_BYTES,
     Dump,
     Exited,
+    Forward,
     Message,
     Note,
     Order,
@@ -55,6 +57,12 @@ _FAREWELL_S = 12.0
 """How long the nursery may take to kill and reap what it has made; then it is killed itself."""
 _IMPATIENT_FAREWELL_S = 1.0
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
+
+
+def with_macros(arguments: Sequence[str], local_rank: int) -> tuple[str, ...]:
+    """``${local_rank}`` in a worker's arguments, as torchrun has it: ``$local_rank`` is the same, ``$$`` is one ``$``,
+    and what has another name stays as it is."""
+    return tuple(Template(argument).safe_substitute(local_rank=local_rank) for argument in arguments)
 
 
 class NurseryProcesses:
@@ -135,10 +143,13 @@ class NurseryProcesses:
         head = [str(descriptor), self._standby.value, str(self._slots), ",".join(self._preload), ""]
         return [*head, command.kind.value, command.target, *command.arguments]
 
-    async def spawn(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+    async def spawn(
+        self, environment: dict[str, str], stdout: int, stderr: int, local_rank: int = 0, cores: tuple[int, ...] = ()
+    ) -> int:
         """See ``Processes.spawn``. A worker's events are queued after its pid has been handed to this call."""
         command = self._command
-        order = Order(command.kind.value, command.target, command.arguments, environment)
+        arguments = with_macros(command.arguments, local_rank)
+        order = Order(command.kind.value, command.target, arguments, environment, cores=cores)
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         memory = write_order(order)
@@ -172,6 +183,12 @@ class NurseryProcesses:
             return
         with contextlib.suppress(OSError, WorkerStartError):
             await self._send(Dump(pid), [])
+
+    async def forward(self, pid: int, number: int) -> None:
+        """See ``Processes.forward``."""
+        if pid in self._alive:
+            with contextlib.suppress(OSError, WorkerStartError):
+                await self._send(Forward(pid, number), [])
 
     async def events(self) -> AsyncIterator[ProcessEvent]:
         """See ``Processes.events``."""

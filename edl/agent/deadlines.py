@@ -9,6 +9,7 @@ from edl.agent.events import SignalWorkers, WakeAt
 from edl.agent.state import AgentPhase, Leave, Outcome, Worker
 from edl.agent.turn import SIGKILL, SIGTERM, Turn
 from edl.exit_codes import ExitCode
+from edl.wire.messages import Leaving
 
 Deadline = tuple[float | None, Callable[[], None]]
 
@@ -28,6 +29,7 @@ def watch_deadlines(turn: Turn) -> None:
 def _deadlines(turn: Turn) -> list[Deadline]:
     return [
         _kill(turn),
+        _shed(turn),
         _park(turn),
         *_thaw(turn),
         _isolation(turn),
@@ -43,11 +45,19 @@ def _kill(turn: Turn) -> Deadline:
         turn.set(killed=True, kill_at_s=None)
         turn.log(f"workers still run {turn.state.timeouts.shutdown_s:g} s after the signal: killing them")
         left = turn.state.in_world if turn.state.phase is AgentPhase.STOPPING else turn.state.alive
-        turn.do(SignalWorkers(SIGKILL, tuple(worker.local_rank for worker in left)))
+        turn.do(SignalWorkers(SIGKILL, tuple(worker.slot for worker in left)))
 
     stopping = turn.state.phase in (AgentPhase.STOPPING, AgentPhase.LEAVING)
     stopping = stopping or (turn.state.phase is AgentPhase.PREPARING and turn.state.idling)
     return (turn.state.kill_at_s if stopping and turn.state.alive else None), act
+
+
+def _shed(turn: Turn) -> Deadline:
+    def act() -> None:
+        turn.set(shed_by_s=None)
+        turn.do(SignalWorkers(SIGKILL, tuple(worker.slot for worker in turn.state.shed)))
+
+    return (turn.state.shed_by_s if turn.state.shed else None), act
 
 
 def _park(turn: Turn) -> Deadline:
@@ -61,7 +71,7 @@ def _park(turn: Turn) -> Deadline:
         what = f"did not leave its round within {turn.state.timeouts.rejoin_s:g} s"
         turn.log(f"{rounds.count_of(late)} {what}: restarting instead")
         for worker in late:
-            turn.set_worker(worker.local_rank, condemned=what)
+            turn.set_worker(worker.slot, condemned=what)
         turn.end_workers(late, SIGTERM)
 
     return (turn.state.park_by_s if turn.state.phase is AgentPhase.STOPPING else None), act
@@ -77,8 +87,8 @@ def _thaw(turn: Turn) -> list[Deadline]:
 
             def act(worker: Worker = worker) -> None:
                 what = f"was frozen (stopped by a signal) for {limit_s:g} s and killed"
-                turn.set_worker(worker.local_rank, condemned=what)
-                turn.do(SignalWorkers(SIGKILL, (worker.local_rank,)))
+                turn.set_worker(worker.slot, condemned=what)
+                turn.do(SignalWorkers(SIGKILL, (worker.slot,)))
 
             deadlines.append((worker.frozen_since_s + limit_s, act))
     return deadlines
@@ -119,6 +129,7 @@ def _drain(turn: Turn) -> Deadline:
     def act() -> None:
         if turn.state.draining is not None:
             turn.log("no world has formed without this node in time: leaving all the same")
+            turn.say(Leaving(turn.state.draining.reason))  # else the others would wait for its lease to end
             turn.leave(turn.state.draining, SIGTERM)
 
     leaving = turn.state.phase is AgentPhase.LEAVING

@@ -71,7 +71,7 @@ class Keeper(Protocol):
 
 
 Owner = Callable[[int], "tuple[Round, int] | None"]
-"""From a session's id to the round its worker was born in and its local rank."""
+"""From a session's id to the round its worker was born in and its slot."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +79,7 @@ class _Line:
     socket: socket.socket
     session: int
     born: Round = Round(0)
-    local_rank: int = -1
+    slot: int = -1
     tries: int = 0
     outgoing: collections.deque[tuple[bytes, list[int]]] = field(default_factory=collections.deque)
 
@@ -105,7 +105,7 @@ class Desk:
         self._strangers: set[_Line] = set()
         self._chores = Chores()
         self.progress: dict[int, int] = {}
-        """Newest commit of each local rank, for whoever looks for hangs."""
+        """Newest commit of each slot, for whoever looks for hangs."""
         self.newest: tuple[int, float] | None = None
         """The highest commit of those, and when it was made by the event loop's clock; None until there is one."""
         self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"
@@ -127,10 +127,10 @@ class Desk:
             self._hang_up(line)
         self._chores.drop()
 
-    def tell(self, message: local.ToWorker, local_ranks: tuple[int, ...]) -> None:
+    def tell(self, message: local.ToWorker, slots: tuple[int, ...]) -> None:
         """Say something to workers; one that is not connected misses it."""
-        for local_rank in local_ranks:
-            line = self._lines.get(local_rank)
+        for slot in slots:
+            line = self._lines.get(slot)
             if line is not None:
                 self._send(line, message)
 
@@ -149,9 +149,9 @@ class Desk:
         for line in list(self._lines.values()):
             self._send(line, local.Reattached(token))
 
-    def give_place(self, local_rank: int, seat: local.Seat) -> None:
+    def give_place(self, slot: int, seat: local.Seat) -> None:
         """Tell a waiting worker its place."""
-        line = self._lines.get(local_rank)
+        line = self._lines.get(slot)
         if line is not None:
             self._send(line, local.Place(seat.round), write_memory("edl-seat", plain.dumps(seat)))
 
@@ -194,16 +194,16 @@ class Desk:
         if place is None or place[1] in self._lines:
             line.socket.close()
             return
-        line.born, line.local_rank = place
-        self._lines[line.local_rank] = line
-        self.progress.pop(line.local_rank, None)
+        line.born, line.slot = place
+        self._lines[line.slot] = line
+        self.progress.pop(line.slot, None)
         asyncio.get_running_loop().add_reader(line.socket, self._readable, line)
 
     def _hang_up(self, line: _Line) -> None:
         self._strangers.discard(line)
-        if self._lines.get(line.local_rank) is line:
-            del self._lines[line.local_rank]
-            self._keeper.forget_worker(line.local_rank)
+        if self._lines.get(line.slot) is line:
+            del self._lines[line.slot]
+            self._keeper.forget_worker(line.slot)
         loop = asyncio.get_running_loop()
         loop.remove_reader(line.socket)
         loop.remove_writer(line.socket)
@@ -232,30 +232,30 @@ class Desk:
                 message = local.decode_to_agent(data)
                 if isinstance(message, local.Call):
                     body = read_memory(descriptors[0]).decode() if descriptors else message.body
-                    self._relay(ServiceSaid(message.service, line.local_rank, Round(message.round), body))
+                    self._relay(ServiceSaid(message.service, line.slot, Round(message.round), body))
                 else:
                     self._take(line, message)
             except ProtocolError as error:
-                self._log(f"worker with local rank {line.local_rank} said something strange: {error}")
+                self._log(f"worker in slot {line.slot} said something strange: {error}")
             finally:
                 _close(descriptors)
 
     def _take(self, line: _Line, message: local.ToAgent) -> None:
-        born, local_rank = line.born, line.local_rank
+        born, slot = line.born, line.slot
         match message:
             case local.Enter(rejoins=rejoins, why_not=why_not):
-                self._heard(ev.WorkerEntered(born, local_rank, rejoins, why_not))
+                self._heard(ev.WorkerEntered(born, slot, rejoins, why_not))
             case local.Parked(round=left):
-                self._heard(ev.WorkerParked(born, local_rank, Round(left)))
+                self._heard(ev.WorkerParked(born, slot, Round(left)))
             case local.Underway(round=joined):
-                self._keeper.restored(local_rank)
-                self._heard(ev.WorkerUnderway(born, local_rank, Round(joined)))
+                self._keeper.restored(slot)
+                self._heard(ev.WorkerUnderway(born, slot, Round(joined)))
             case local.Here(hold=hold, commit=commit):
-                self._heard(ev.WorkerHere(born, local_rank, hold, commit))
+                self._heard(ev.WorkerHere(born, slot, hold, commit))
             case local.Want(stream=stream, size=size):
-                self._chores.begin(self._grant(line, stream, self._keeper.want(local_rank, stream, size)))
+                self._chores.begin(self._grant(line, stream, self._keeper.want(slot, stream, size)))
             case local.Committed():
-                self.progress[local_rank] = message.commit
+                self.progress[slot] = message.commit
                 if self.newest is None or message.commit > self.newest[0]:
                     self.newest = (message.commit, asyncio.get_running_loop().time())
                 self._committed(line, message)
@@ -266,9 +266,9 @@ class Desk:
 
     def _committed(self, line: _Line, message: local.Committed) -> None:
         try:
-            granting = self._keeper.committed(line.local_rank, message)
+            granting = self._keeper.committed(line.slot, message)
         except ProtocolError as error:
-            self._log(f"worker with local rank {line.local_rank}: {error}")
+            self._log(f"worker in slot {line.slot}: {error}")
             self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
         else:
             self._chores.begin(self._grant(line, message.stream, granting))
@@ -282,7 +282,7 @@ class Desk:
 
     async def _fetch(self, line: _Line, message: local.Fetch) -> None:
         try:
-            descriptor, size = await self._keeper.piece(line.local_rank, message)
+            descriptor, size = await self._keeper.piece(line.slot, message)
         except EdlError as error:
             self._send(line, local.NoPiece(message.stream, str(error)[: LARGEST_BYTES // 4]))
         else:

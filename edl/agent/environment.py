@@ -8,9 +8,12 @@ them all.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from edl.agent import paddle_environment, torch_environment
+from edl.agent.devices import Devices, visible
+from edl.agent.paddle_environment import PaddleKind
 from edl.arithmetic import hyper
 from edl.config import JobSpec
 from edl.types import NodeId, Rank
@@ -25,6 +28,27 @@ class LocalPaths:
 
     error_file: str
     log_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What one launcher's workers have in common."""
+
+    gpus: int = 0
+    """How many of this node's accelerators Paddle may use, 0 when it runs on the CPU."""
+    checkpoint_dir: str = ""
+    slots: int = 0
+    """Slots of this node, spare ones included; 0: those that are used."""
+    devices: Devices = field(default_factory=dict)
+    """The node's own list of each kind of accelerator that it has."""
+    paddle: PaddleKind = paddle_environment.GPU
+    """The kind that Paddle may use."""
+    virtual: bool = False
+    """Each worker sees the device of its own slot only, and finds 0 in ``LOCAL_RANK``."""
+    signals: str = torch_environment.SIGNALS
+    """``--signals-to-handle``."""
+    cores: tuple[tuple[int, ...], ...] = ()
+    """Processor cores by slot that its worker is bound to; empty: none is bound."""
 
 
 def nursery_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
@@ -43,31 +67,32 @@ def worker_environment(
     node: NodeId,
     local_rank: int,
     paths: LocalPaths,
-    gpus: int = 0,
+    around: Local,
 ) -> dict[str, str]:
-    """The complete environment of one worker: the launcher's own, and what its place in the world adds.
-
-    ``gpus``: how many of this node's GPUs Paddle may use, 0 when it runs on the CPU.
-    """
+    """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
     position = world.position(node)
     member = world.members[position]
     environment = nursery_environment(base, member.slots)
-    environment.update(_torch(spec, world, member, position, local_rank))
-    environment.update(_paddle(base, world, member, local_rank, gpus))
-    environment.update(_everywhere(base, spec, node, paths, gpus))
+    environment.update(torch_environment.place(spec, world, member, position, local_rank))
+    environment.update(_paddle(base, world, node, member, local_rank, around))
+    environment.update(_everywhere(base, spec, node, paths, around))
+    environment.update(_in_slot(around, member.used, member.used[local_rank]))
     environment.update(hyper.environment(world.settings, world.size, member.first_rank + local_rank))
     if spec.servers:
-        environment.update(_paddle_trainer(environment["PADDLE_CURRENT_ENDPOINT"]))
+        environment.update(paddle_environment.trainer(environment["PADDLE_CURRENT_ENDPOINT"]))
     environment["EDL_ROUND"] = str(world.round)
     environment["EDL_NODES"] = str(len(world.members))
     return environment
 
 
-def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, gpus: int) -> dict[str, str]:
+def _everywhere(
+    base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, around: Local
+) -> dict[str, str]:
     """What a worker is told whether or not its world is known."""
     environment = {
         "TORCHELASTIC_RUN_ID": str(spec.job),
         "TORCHELASTIC_ERROR_FILE": paths.error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": around.signals,
         "PADDLE_LOG_DIR": paths.log_dir,
         "EDL_JOB_ID": str(spec.job),
         "EDL_NODE_ID": str(node),
@@ -77,36 +102,49 @@ def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: Loc
         environment["EDL_DATA_SETS"] = spec.data
     if spec.servers:
         environment["EDL_PS"] = "1"
-    if not gpus:
-        # Without it Paddle on CPU forms no group at all and says nothing about it.
-        environment["PADDLE_DISTRI_BACKEND"] = base.get("PADDLE_DISTRI_BACKEND", "gloo")
+    environment.update(paddle_environment.backend(base, around.paddle, around.gpus))
     return environment
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """What one launcher's workers have in common."""
-
-    gpus: int = 0
-    """How many of this node's GPUs Paddle may use, 0 when it runs on the CPU."""
-    checkpoint_dir: str = ""
 
 
 def ahead_environment(
     base: Mapping[str, str],
     spec: JobSpec,
     node: NodeId,
-    slots: int,
-    local_rank: int,
+    uses: tuple[int, ...],
+    slot: int,
     paths: LocalPaths,
-    gpus: int = 0,
+    around: Local,
 ) -> dict[str, str]:
-    """The environment of a worker that is started before its world is known: no rank, no size, no addresses."""
-    environment = nursery_environment(base, slots)
-    environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(local_rank)
-    environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(slots)
-    environment.update(_everywhere(base, spec, node, paths, gpus))
+    """The environment of a worker that is started before its world is known: no rank, no size, no addresses. ``uses``:
+    all slots of this node that the next world is likely to use."""
+    environment = nursery_environment(base, len(uses))
+    environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(uses.index(slot))
+    environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(len(uses))
+    environment.update(_everywhere(base, spec, node, paths, around))
+    environment.update(_in_slot(around, uses, slot))
     return environment
+
+
+def _in_slot(around: Local, used: Sequence[int], slot: int) -> dict[str, str]:
+    """What follows from the slot that a worker is in: its number, and the devices of those that are used."""
+    environment = {"EDL_SLOT": str(slot), **visible(around.devices, around.slots or len(used), used)}
+    if around.virtual:
+        environment.update(torch_environment.one_device(around.devices, slot))
+        environment.update(paddle_environment.selected(around.paddle, min(around.gpus, 1), 0, 1))
+    return environment
+
+
+def _gpus(around: Local, used: Sequence[int]) -> int:
+    """Accelerators that Paddle may use in these slots."""
+    narrowed = visible(around.devices, around.slots or len(used), used).get(around.paddle.variable)
+    return len(narrowed.split(",")) if narrowed and around.gpus else around.gpus
+
+
+def _paddle(
+    base: Mapping[str, str], world: World, node: NodeId, member: Member, local_rank: int, around: Local
+) -> dict[str, str]:
+    devices = paddle_environment.selected(around.paddle, _gpus(around, member.used), local_rank, member.slots)
+    return paddle_environment.place(base, world, node, member, _endpoints(world), local_rank, devices)
 
 
 def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str], around: Local, secret: str) -> Seat:
@@ -132,6 +170,7 @@ def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str
         checkpoint_dir=around.checkpoint_dir,
         token=secret,
         settings=world.settings,
+        slot=member.used[local_rank],
         environment=environment,
     )
 
@@ -139,56 +178,3 @@ def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str
 @functools.lru_cache(maxsize=1)
 def _endpoints(world: World) -> tuple[str, ...]:
     return tuple(address(peer.host, port) for peer in world.members for port in peer.ports[1 : 1 + peer.slots])
-
-
-def _torch(spec: JobSpec, world: World, member: Member, position: int, local_rank: int) -> dict[str, str]:
-    rank = str(member.first_rank + local_rank)
-    return {
-        "LOCAL_RANK": str(local_rank),
-        "RANK": rank,
-        "GROUP_RANK": str(position),
-        "ROLE_RANK": rank,
-        "ROLE_NAME": "default",
-        "LOCAL_WORLD_SIZE": str(member.slots),
-        "WORLD_SIZE": str(world.size),
-        "GROUP_WORLD_SIZE": str(len(world.members)),
-        "ROLE_WORLD_SIZE": str(world.size),
-        "MASTER_ADDR": world.master_host,
-        "MASTER_PORT": str(world.master_port),
-        # torch counts from 0, and counts rounds: a change of membership is a restart for its scripts as well.
-        "TORCHELASTIC_RESTART_COUNT": str(world.round - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        # Each round's rank 0 serves its own store, so that no launcher is needed once the workers run.
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-
-
-def _paddle(base: Mapping[str, str], world: World, member: Member, local_rank: int, gpus: int) -> dict[str, str]:
-    endpoints = _endpoints(world)
-    rank = member.first_rank + local_rank
-    environment = {
-        "PADDLE_MASTER": address(world.master_host, world.master_port),
-        "PADDLE_GLOBAL_SIZE": str(world.size),
-        "PADDLE_LOCAL_SIZE": str(member.slots),
-        "PADDLE_GLOBAL_RANK": str(rank),
-        "PADDLE_LOCAL_RANK": str(local_rank),
-        "PADDLE_NNODES": str(len(world.members)),
-        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
-        "PADDLE_TRAINER_ID": str(rank),
-        "PADDLE_TRAINERS_NUM": str(world.size),
-        "PADDLE_RANK_IN_NODE": str(local_rank),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-        "PADDLE_AUTO_CLUSTER": "0",
-        "TRAINING_ROLE": "TRAINER",
-    }
-    if gpus:
-        # Counted among the visible ones, as Paddle does; a lone worker gets all of them.
-        mine = [local_rank % gpus] if member.slots > 1 else range(gpus)
-        environment["FLAGS_selected_gpus"] = ",".join(str(index) for index in mine)
-    return environment
-
-
-def _paddle_trainer(endpoint: str) -> dict[str, str]:
-    """What Paddle's launcher adds for a trainer with parameter servers."""
-    host, _, port = endpoint.rpartition(":")
-    return {"PADDLE_ROLE": "TRAINER", "POD_IP": host.strip("[]"), "PADDLE_PORT": port}

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from edl.agent.state import AgentState, Outcome
 from edl.types import Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import AgentMessage, Asked, Hanging, KeepWith, Kept, MasterMessage, NodeInfo, Pace, World
+from edl.wire.messages import (
+    AgentMessage,
+    Asked,
+    Hanging,
+    KeepWith,
+    Kept,
+    MasterMessage,
+    NodeInfo,
+    Pace,
+    Version,
+    World,
+)
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -58,12 +69,16 @@ class WorkerEnded:
     """A worker process is gone. The texts come from what it wrote."""
 
     round: Round
-    local_rank: int
+    slot: int
     exit_code: int
     exception: str = ""
     traceback: str = ""
     tail: str = ""
     peer_loss: bool = False
+    host: str = ""
+    pid: int = 0
+    time_s: float = 0.0
+    error_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,7 @@ class WorkerEntered:
     """A worker uses edl, and says whether it can rejoin in process."""
 
     round: Round
-    local_rank: int
+    slot: int
     rejoins: bool
     why_not: str = ""
 
@@ -81,7 +96,7 @@ class WorkerParked:
     """A worker has left the world ``left`` (0: it was in none) and waits for a place."""
 
     round: Round
-    local_rank: int
+    slot: int
     left: Round
 
 
@@ -90,7 +105,7 @@ class WorkerUnderway:
     """A worker trains in the world ``joined``."""
 
     round: Round
-    local_rank: int
+    slot: int
     joined: Round
 
 
@@ -99,7 +114,7 @@ class WorkerHere:
     """A worker's answer to a ``Hold``."""
 
     round: Round
-    local_rank: int
+    slot: int
     hold: int
     commit: int
 
@@ -121,7 +136,7 @@ class WorkerFroze:
     """A worker was stopped by a signal."""
 
     round: Round
-    local_rank: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +144,7 @@ class WorkerThawed:
     """A stopped worker goes on."""
 
     round: Round
-    local_rank: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +227,14 @@ class Start:
     """Start workers of a world in these slots; each end comes back as ``WorkerEnded``."""
 
     world: World
-    local_ranks: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartAhead:
     """Start workers in these slots that wait for their world; ``born`` names the processes."""
 
-    local_ranks: tuple[int, ...]
+    slots: tuple[int, ...]
     born: Round
 
 
@@ -228,7 +243,7 @@ class GivePlace:
     """Tell these waiting workers their places in the world."""
 
     world: World
-    local_ranks: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +251,7 @@ class TellWorkers:
     """Say this to these workers, as far as they use edl."""
 
     message: ToWorker
-    local_ranks: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,11 +272,20 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """Write what is here of a commit, if the checkpoint directory has none as new; comes back as ``Report`` of ``Kept``
+    if it was written, and as ``StateChanged``."""
+
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SignalWorkers:
     """Send a signal to these workers' process groups; an empty tuple means all that live, in a world or not."""
 
     number: int
-    local_ranks: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +331,7 @@ Effect = (
     | DumpStacks
     | Keep
     | Load
+    | Write
     | Warm
     | Register
     | WakeAt

@@ -176,7 +176,8 @@ async def watch(
     post: Callable[[Event], None],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Look at the workers for ever and report those that hang. ``activity`` blocks and is called in a thread.
+    """Look at the workers for ever and report those that hang. ``workers`` and ``progress`` are by slot. ``activity``
+    blocks and is called in a thread.
 
     A verdict is repeated with each look until the round ends: the Master may not have been in reach.
     """
@@ -185,17 +186,17 @@ async def watch(
         if _excused(state()):
             judge.excuse()
             continue
-        pids = {rank: worker.pid for rank, worker in workers().items()}
+        pids = {slot: worker.pid for slot, worker in workers().items()}
         used = await asyncio.to_thread(activity, tuple(pids.values()))
         now = state()  # time has passed
         if _excused(now):
             judge.excuse()
             continue
-        in_world = {worker.local_rank for worker in now.in_world}
+        ranks = {worker.slot: worker.local_rank for worker in now.in_world}
         samples = {
-            rank: Sample(worker.pid, progress.get(rank), worker.output_bytes, used.get(worker.pid))
-            for rank, worker in workers().items()
-            if rank in in_world
+            ranks[slot]: Sample(worker.pid, progress.get(slot), worker.output_bytes, used.get(worker.pid))
+            for slot, worker in workers().items()
+            if slot in ranks
         }
         what = judge.look(now.running_round, samples, now_s(), now.hold)
         if what:

@@ -35,19 +35,22 @@ def start(turn: Turn, world: World, reason: str) -> None:
     member = rounds.admitted(turn, world)
     if member is None:
         return
-    workers = tuple(_take_place(turn, index, world, member) for index in range(member.slots))
-    placed = tuple(worker.local_rank for worker in state.in_world)
-    rounds.begin(turn, world, workers, placed, reason)
+    workers = tuple(_take_place(turn, world, member, index) for index in range(member.slots))
+    placed = tuple(worker.slot for worker in state.in_world if worker.slot in member.used)
+    rounds.begin(turn, world, member, workers, placed, reason)
     if turn.state.done:
         turn.say(WorkersDone(world.round))
 
 
-def _take_place(turn: Turn, local_rank: int, world: World, member: Member) -> Worker:
-    old, rank = turn.worker(local_rank), Rank(member.first_rank + local_rank)
+def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:
+    slot, rank = member.used[local_rank], Rank(member.first_rank + local_rank)
+    old = turn.worker(slot)
     if old is not None and old.status in (WorkerStatus.ALIVE, WorkerStatus.DONE):
-        return dataclasses.replace(old, rank=rank)
+        return dataclasses.replace(old, rank=rank, local_rank=local_rank)
     how = rounds.restarted(old, "started with the world")
-    anew = Worker(local_rank, rank, born=world.round, how=how)
+    anew = Worker(slot, rank, local_rank=local_rank, born=world.round, how=how, bound=local_rank)
+    if old is not None and old in turn.state.shed:
+        return dataclasses.replace(anew, born=old.born, anew=True)  # it is still on its way out of this slot
     if old is not None and old.gone == BEGAN_ANEW:
         return dataclasses.replace(anew, renewals=old.renewals, renewed_s=turn.now_s)
     return anew
@@ -76,10 +79,11 @@ def _renewals(turn: Turn, worker: Worker) -> int:
 def renew(turn: Turn, worker: Worker) -> None:
     """A worker has ended because it has to begin anew, which is no failure: its slot is filled again at once."""
     world, told = turn.state.world, _renewals(turn, worker) + 1
-    turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
+    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
     if turn.state.phase is AgentPhase.RUNNING and world is not None:
         turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) begins anew")
         how = f"restarted ({BEGAN_ANEW})"
-        anew = Worker(worker.local_rank, worker.rank, born=world.round, how=how, renewals=told, renewed_s=turn.now_s)
-        turn.set(workers=tuple(anew if one.local_rank == anew.local_rank else one for one in turn.state.workers))
-        turn.do(Start(world, (worker.local_rank,)))
+        anew = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=told, renewed_s=turn.now_s)
+        anew = dataclasses.replace(anew, local_rank=worker.local_rank, bound=worker.local_rank)
+        turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in turn.state.workers))
+        turn.do(Start(world, (worker.slot,)))

@@ -377,12 +377,14 @@ class Keeper:
         self._persisted[holding] = ""
         return holding.version
 
-    async def flush(self, reason: str) -> Version | None:
-        """Write the newest state that this node holds, if the checkpoint directory lacks it, whoever the writer is.
+    async def flush(self, reason: str, version: Version | None = None) -> Version | None:
+        """Write the newest state that this node holds, or the one of ``version``, if the checkpoint directory lacks it,
+        whoever the writer is.
 
         Returns which commit lies there now, None if none does; of a sharded state only the parts that are here.
         """
-        newest = self._stock.newest()
+        here = (held for held in self.holdings() if held.version == version)
+        newest = self._stock.newest() if version is None else next(here, None)
         if newest is None or self._vault is None:
             return None
         parts = [held for held in self.holdings() if held.version == newest.version and held.shards == newest.shards]
@@ -390,7 +392,7 @@ class Keeper:
         if missing:
             log.info("State: commit %d goes to the checkpoint directory: %s", newest.version.commit, reason)
         for holding in missing:
-            await self._persist(holding)
+            await self._persist(holding, once=True)
         return newest.version if all(holding in self._persisted for holding in parts) else None
 
     async def stored(self, version: Version, folder: str) -> None:
@@ -408,8 +410,8 @@ class Keeper:
                 holding, self._wanted = Holding(self._wanted), None
                 await self._persist(holding)
 
-    async def _persist(self, holding: Holding) -> None:
-        """Write it, or what has taken its place meanwhile."""
+    async def _persist(self, holding: Holding, *, once: bool = False) -> None:
+        """Write it, or what has taken its place meanwhile. ``once``: unless that has been done by the time."""
         vault = self._vault
         if vault is None:
             if not self._said_nowhere:
@@ -424,6 +426,9 @@ class Keeper:
                 self._on_kept(holding.version, "", "it is not held any more", 0.0)
                 return
             taken = loan.held.holding
+            if once and taken in self._persisted:
+                loan.release()
+                return
 
             def write() -> str:
                 try:

@@ -43,6 +43,8 @@ def noticed(turn: Turn, event: Noticed) -> None:
 def depart(turn: Turn, order: Depart) -> None:
     """The Master wants this node to leave."""
     outcome = Outcome(int(ExitCode.TERMINATED), f"left the job: {order.reason}", save=order.care is not Care.NO)
+    if turn.state.draining is not None:
+        turn.set(draining=dataclasses.replace(turn.state.draining, save=outcome.save))  # the newest wish counts
     leave(turn, outcome, order.reason, order.deadline_s)
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from edl.agent.log_tree import selected
 
 TAIL_LINES = 60
 TAIL_BYTES = 8192
@@ -31,6 +34,47 @@ class StreamPlan:
     prefix: bytes
     """Put before each console line."""
     file: Path | None
+    filtered: Path | None = None
+    """Gets the lines that hold one of ``filters``, with the prefix; several streams may write to it."""
+    filters: tuple[bytes, ...] = ()
+
+
+class _File:
+    """A file that may fail: then it is done without, and that is said once."""
+
+    def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
+        self._path = path
+        self._warn = warn
+        self._file: BinaryIO | None = None
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab")  # noqa: SIM115 - open as long as the stream
+        except OSError as error:
+            self._complain(error)
+
+    def write(self, lines: list[bytes]) -> None:
+        if self._file is None or not lines:
+            return
+        try:
+            self._file.write(b"".join(line + b"\n" for line in lines))
+            self._file.flush()
+        except OSError as error:
+            self._complain(error)
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # closing flushes, and flushing may be what failed
+                self._file.close()
+            self._file = None
+
+    def _complain(self, error: OSError) -> None:
+        self._warn(
+            f"cannot write the log file {self._path} ({error.strerror}): training goes on, "
+            "this worker's output is not kept until the next round. Free some space or choose another --log-dir"
+        )
 
 
 class OutputStream:
@@ -45,7 +89,8 @@ class OutputStream:
         self.received = 0
         """Bytes taken from the worker so far."""
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
-        self._file = self._open_file()
+        self._file = _File(plan.file, warn)
+        self._filtered = _File(plan.filtered, warn)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_fd, self._read, 1)
         self._open = True
@@ -55,6 +100,16 @@ class OutputStream:
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
+
+    def switch(self, plan: StreamPlan) -> None:
+        """From now on elsewhere: a round begins that the worker lives to see. Whole lines that it has written before
+        stay with the last round. The tail goes on."""
+        if not self._open:
+            return
+        self._read(DRAIN_CHUNKS)
+        self._close_files()
+        self._plan = plan
+        self._file, self._filtered = _File(plan.file, self._warn), _File(plan.filtered, self._warn)
 
     def tail(self) -> str:
         """The last lines written so far, including what still sits in the pipe."""
@@ -78,8 +133,11 @@ class OutputStream:
             self._tail.append(self._partial)
             self._emit([self._partial])
             self._partial = b""
-        if self._file is not None:
-            self._file.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self._file.close()
+        self._filtered.close()
 
     def _read(self, chunks: int) -> None:
         """Take what is there, but no more than this: a worker that never stops writing must not stop the launcher."""
@@ -112,34 +170,8 @@ class OutputStream:
                 self._plan.console.write(text)
                 self._plan.console.flush()
             except (BlockingIOError, OSError, ValueError) as error:
-                self._plan = StreamPlan(None, b"", self._plan.file)
+                self._plan = dataclasses.replace(self._plan, console=None)
                 self._warn(f"cannot write worker output to the console any more ({error})")
-        if self._file is not None:
-            try:
-                self._file.write(b"".join(line + b"\n" for line in lines))
-                self._file.flush()
-            except OSError as error:
-                self._drop_file(error)
-
-    def _open_file(self) -> BinaryIO | None:
-        if self._plan.file is None:
-            return None
-        try:
-            self._plan.file.parent.mkdir(parents=True, exist_ok=True)
-            return open(self._plan.file, "ab")
-        except OSError as error:
-            self._complain(error)
-            return None
-
-    def _drop_file(self, error: OSError) -> None:
-        self._complain(error)
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # closing flushes, and flushing is what failed
-                self._file.close()
-            self._file = None
-
-    def _complain(self, error: OSError) -> None:
-        self._warn(
-            f"cannot write the log file {self._plan.file} ({error.strerror}): training goes on, "
-            "this worker's output is not kept until the next round. Free some space or choose another --log-dir"
-        )
+        self._file.write(lines)
+        if self._plan.filters:
+            self._filtered.write([self._plan.prefix + line for line in selected(lines, self._plan.filters)])

@@ -42,6 +42,7 @@ from edl.agent.events import (
     WorkerParked,
     WorkerThawed,
     WorkerUnderway,
+    Write,
 )
 from edl.agent.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
 from edl.agent.turn import SIGINT, SIGKILL, SIGTERM, Turn
@@ -63,6 +64,7 @@ from edl.wire.messages import (
     StopRound,
     Switch,
     Underway,
+    UseSlots,
     WorkerFailed,
     WorkersDone,
     World,
@@ -102,11 +104,15 @@ def _connected(turn: Turn, event: Connected) -> None:
     if turn.state.phase is AgentPhase.LEAVING:
         turn.say(Leaving(turn.state.reason))
         return
-    if turn.state.draining is not None and turn.state.drain_by_s is not None:
-        turn.say(Leaving(turn.state.draining.reason, max(0.1, turn.state.drain_by_s - turn.now_s)))
+    _wait_to_leave(turn)
     for failure in turn.state.unsent:
         turn.say(WorkerFailed(failure))
     _tell_where(turn)
+
+
+def _wait_to_leave(turn: Turn) -> None:
+    if turn.state.draining is not None and turn.state.drain_by_s is not None:
+        turn.say(Leaving(turn.state.draining.reason, max(0.1, turn.state.drain_by_s - turn.now_s)))
 
 
 def _tell_where(turn: Turn) -> None:
@@ -142,6 +148,7 @@ def _registered(turn: Turn, event: Registered) -> None:
     turn.log(f"registered again as {event.info.node}")
     if turn.state.connected:
         turn.say(turn.state.attach())
+        _wait_to_leave(turn)
         _tell_where(turn)
 
 
@@ -176,12 +183,23 @@ def _heard(turn: Turn, event: Heard) -> None:
             turn.do(Load())
         case KeepWith() as peer:
             turn.do(Keep(peer))
-        case Depart() as order:
-            leaving.depart(turn, order)
-        case Dismissed() as order:
-            leaving.dismissed(turn, order)
-        case Idle():
+        case Idle(reason=reason, save=save):
             rounds.idle(turn)
+            if save.commit:
+                turn.do(Write(save, reason))
+        case UseSlots() as order:
+            rounds.use_slots(turn, order)
+        case Depart() | Dismissed() | Expelled() | Finish():
+            _part(turn, event.message)
+
+
+def _part(turn: Turn, order: Depart | Dismissed | Expelled | Finish) -> None:
+    """Leave the job, for good or to come back as a newcomer."""
+    match order:
+        case Depart():
+            leaving.depart(turn, order)
+        case Dismissed():
+            leaving.dismissed(turn, order)
         case Expelled(reason=reason, exit_code=0):
             _become_stranger(turn, reason)
         case Expelled(reason=reason, exit_code=code):
@@ -193,15 +211,24 @@ def _heard(turn: Turn, event: Heard) -> None:
 # --- workers ---------------------------------------------------------------------------------------------------------
 
 
-def _worker(turn: Turn, round: Round, local_rank: int) -> Worker | None:
+def _process(turn: Turn, round: Round, slot: int) -> Worker | None:
     """The worker that an event is about, if that very process still fills the slot."""
-    worker = turn.worker(local_rank)
+    worker = turn.worker(slot)
     return worker if worker is not None and worker.born == round and worker in turn.state.alive else None
 
 
+def _worker(turn: Turn, round: Round, slot: int) -> Worker | None:
+    """The same for what a process says: one that is to be replaced has nothing to say any more."""
+    worker = _process(turn, round, slot)
+    return worker if worker is not None and not worker.anew else None
+
+
 def _ended(turn: Turn, event: WorkerEnded) -> None:
-    state, worker = turn.state, _worker(turn, event.round, event.local_rank)
+    state, worker = turn.state, _process(turn, event.round, event.slot)
     if worker is None:
+        return
+    if worker.anew:
+        rounds.start_anew(turn, worker)
         return
     what = worker.condemned or describe_exit(event.exit_code)
     if worker.status is not WorkerStatus.ALIVE or state.world is None:
@@ -210,7 +237,7 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
     elif state.independent and event.exit_code == BEGIN_ANEW and independent.may_renew(turn, worker):
         independent.renew(turn, worker)
     elif state.phase is not AgentPhase.RUNNING and not state.between:
-        turn.set_worker(worker.local_rank, status=WorkerStatus.STOPPED, gone=what)
+        turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, gone=what)
         of_itself = not _expected_end(state, event.exit_code) or (event.exception and not event.peer_loss)
         if of_itself and not worker.condemned:
             # It ended of something else than our signal, or was about to: maybe the very cause of the stop. One that
@@ -218,11 +245,11 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
             turn.say(WorkerFailed(_failure(state, state.world, worker, event)))
         rounds.rest_if_free(turn)
     elif event.exit_code == 0:
-        turn.set_worker(worker.local_rank, status=WorkerStatus.DONE)
+        turn.set_worker(worker.slot, status=WorkerStatus.DONE)
         if turn.state.done:
             turn.say(WorkersDone(state.world.round))
     else:
-        turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=what)
+        turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
         failure = _failure(state, state.world, worker, event)
         turn.set(unsent=(*state.unsent, failure))
         if not turn.state.connected:  # else the Master says it to everybody
@@ -242,12 +269,17 @@ def _failure(state: AgentState, world: World, worker: Worker, event: WorkerEnded
         round=world.round,
         rank=worker.rank,
         local_rank=worker.local_rank,
+        slot=worker.slot,
         exit_code=event.exit_code,
         what=worker.condemned or describe_exit(event.exit_code),
         exception=event.exception,
         traceback=event.traceback,
         tail=event.tail,
         peer_loss=event.peer_loss and not worker.condemned,
+        host=event.host,
+        pid=event.pid,
+        time_s=event.time_s,
+        error_file=event.error_file,
     )
 
 
@@ -262,37 +294,37 @@ def describe_exit(code: int) -> str:
 
 
 def _froze(turn: Turn, event: WorkerFroze) -> None:
-    if _worker(turn, event.round, event.local_rank):
-        turn.set_worker(event.local_rank, frozen_since_s=turn.now_s)
+    if _worker(turn, event.round, event.slot):
+        turn.set_worker(event.slot, frozen_since_s=turn.now_s)
         if turn.state.phase in (AgentPhase.STOPPING, AgentPhase.LEAVING):
-            turn.do(SignalWorkers(SIGKILL, (event.local_rank,)))
+            turn.do(SignalWorkers(SIGKILL, (event.slot,)))
 
 
 def _thawed(turn: Turn, event: WorkerThawed) -> None:
-    if _worker(turn, event.round, event.local_rank):
-        turn.set_worker(event.local_rank, frozen_since_s=None)
+    if _worker(turn, event.round, event.slot):
+        turn.set_worker(event.slot, frozen_since_s=None)
 
 
 def _entered(turn: Turn, event: WorkerEntered) -> None:
-    worker = _worker(turn, event.round, event.local_rank)
+    worker = _worker(turn, event.round, event.slot)
     if worker is not None:
         rounds.entered(turn, worker, event.rejoins and not turn.state.independent, event.why_not)
 
 
 def _parked(turn: Turn, event: WorkerParked) -> None:
-    worker = _worker(turn, event.round, event.local_rank)
+    worker = _worker(turn, event.round, event.slot)
     if worker is not None:
         rounds.parked(turn, worker, event.left)
 
 
 def _underway(turn: Turn, event: WorkerUnderway) -> None:
-    worker = _worker(turn, event.round, event.local_rank)
+    worker = _worker(turn, event.round, event.slot)
     if worker is not None and not turn.state.independent:
         rounds.underway(turn, worker, event.joined)
 
 
 def _here(turn: Turn, event: WorkerHere) -> None:
-    worker = _worker(turn, event.round, event.local_rank)
+    worker = _worker(turn, event.round, event.slot)
     if worker is not None:
         rounds.here(turn, worker, event.hold, event.commit)
 

@@ -1,50 +1,111 @@
-"""What happened to a job that failed: text for people, JSON for tools."""
+"""What happened to a job that failed: text for people, JSON for tools.
+
+The text has the shape and the keys of torchrun's report, which tools look for, and more of them; so has the error file
+for whoever started the launcher (torch.distributed.elastic.multiprocessing.errors of torch 2.13).
+"""
 
 from __future__ import annotations
 
+import json
+import signal
+import time
 from collections.abc import Sequence
 
 from edl.wire.messages import Failure
 from edl.wire.plain import to_plain
 
 RULE = "=" * 60
+SECTION = "-" * 60
+ROOT_CAUSE = "Root Cause (first observed failure):"
+NO_OTHERS = "  <NO_OTHER_FAILURES>"
+NOT_AVAILABLE = "<N/A>"
 TAIL_LINES_SHOWN = 20
 
 
-def text_report(job: str, reason: str, failures: Sequence[Failure]) -> str:
-    """The failures of a failed job, root cause first, as a block for the log."""
-    return "\n".join([RULE, f"edl: job {job} failed: {reason}", RULE, failure_text(failures), RULE])
+def text_report(job: str, reason: str, failures: Sequence[Failure], folder: str = "") -> str:
+    """The end of a failed job as a block for the console. The root cause comes last, and only it with its traceback.
+
+    ``failures``: at least one, root cause first. ``folder``: where files of this launcher lie; empty for nowhere.
+    """
+    lines = [RULE, f"edl: job {job} FAILED: {reason}"]
+    if folder:
+        lines.append(f"files of this node (this report as error.json, and logs where they are kept): {folder}")
+    others = [line for index, failure in enumerate(failures[1:], start=1) for line in _block(index, failure)]
+    root = _block(0, failures[0], full=True)
+    return "\n".join([*lines, SECTION, "Failures:", *(others or [NO_OTHERS]), SECTION, ROOT_CAUSE, *root, RULE])
 
 
 def failure_text(failures: Sequence[Failure]) -> str:
-    """Failures, root cause first."""
-    lines: list[str] = []
-    for index, failure in enumerate(failures):
-        heading = "Root Cause (first observed failure):" if index == 0 else f"[{index}] then:"
-        lines += [heading, *_block(failure, full=index == 0)]
-    if not failures:
-        lines.append("No worker reported a failure.")
+    """Failures that the job has survived, at least one, root cause first."""
+    lines = [ROOT_CAUSE, *_block(0, failures[0], full=True)]
+    for index, failure in enumerate(failures[1:], start=1):
+        lines += _block(index, failure)
     return "\n".join(lines)
 
 
-def _block(failure: Failure, *, full: bool) -> list[str]:
+def _block(index: int, failure: Failure, *, full: bool = False) -> list[str]:
+    slot = f", slot: {failure.slot}" if failure.slot not in (-1, failure.local_rank) else ""
+    consequence = " (it had lost a peer: a consequence)" if failure.peer_loss else ""
     lines = [
-        f"  rank      : {failure.rank} (local rank {failure.local_rank})",
-        f"  node      : {failure.node}",
+        f"[{index}]:",
+        f"  time      : {_moment(failure.time_s)}",
+        f"  host      : {failure.host or NOT_AVAILABLE} (node: {failure.node})",
+        f"  rank      : {failure.rank} (local_rank: {failure.local_rank}{slot})",
+        f"  exitcode  : {failure.exit_code} (pid: {failure.pid or NOT_AVAILABLE}){_signal(failure.exit_code)}",
+        f"  error_file: {failure.error_file or NOT_AVAILABLE}",
         f"  round     : {failure.round}",
-        f"  exit code : {failure.exit_code}",
-        f"  what      : {failure.what}" + (" (it had lost a peer: a consequence)" if failure.peer_loss else ""),
+        f"  what      : {failure.what}{consequence}",
     ]
     if failure.exception:
         lines.append(f"  error     : {failure.exception}")
-    if full and failure.traceback:
-        lines += ["  traceback :", *(f"    {line}" for line in failure.traceback.splitlines())]
-    elif full and failure.tail:
+    if not full:
+        return lines
+    first, *rest = failure.traceback.splitlines() or [NOT_AVAILABLE]
+    lines += [f"  traceback : {first}", *(f"    {line}" for line in rest)]
+    if failure.tail and not failure.traceback:
         shown = failure.tail.splitlines()[-TAIL_LINES_SHOWN:]
         lines += ["  last lines of stderr:", *(f"    {line}" for line in shown)]
     return lines
 
 
-def json_report(job: str, exit_code: int, reason: str, failures: Sequence[Failure]) -> dict[str, object]:
+def _moment(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(time_s)) if time_s else NOT_AVAILABLE
+
+
+def _signal(code: int) -> str:
+    try:
+        return f" ({signal.Signals(-code).name})" if code < 0 else ""
+    except ValueError:
+        return ""
+
+
+def json_report(
+    job: str, exit_code: int, reason: str, failures: Sequence[Failure], folder: str = ""
+) -> dict[str, object]:
     """The same for tools: written as ``error.json`` by every launcher."""
-    return {"job": job, "exit_code": exit_code, "reason": reason, "failures": to_plain(tuple(failures))}
+    return {
+        "job": job,
+        "exit_code": exit_code,
+        "reason": reason,
+        "log_dir": folder,
+        "failures": to_plain(tuple(failures)),
+    }
+
+
+def error_file(cause: Failure, written: str = "") -> str:
+    """The root cause as whoever started the launcher expects it in the file it has named: torch's ``error.json``.
+
+    ``written``: what the worker itself has left, which is handed on with the exit status added, as torchrun does; empty
+    where it has left nothing, or on another node.
+    """
+    try:
+        found = json.loads(written)
+        message = found["message"]
+    except (ValueError, KeyError, TypeError):
+        text = cause.exception or f"rank {cause.rank} on {cause.node} {cause.what}"
+        details = {"py_callstack": cause.traceback or cause.tail, "timestamp": str(int(cause.time_s))}
+        found = {"message": {"message": text, "extraInfo": details}}
+        message = found["message"]
+    if isinstance(message, dict):
+        message["errorCode"] = cause.exit_code
+    return json.dumps(found)

@@ -8,12 +8,14 @@ plain way, slot by slot.
 
 from __future__ import annotations
 
-from edl.agent.events import DumpStacks, GivePlace, Start, StartAhead, TellWorkers
+import dataclasses
+
+from edl.agent.events import DumpStacks, GivePlace, SignalWorkers, Start, StartAhead, TellWorkers
 from edl.agent.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
-from edl.agent.turn import SIGTERM, Turn
+from edl.agent.turn import SIGKILL, SIGTERM, Turn
 from edl.types import Rank, Round
 from edl.wire import local
-from edl.wire.messages import Boundary, Hold, Member, Preparing, Purpose, StopRound, Switch, Underway, World
+from edl.wire.messages import Boundary, Hold, Member, Preparing, Purpose, StopRound, Switch, Underway, UseSlots, World
 
 IN_PROCESS = "in process"
 
@@ -23,9 +25,10 @@ def start(turn: Turn, world: World, reason: str) -> None:
     member = admitted(turn, world)
     if member is None:
         return
-    workers = tuple(_take_place(turn, index, world, Rank(member.first_rank + index)) for index in range(member.slots))
-    waiting = tuple(w.local_rank for w in turn.state.workers if w.status is WorkerStatus.PARKED)
-    begin(turn, world, workers, waiting, reason)
+    workers = tuple(_take_place(turn, world, member, index) for index in range(member.slots))
+    fit = {worker.slot for worker in workers if not worker.anew}
+    waiting = tuple(w.slot for w in turn.state.workers if w.status is WorkerStatus.PARKED and w.slot in fit)
+    begin(turn, world, member, workers, waiting, reason)
 
 
 def admitted(turn: Turn, world: World) -> Member | None:
@@ -43,23 +46,75 @@ def admitted(turn: Turn, world: World) -> Member | None:
     return member
 
 
-def begin(turn: Turn, world: World, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str) -> None:
-    """The world begins here with these workers: those ``placed`` live and are told, those new in it are started."""
-    missing = tuple(w.local_rank for w in workers if w.born == world.round)
-    turn.set(phase=AgentPhase.RUNNING, world=world, workers=workers, unsent=(), killed=False, kill_at_s=None)
-    turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False)
+def begin(
+    turn: Turn, world: World, member: Member, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str
+) -> None:
+    """The world begins here with these workers: those ``placed`` live and are told, those new in it are started. What
+    lives in other slots ends."""
+    missing = tuple(w.slot for w in workers if w.born == world.round)
+    outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=(), killed=False)
+    turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
     turn.log(reason)
+    shed(turn, outside)
+    unfit = tuple(worker.slot for worker in workers if worker.anew)
+    if unfit:
+        turn.do(SignalWorkers(SIGKILL, unfit))  # it waits, and holds nothing that its agent has not
     if placed:
         turn.do(GivePlace(world, placed))
     if missing:
         turn.do(Start(world, missing))
 
 
-def _take_place(turn: Turn, local_rank: int, world: World, rank: Rank) -> Worker:
-    old = turn.worker(local_rank)
+def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:
+    slot, rank = member.used[local_rank], Rank(member.first_rank + local_rank)
+    old = turn.worker(slot)
+    place = Worker(slot, rank, local_rank=local_rank, born=world.round, bound=local_rank)
     if old is None or old.status not in (WorkerStatus.PARKED, WorkerStatus.STARTING):
-        return Worker(local_rank, rank, born=world.round, how=restarted(old, "started with the world"))
-    return Worker(local_rank, rank, born=old.born, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how)
+        return dataclasses.replace(place, how=restarted(old, "started with the world"))
+    place = dataclasses.replace(place, born=old.born)
+    if old.ending or _is_elsewhere(turn, old, local_rank):
+        numbers = f"its device has another number: local rank {old.bound} became {local_rank}"
+        return dataclasses.replace(place, how="started anew" if old.ending else f"restarted ({numbers})", anew=True)
+    return dataclasses.replace(
+        place, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how, bound=old.bound
+    )
+
+
+def _is_elsewhere(turn: Turn, worker: Worker, local_rank: int) -> bool:
+    """Whether a process would look for its device in the wrong place."""
+    return turn.state.by_device and worker.bound != local_rank
+
+
+def start_anew(turn: Turn, worker: Worker) -> None:
+    """The process is gone that could not fill its place."""
+    state = turn.state
+    if state.phase is AgentPhase.RUNNING and state.world is not None:
+        anew = dataclasses.replace(worker, anew=False, born=state.world.round)
+        turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in state.workers))
+        turn.do(Start(state.world, (anew.slot,)))
+        return
+    turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, anew=False)
+    rest_if_free(turn)
+
+
+def shed(turn: Turn, workers: tuple[Worker, ...]) -> None:
+    """End workers in slots that are not used: they belong to no world from now on."""
+    able = tuple(worker for worker in workers if not worker.ending)
+    for worker in able:
+        if worker.status is WorkerStatus.ALIVE:
+            turn.set_worker(worker.slot, status=WorkerStatus.STARTING, local_rank=-1)
+    if able:
+        kill_at_s, killed, slots = turn.state.kill_at_s, turn.state.killed, {worker.slot for worker in able}
+        turn.end_workers(tuple(worker for worker in turn.state.workers if worker.slot in slots), SIGTERM)
+        turn.set(kill_at_s=kill_at_s, killed=killed, shed_by_s=turn.now_s + turn.state.timeouts.shutdown_s)
+
+
+def use_slots(turn: Turn, order: UseSlots) -> None:
+    """The Master says where the next world's workers will be: have them wait there, and nowhere else."""
+    turn.set(use=() if order.slots == tuple(range(turn.state.info.slots)) else order.slots)
+    if turn.state.phase is AgentPhase.IDLE or (turn.state.phase is AgentPhase.PREPARING and not _starting(turn)):
+        get_ready(turn)
 
 
 def restarted(old: Worker | None, how: str) -> str:
@@ -88,8 +143,8 @@ def break_off(turn: Turn) -> None:
     if not state.unbroken:
         return
     turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0, doubt_by_s=None)
-    parking = tuple(w.local_rank for w in state.in_world if w.rejoins and w.frozen_since_s is None)
-    ending = tuple(w for w in state.in_world if w.local_rank not in parking)
+    parking = tuple(w.slot for w in state.in_world if w.rejoins and w.frozen_since_s is None)
+    ending = tuple(w for w in state.in_world if w.slot not in parking)
     if parking:
         turn.do(TellWorkers(local.Break(state.running_round, state.reason), parking))
         turn.set(park_by_s=turn.now_s + state.timeouts.rejoin_s)
@@ -115,8 +170,9 @@ def get_ready(turn: Turn) -> None:
     if state.idling:
         _rest(turn)
         return
-    filled = {worker.local_rank for worker in state.alive}
-    missing = tuple(index for index in range(state.info.slots) if index not in filled)
+    shed(turn, tuple(worker for worker in state.alive if _is_useless(turn, worker)))
+    state, filled = turn.state, {worker.slot for worker in state.alive}
+    missing = tuple(slot for slot in state.uses if slot not in filled)
     if not state.rejoins or state.ahead_failed or state.draining is not None or state.parked:
         turn.set(phase=AgentPhase.IDLE)
         turn.announce()
@@ -125,8 +181,17 @@ def get_ready(turn: Turn) -> None:
     # Said first: the others go on without this node, and need not wait until its processes have been made.
     say_preparing(turn)
     if missing:
-        turn.set(workers=tuple(_filled(turn, index) for index in range(state.info.slots)))
+        others = tuple(worker for worker in state.alive if worker.slot not in state.uses)
+        turn.set(workers=(*(_filled(turn, slot) for slot in state.uses), *others))
         turn.do(StartAhead(missing, state.seen_round))
+
+
+def _is_useless(turn: Turn, worker: Worker) -> bool:
+    """Whether a worker that waits, or is to wait, would not be what the next world needs."""
+    if worker.status is WorkerStatus.ALIVE:
+        return False
+    uses = turn.state.uses
+    return worker.slot not in uses or _is_elsewhere(turn, worker, uses.index(worker.slot))
 
 
 def idle(turn: Turn) -> None:
@@ -154,12 +219,17 @@ def say_preparing(turn: Turn) -> None:
     turn.say(Preparing(turn.state.seen_round, "starting workers ahead of the next world"))
 
 
-def _filled(turn: Turn, local_rank: int) -> Worker:
-    old = turn.worker(local_rank)
+def _starting(turn: Turn) -> bool:
+    """Whether workers are on their way to where they wait."""
+    return any(worker.status is WorkerStatus.STARTING and not worker.ending for worker in turn.state.workers)
+
+
+def _filled(turn: Turn, slot: int) -> Worker:
+    old, state = turn.worker(slot), turn.state
     if old is not None and old.status in HAS_PROCESS:
         return old
-    how = restarted(old, "started ahead")
-    return Worker(local_rank, Rank(-1), WorkerStatus.STARTING, born=turn.state.seen_round, how=how)
+    how, bound = restarted(old, "started ahead"), state.uses.index(slot)
+    return Worker(slot, Rank(-1), WorkerStatus.STARTING, born=state.seen_round, bound=bound, how=how)
 
 
 def prestart(turn: Turn) -> None:
@@ -172,13 +242,13 @@ def prestart(turn: Turn) -> None:
 def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> None:
     """A worker uses edl. ``why_not``: why it has to be restarted to join the next world."""
     if why_not and not worker.how.endswith(f"[{why_not}]"):
-        turn.set_worker(worker.local_rank, how=f"{worker.how} [{why_not}]")
-    turn.set_worker(worker.local_rank, rejoins=rejoins)
+        turn.set_worker(worker.slot, how=f"{worker.how} [{why_not}]")
+    turn.set_worker(worker.slot, rejoins=rejoins)
     if rejoins:
         turn.set(rejoins=True)
     elif turn.state.world is not None and worker.status is WorkerStatus.ALIVE:
         if turn.state.phase is AgentPhase.RUNNING:
-            turn.do(GivePlace(turn.state.world, (worker.local_rank,)))
+            turn.do(GivePlace(turn.state.world, (worker.slot,)))
     elif worker.status is WorkerStatus.STARTING:
         parked(turn, worker, Round(0))  # it waits for the place it was started for
 
@@ -187,25 +257,29 @@ def parked(turn: Turn, worker: Worker, left: Round) -> None:
     """A worker is in no world and waits for a place."""
     state = turn.state
     if state.phase is AgentPhase.LEAVING:
-        turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.local_rank,)))
+        turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.slot,)))
     elif state.phase is AgentPhase.RUNNING and state.world is not None and worker.status is WorkerStatus.ALIVE:
         if left < state.world.round:
-            turn.do(GivePlace(state.world, (worker.local_rank,)))
+            turn.do(GivePlace(state.world, (worker.slot,)))
     elif worker.ending:
         return  # its end follows
     elif state.phase is AgentPhase.STOPPING:
-        turn.set_worker(worker.local_rank, status=WorkerStatus.PARKED, how=IN_PROCESS, underway=False, here=None)
+        turn.set_worker(worker.slot, status=WorkerStatus.PARKED, how=IN_PROCESS, underway=False, here=None)
         rest_if_free(turn)
     else:
-        turn.set_worker(worker.local_rank, status=WorkerStatus.PARKED, underway=False, here=None)
-        starting = any(other.status is WorkerStatus.STARTING for other in turn.state.workers)
-        if state.phase is AgentPhase.PREPARING and not starting:
+        turn.set_worker(worker.slot, status=WorkerStatus.PARKED, underway=False, here=None)
+        if state.phase is AgentPhase.PREPARING and not _starting(turn):
             get_ready(turn)  # another one may have died meanwhile
 
 
 def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
     """A worker that belonged to no world is gone: try once to replace it, then leave its slot to the next world."""
-    turn.set_worker(worker.local_rank, status=WorkerStatus.FAILED, gone=what)
+    if worker in turn.state.shed and not turn.state.idling:
+        turn.set(workers=tuple(other for other in turn.state.workers if other.slot != worker.slot))
+        if turn.state.phase is AgentPhase.PREPARING and not _starting(turn):
+            get_ready(turn)
+        return
+    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
     if turn.state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
         return
     if turn.state.idling:
@@ -214,7 +288,7 @@ def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
     if worker.status is WorkerStatus.STARTING:
         turn.set(ahead_failed=f"a worker started ahead {what}")
         turn.log(f"a worker started ahead of its world {what}: its slot is filled with the next world")
-    if any(other.status is WorkerStatus.STARTING for other in turn.state.workers):
+    if _starting(turn):
         turn.set(phase=AgentPhase.PREPARING)
     else:
         get_ready(turn)
@@ -229,8 +303,8 @@ def hold(turn: Turn, order: Hold) -> None:
         return  # the Master gives up waiting, and interrupts
     turn.set(hold=order.hold, binding=order.binding, doubt_by_s=None)
     for worker in turn.state.in_world:
-        turn.set_worker(worker.local_rank, here=None)
-    ranks = tuple(worker.local_rank for worker in turn.state.in_world)
+        turn.set_worker(worker.slot, here=None)
+    ranks = tuple(worker.slot for worker in turn.state.in_world)
     turn.do(TellWorkers(local.Hold(int(order.round), order.hold), ranks))
 
 
@@ -239,7 +313,7 @@ def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
     state = turn.state
     if number != state.hold or worker.status is not WorkerStatus.ALIVE:
         return
-    turn.set_worker(worker.local_rank, here=commit)
+    turn.set_worker(worker.slot, here=commit)
     answers = [other.here for other in turn.state.in_world]
     known = [answer for answer in answers if answer is not None]
     if len(known) == len(answers):
@@ -259,7 +333,7 @@ def switch(turn: Turn, order: Switch) -> None:
     if not order.commit:
         release(turn)
         return
-    ranks = tuple(worker.local_rank for worker in state.in_world)
+    ranks = tuple(worker.slot for worker in state.in_world)
     turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
     turn.set(hold=0)
     if order.purpose is not Purpose.SAVE:
@@ -271,7 +345,7 @@ def switch(turn: Turn, order: Switch) -> None:
 def _set(turn: Turn, order: Switch) -> None:
     """Tell the workers from which commit on they have other settings, or which they are to have by now."""
     state = turn.state
-    ranks = tuple(worker.local_rank for worker in state.in_world)
+    ranks = tuple(worker.slot for worker in state.in_world)
     told = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
     turn.do(TellWorkers(told, ranks))
     turn.set(hold=0, doubt_by_s=None)
@@ -289,7 +363,7 @@ def release(turn: Turn) -> None:
     """Nothing comes of it: let the workers go on."""
     if turn.state.hold:
         turn.set(doubt_by_s=None)
-        ranks = tuple(worker.local_rank for worker in turn.state.in_world)
+        ranks = tuple(worker.slot for worker in turn.state.in_world)
         turn.do(TellWorkers(local.Release(turn.state.hold), ranks))
         turn.set(hold=0)
 
@@ -298,7 +372,7 @@ def underway(turn: Turn, worker: Worker, joined: Round) -> None:
     """A worker trains; with the last one the Master is told, and by which way each came back."""
     if worker.status is not WorkerStatus.ALIVE or joined != turn.state.running_round:
         return
-    turn.set_worker(worker.local_rank, underway=True)
+    turn.set_worker(worker.slot, underway=True)
     if turn.state.underway:
         turn.say(Underway(joined, ways(turn)))
 
@@ -306,7 +380,7 @@ def underway(turn: Turn, worker: Worker, joined: Round) -> None:
 def ways(turn: Turn) -> str:
     """Which way each worker here took into the world: ``in process``, or ``3 in process, 1 started ahead``."""
     counts: dict[str, int] = {}
-    for worker in turn.state.workers:
+    for worker in (one for one in turn.state.workers if one not in turn.state.shed):
         counts[worker.how] = counts.get(worker.how, 0) + 1
     if len(counts) == 1:
         return next(iter(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -90,6 +91,11 @@ class StateKeeper(Keeper, Protocol):
 
     async def load(self) -> None:
         """Read the newest usable commit from there."""
+        ...
+
+    async def write(self, version: Version, reason: str) -> None:
+        """See what lies in the checkpoint directory, if there is one, and write what is here of a commit if that is
+        newer."""
         ...
 
     async def save_what_is_left(self, reason: str) -> None:
@@ -225,27 +231,29 @@ class AgentShell:
     async def _carry_out_on_workers(self, effect: ev.Effect) -> None:
         workers = self._around.workers
         match effect:
-            case ev.Start(world, local_ranks):
+            case ev.Start(world, slots):
                 self._enter(world)
-                for ended in await workers.start(world, local_ranks):
+                for ended in await workers.start(world, slots):
                     self.post(ended)
-            case ev.GivePlace(world, local_ranks):
+            case ev.GivePlace(world, slots):
                 self._enter(world)
-                for rank in local_ranks:
-                    self._desk.give_place(rank, workers.seat(world, rank, self._around.secret(world.round)))
-            case ev.StartAhead(local_ranks, born):
-                for ended in await workers.start_ahead(born, local_ranks):
+                for slot in slots:
+                    self._desk.give_place(slot, workers.seat(world, slot, self._around.secret(world.round)))
+            case ev.StartAhead(slots, born):
+                for ended in await workers.start_ahead(born, slots, self._state.uses):
                     self.post(ended)
-            case ev.SignalWorkers(number, local_ranks):
-                await workers.signal(number, local_ranks)
-            case ev.TellWorkers(message, local_ranks):
-                self._desk.tell(message, local_ranks)
+            case ev.SignalWorkers(number, slots):
+                await workers.signal(number, slots)
+            case ev.TellWorkers(message, slots):
+                self._desk.tell(message, slots)
             case ev.DumpStacks():
                 await workers.dump_stacks()
             case ev.Keep(peer):
                 self._around.keeper.keep_with(peer)
             case ev.Load():
                 self._chores.begin(self._load())
+            case ev.Write(version, reason):
+                self._chores.begin(self._write(version, reason))
 
     def _say(self, message: AgentMessage) -> None:
         if isinstance(message, Preparing):
@@ -265,6 +273,10 @@ class AgentShell:
 
     async def _announce_later(self) -> None:
         await self._around.keeper.settled()
+        self.post(ev.StateChanged())
+
+    async def _write(self, version: Version, reason: str) -> None:
+        await self._around.keeper.write(version, reason)
         self.post(ev.StateChanged())
 
     async def _load(self) -> None:
@@ -358,6 +370,11 @@ class AgentShell:
             self._desk.pass_on(message)
         else:
             self.post(ev.Heard(message))
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on to the workers. No decision: whatever becomes of them is seen as ever."""
+        self._around.log(f"{signal.Signals(number).name}: passed to the workers")
+        self._chores.begin(self._around.workers.forward(number))
 
     def kept(self, message: Kept) -> None:
         """A commit has been written to the checkpoint directory, or could not be."""

@@ -52,11 +52,15 @@ HAS_PROCESS = frozenset({WorkerStatus.STARTING, WorkerStatus.PARKED, WorkerStatu
 class Worker:
     """What fills one slot of this node."""
 
-    local_rank: int
+    slot: int
     rank: Rank
     status: WorkerStatus = WorkerStatus.ALIVE
+    local_rank: int = -1
+    """Its place among the workers of this node in the world; -1: it belongs to none."""
     born: Round = Round(0)
-    """Round into which, or after which, its process was started; with the local rank it names the process."""
+    """Round into which, or after which, its process was started; with the slot it names the process."""
+    bound: int = -1
+    """Local rank that its process was started with: by that it has found its device, for good."""
     rejoins: bool = False
     """It has said that it can leave a world and join the next one without a restart."""
     underway: bool = False
@@ -73,6 +77,8 @@ class Worker:
     """It has been sent a signal to end by: whatever it still says, it will not live."""
     condemned: str = ""
     """Why it was killed by this agent, when it was: its end is reported in these words."""
+    anew: bool = False
+    """The process in this slot cannot fill this place: it has been killed, and when it has ended another is started."""
     renewals: int = 0
     """How often in a row the process in this slot has asked to be started again (``edl.agent.independent``)."""
     renewed_s: float = 0.0
@@ -120,6 +126,10 @@ class AgentState:
     seen_round: Round = Round(0)
     world: World | None = None
     workers: tuple[Worker, ...] = ()
+    use: tuple[int, ...] = ()
+    """Slots that workers of the next world are in, as far as is known here; empty: the first ones."""
+    by_device: bool = False
+    """Workers find their devices by their local ranks: one that gets another local rank has to be started anew."""
     leave: Leave = Leave.AT_ONCE
     park_by_s: float | None = None
     """When those that were to park, and have not, are stopped."""
@@ -146,6 +156,8 @@ class AgentState:
     """No worker is to wait here for a world; until the next world, or until some are asked for."""
     kill_at_s: float | None = None
     """When stopping workers get SIGKILL."""
+    shed_by_s: float | None = None
+    """When those get SIGKILL that are in slots which are not used."""
     killed: bool = False
     """SIGKILL has been sent to the stopping workers."""
     unsent: tuple[Failure, ...] = ()
@@ -165,6 +177,16 @@ class AgentState:
         return tuple(worker for worker in self.workers if worker.status is WorkerStatus.ALIVE)
 
     @property
+    def uses(self) -> tuple[int, ...]:
+        """``use``, also where nothing was said."""
+        return self.use or tuple(range(self.info.slots))
+
+    @property
+    def shed(self) -> tuple[Worker, ...]:
+        """Workers without a world that have been told to end."""
+        return tuple(worker for worker in self.alive if worker.ending and worker.status is not WorkerStatus.ALIVE)
+
+    @property
     def between(self) -> bool:
         """No world runs here, but independent workers may: they train on until the next one."""
         return self.independent and self.phase in (AgentPhase.IDLE, AgentPhase.WARMING)
@@ -177,9 +199,9 @@ class AgentState:
 
     @property
     def parked(self) -> bool:
-        """Every slot has a worker that waits for a place."""
-        statuses = [worker.status for worker in self.workers]
-        return len(statuses) == self.info.slots and all(status is WorkerStatus.PARKED for status in statuses)
+        """Every slot that is to be used has a worker that waits for a place."""
+        waiting = {worker.slot for worker in self.workers if worker.status is WorkerStatus.PARKED and not worker.ending}
+        return waiting >= set(self.uses)
 
     @property
     def underway(self) -> bool:
@@ -197,8 +219,9 @@ class AgentState:
     @property
     def done(self) -> bool:
         """Every worker here has ended with status 0."""
-        running = self.phase is AgentPhase.RUNNING and bool(self.workers)
-        return running and all(worker.status is WorkerStatus.DONE for worker in self.workers)
+        placed = [worker for worker in self.workers if worker not in self.shed]
+        running = self.phase is AgentPhase.RUNNING and bool(placed)
+        return running and all(worker.status is WorkerStatus.DONE for worker in placed)
 
     @property
     def in_doubt(self) -> bool:
@@ -207,4 +230,4 @@ class AgentState:
 
     def attach(self) -> Attach:
         """What this node tells a Master it meets."""
-        return Attach(self.info, self.seen_round, self.running_round, self.done, self.underway)
+        return Attach(self.info, self.seen_round, self.running_round, self.done, self.underway, self.use)

@@ -122,6 +122,13 @@ class Steward:
         self.stored = (NO_STATE, False)
         self._log(self.refused)
 
+    async def write(self, version: Version, reason: str) -> None:
+        """See what lies in the checkpoint directory, if there is one, and write what is here of a commit if that is
+        newer. Who wrote last may be gone, and nobody else have heard of it."""
+        await self.look()
+        if version > self.stored[0]:
+            await self._keeper.flush(reason, version)
+
     async def save_what_is_left(self, reason: str) -> None:
         """Before the launcher ends: the newest commit goes to the checkpoint directory, or to the peer at least."""
         if not self._keeper.holdings():

@@ -54,15 +54,15 @@ class Turn:
         if self.state.connected and self.state.registered:
             self.do(Announce())
 
-    def worker(self, local_rank: int) -> Worker | None:
+    def worker(self, slot: int) -> Worker | None:
         """What fills a slot."""
-        return next((worker for worker in self.state.workers if worker.local_rank == local_rank), None)
+        return next((worker for worker in self.state.workers if worker.slot == slot), None)
 
-    def set_worker(self, local_rank: int, **changes: Any) -> None:
+    def set_worker(self, slot: int, **changes: Any) -> None:
         """Replace fields of one worker."""
         self.set(
             workers=tuple(
-                dataclasses.replace(worker, **changes) if worker.local_rank == local_rank else worker
+                dataclasses.replace(worker, **changes) if worker.slot == slot else worker
                 for worker in self.state.workers
             )
         )
@@ -71,11 +71,11 @@ class Turn:
         """Have these end: those that wait are told, the others get the signal, SIGKILL if they are frozen. After the
         grace all that are left are killed."""
         for worker in workers:
-            self.set_worker(worker.local_rank, ending=True)
-        frozen = tuple(worker.local_rank for worker in workers if worker.frozen_since_s is not None)
+            self.set_worker(worker.slot, ending=True)
+        frozen = tuple(worker.slot for worker in workers if worker.frozen_since_s is not None)
         able = [worker for worker in workers if worker.frozen_since_s is None]
-        waiting = tuple(worker.local_rank for worker in able if worker.status is WorkerStatus.PARKED)
-        others = tuple(worker.local_rank for worker in able if worker.status is not WorkerStatus.PARKED)
+        waiting = tuple(worker.slot for worker in able if worker.status is WorkerStatus.PARKED)
+        others = tuple(worker.slot for worker in able if worker.status is not WorkerStatus.PARKED)
         if frozen:
             self.do(SignalWorkers(SIGKILL, frozen))
         if waiting:

@@ -73,7 +73,8 @@ def _job_here(job: str) -> tuple[tuple[str, ...], str]:
     if len(wanted) == 1:
         return here[wanted[0]], wanted[0]
     if not here:
-        raise UsageError("no launcher runs on this host. Name the job's store: --rdzv-endpoint=HOST:PORT")
+        advice = "Name the store of one that runs elsewhere: --rdzv-endpoint=HOST:PORT"
+        raise UsageError(f"no launcher runs on this host. {advice}. Of a job that has ended its log folder is left")
     listed = ", ".join(sorted(here))
     if wanted:
         raise SettingError("--rdzv-id", "''", f"jobs on this host: {listed}", "Name one with --rdzv-id")

@@ -10,7 +10,7 @@ from rich.table import Table
 from edl.agent.report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
-from edl.wire.status import JobStatus, JournalEntry
+from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import ScaleView
 
 
@@ -51,10 +51,17 @@ def _lines(status: JobStatus) -> list[str]:
     if status.boundary:
         lines.append(f"Agreeing on a step boundary to {status.boundary}")
     lines += [f"{one.service}: {one.text}" for one in status.services]
+    lines += [_dropped(one) for one in status.dropped]
     lines += [f"Incomplete: {text}" for text in status.flaws]
     if status.kill:
         lines.append(f"Ending: {status.kill}")
     return lines
+
+
+def _dropped(one: DroppedSlot) -> str:
+    """One slot that takes no part, why, and how it comes back."""
+    what = f"slot {one.slot} of {one.node}" + (f" ({one.device})" if one.device else "")
+    return f"Dropped: {what} after round {one.round}: {one.why}. Back with: edl uncordon {one.node} --device={one.slot}"
 
 
 def scale_lines(scale: ScaleView) -> list[str]:
@@ -62,7 +69,8 @@ def scale_lines(scale: ScaleView) -> list[str]:
     if not scale.maximum:
         return []
     unit = f", in units of {scale.unit}" if scale.unit > 1 else ""
-    wanted = f"{scale.nodes} of {scale.desired} wanted nodes train" if scale.asked else f"{scale.nodes} nodes train"
+    training = "1 node trains" if scale.nodes == 1 else f"{scale.nodes} nodes train"
+    wanted = f"{scale.nodes} of {scale.desired} wanted nodes train" if scale.asked else training
     line = f"Size: {wanted} ({scale.minimum} to {scale.maximum} allowed{unit})"
     if scale.by:
         line += f", changed by {scale.by}{f': {scale.reason}' if scale.reason else ''}"
@@ -96,11 +104,19 @@ def _table(status: JobStatus) -> Table:
     ways = any(node.underway for node in status.nodes)
     table = Table(*names, *(("UNDERWAY",) if ways else ()), box=None, pad_edge=False)
     for node in status.nodes:
-        ranks = _ranks(node.first_rank, node.slots) if node.first_rank >= 0 else "-"
+        ranks = _ranks(node.first_rank, len(node.places) or node.slots) if node.first_rank >= 0 else "-"
         state = f"{node.state}, wants to leave" if node.draining else node.state
-        row = [node.node, state, ranks, str(node.slots), node.host, "yes" if node.attached else "no"]
+        row = [node.node, state, ranks, _slots(node), node.host, "yes" if node.attached else "no"]
         table.add_row(*row, *((node.how or ("yes" if node.underway else "no"),) if ways else ()))
     return table
+
+
+def _slots(node: NodeView) -> str:
+    """``4``, or ``0,2,3 of 4`` where not the first ones are used; spare ones are counted."""
+    everything = node.slots + node.spare_slots
+    if not node.places or node.places == tuple(range(everything)):
+        return str(everything)
+    return f"{','.join(str(slot) for slot in node.places)} of {everything}"
 
 
 def _ranks(first: int, slots: int) -> str:

@@ -25,6 +25,9 @@ Where = dict[str, str]
 
 
 _AUTO = -1
+_device_option = click.option(
+    "--device", default="", metavar="SLOT|UUID", help="Only this slot: its number, or the UUID of what is in it."
+)
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -89,20 +92,22 @@ def drain(
 @job_options
 @wait_option
 @reason_option
+@_device_option
 @click.argument("node")
-def cordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Have a node take no part until it is uncordoned. Its launcher stays."""
-    _run(_Asking(where, as_json, wait).cordon(node, reason, wanted=True))
+def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
+    """Have a node, or one slot of it, take no part until it is uncordoned. Its launcher stays."""
+    _run(_Asking(where, as_json, wait).cordon(node, device, reason, wanted=True))
 
 
 @click.command()
 @job_options
 @wait_option
 @reason_option
+@_device_option
 @click.argument("node")
-def uncordon(node: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Let a node take part again."""
-    _run(_Asking(where, as_json, wait).cordon(node, reason, wanted=False))
+def uncordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
+    """Let a node, or one slot of it, take part again."""
+    _run(_Asking(where, as_json, wait).cordon(node, device, reason, wanted=False))
 
 
 @click.command()
@@ -168,12 +173,15 @@ class _Asking:
         assert granted is not None  # noqa: S101 - the command has asked for one of them
         await self._settle(granted, wishing.size_is(max(nodes or 0, 0), granted.generation))
 
-    async def cordon(self, node: str, reason: str, *, wanted: bool) -> None:
+    async def cordon(self, node: str, device: str, reason: str, *, wanted: bool) -> None:
         """Or the contrary."""
-        from edl.cli.wishing import cordoned
+        from edl.cli.wishing import cordoned, dropped
 
-        wish = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason)
-        await self.ask(wish, lambda granted: cordoned(node, granted.generation, wanted=wanted))
+        wish = Cordon(node, wanted, _by("cordon" if wanted else "uncordon"), reason, device)
+        if device:
+            await self.ask(wish, lambda granted: dropped(node, device, granted.generation, wanted=wanted))
+        else:
+            await self.ask(wish, lambda granted: cordoned(node, granted.generation, wanted=wanted))
 
     async def suspend(self, reason: str, *, wanted: bool) -> None:
         """Or resume."""

@@ -14,7 +14,7 @@ from edl.cli.find import NoMaster
 from edl.errors import StoreError, UsageError
 from edl.master.events import Kind
 from edl.rendezvous.phrases import count, listed
-from edl.wire.status import JobStatus
+from edl.wire.status import DroppedSlot, JobStatus
 from edl.wire.wishes import Granted, ScaleView, Wish
 
 LOOK_S = 0.5
@@ -172,6 +172,30 @@ def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
         if known is not None and known.position >= 0 and status.phase == "running":
             return Seen(False, f"{name} still trains; {status.boundary or status.reason}")
         return Seen(True, f"{name} takes no part")
+
+    return lambda status: _ended(status) or look(status)
+
+
+def dropped(name: str, device: str, generation: int, *, wanted: bool) -> Goal:
+    """One slot of a node takes no part, or may again. ``device``: its number, or the UUID of what is in it."""
+
+    def is_meant(one: DroppedSlot) -> bool:
+        uuids = one.device.casefold().split(",") if one.device else []
+        return one.node == name and (device == str(one.slot) or device.casefold() in uuids)
+
+    def look(status: JobStatus) -> Seen:
+        found = next((one for one in status.dropped if is_meant(one)), None)
+        what = f"slot {found.slot if found is not None else device} of {name}"
+        if (found is not None) != wanted:
+            return _otherwise(status.scale, generation, f"{what} is {'not ' if wanted else ''}dropped")
+        if found is None:
+            if status.scale.observed < generation and status.phase == "running":
+                return Seen(False, status.scale.waiting or status.reason)
+            return Seen(True, f"{what} may take part again")
+        member = next((node for node in status.nodes if node.node == name and node.position >= 0), None)
+        if status.phase == "running" and member is not None and found.slot in member.places:
+            return Seen(False, f"a worker still trains in {what}; {status.boundary or status.reason}")
+        return Seen(True, f"{what} takes no part")
 
     return lambda status: _ended(status) or look(status)
 

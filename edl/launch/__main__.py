@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, NoReturn
 
 import click
 
 from edl import __version__
-from edl.config import environment
-from edl.errors import EdlError
+from edl.config import adopt, environment
+from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch import paddle_options, torchrun_options, worlds
 from edl.launch.cli import (
@@ -23,8 +24,9 @@ from edl.launch.cli import (
     settings_from,
     with_both_spellings,
 )
-from edl.launch.console import let_go_of_console
-from edl.launch.told import Told
+from edl.launch.console import let_go_of_console, open_console, unblocked_console
+from edl.launch.settings import Called
+from edl.launch.told import Told, forget_exports, inside_worker
 
 
 @click.command(
@@ -46,38 +48,63 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
     told = Told.by(click.get_current_context(), script, arguments)
-    settle(told, environment())
+    try:
+        settle(told, environment())
+        adopt(told.environment)
+        _start(told)
+    except SettingError as error:
+        raise told.named(error) from error
+
+
+def _start(told: Told) -> None:
+    """Do what has been told, and exit."""
     options, script = told.values, told.script
     if options["role"] in ("reader", "pserver") and script:
         raise click.UsageError(f"--role={options['role']} runs no script: drop {script}")
     if serves_only(options):
         from edl.launch.pservers import serve_parameters
 
-        sys.exit(asyncio.run(serve_parameters(pserver_settings_from(options))))
+        _to_the_end(serve_parameters(pserver_settings_from(options)))
     if options["role"] == "reader":
         from edl.launch.readers import serve_readers
 
-        sys.exit(asyncio.run(serve_readers(reader_settings_from(options))))
-    if not script:
+        _to_the_end(serve_readers(reader_settings_from(options)))
+    called = click.get_current_context().find_object(Called) or Called()
+    if called.report_file and options["scheduler"] == "process":
+        what = "a job that was started from Python has no command line by which more launchers could be started"
+        raise SettingError("--scheduler", "process", what, "Start it with edl-run")
+    if not script and called.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
 
-    settings = settings_from(options, script, told.arguments)
-    given = tuple(with_both_spellings(sys.argv[1:]))
-    sys.exit(asyncio.run(launch(dataclasses.replace(settings, arguments=given, remarks=tuple(told.remarks)))))
+    settings = settings_from(options, script, told.arguments, called.command)
+    given, remarks = tuple(with_both_spellings(sys.argv[1:])), (*told.remarks, *settings.remarks)
+    told_all = dataclasses.replace(settings, arguments=given, remarks=remarks, report_file=called.report_file)
+    _to_the_end(launch(dataclasses.replace(told_all, for_workers=told.for_workers)))
+
+
+def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
+    """Do this work and exit with its status. A signal that comes after that is too late to make it another one: the
+    interpreter takes a moment to end, and whoever sees a job end may take its host away at once."""
+    with unblocked_console():
+        status = asyncio.run(work)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(status)
 
 
 def settle(told: Told, env: Mapping[str, str]) -> None:
     """Put what other launchers' options and variables say in terms of our own. Raises ``UsageError``."""
     torchrun_options.apply(told, env)
-    if "EDL_ROUND" in env:
-        return  # inside a worker of ours, the others are what we have exported ourselves
     paddle_options.apply(told, env)
-    worlds.apply(told, env)
+    if not inside_worker(env):
+        worlds.apply(told, env)
 
 
 def main() -> None:
     """Entry point. Every expected error ends in one message and its exit status, never in a traceback."""
+    open_console()
+    forget_exports()
     try:
         run.main(args=with_both_spellings(sys.argv[1:]), standalone_mode=False)
     except click.ClickException as error:

@@ -6,7 +6,6 @@ Every option can also be given as ``EDL_<NAME>`` in the environment; the command
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.util
 import os
 import re
@@ -14,7 +13,6 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +24,6 @@ from edl.adapters.etcd_plan import parse_endpoints
 from edl.config import (
     FaultTolerance,
     JobSpec,
-    LogPlan,
     NodeRange,
     Standby,
     Timeouts,
@@ -35,12 +32,13 @@ from edl.config import (
     parse_nnodes,
 )
 from edl.errors import ScriptError, SettingError, UsageError
-from edl.launch.accelerators import count_gpus
 from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
 from edl.launch.data_option import data_sets
 from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
 from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
+from edl.launch.log_options import LOG_OPTIONS, log_plan, server_folder
+from edl.launch.naming import checkpoint_folder, private_name
 from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
@@ -54,7 +52,11 @@ from edl.launch.settings import (
     StateSettings,
     StoreSettings,
 )
-from edl.launch.torchrun_options import TORCHRUN_OPTIONS
+from edl.launch.slot_options import SLOT_OPTIONS, rules_from, slots_from, with_spares
+from edl.launch.spelling import Spelling, one_spelling
+from edl.launch.torchrun_options import OWN_ROLES, TORCHRUN_OPTIONS, python_from, workers_from
+from edl.launch.torchrun_table import KEYS, NAMES
+from edl.launch.worlds import WORLD_OPTIONS
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
@@ -93,7 +95,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[Any], Any]:
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--nnodes", default="1:1", metavar="N|MIN:MAX", help="Nodes the job may have. Default: 1."),
-    click.option("--nproc-per-node", default="1", metavar="N|auto|gpu|cpu", help="Workers on this node. Default: 1."),
+    *SLOT_OPTIONS,
     click.option("--node-rank", type=int, default=-1, help="Position of this node, 0 first. Default: as it comes."),
     click.option("--node-unit", type=int, default=1, help="A world's node count is a multiple of this. Default: 1."),
     click.option("--node-id", default="", help="Name of this node. Default: host name and a random suffix."),
@@ -127,13 +129,6 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="NAME=PATTERN[,…][;K=V…]",
         help="Files of a data set that workers find by name. May be given more than once.",
     ),
-    click.option(
-        "--role",
-        type=click.Choice(["node", "reader", "trainer", "pserver"]),
-        default="node",
-        help="reader, pserver: run no script, only have such processes for the job; trainer: have no pservers. "
-        "Default: node.",
-    ),
     click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
     click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
     *TORCHRUN_OPTIONS,
@@ -152,12 +147,9 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="How workers are kept warm. Default: fork.",
     ),
     click.option("--preload", default="", metavar="MODULE[,…]", help="More modules to import ahead of the workers."),
+    *WORLD_OPTIONS,
     click.option("--local-addr", default="", help="Address of this node. Default: the one that leads to the store."),
-    click.option("--log-dir", default="", help="Folder for logs and error files. Default: a temporary one."),
-    click.option(
-        "-t", "--tee", default="0", metavar="0-3|RANK:0-3,…", help="1 stdout, 2 stderr, 3 both: to console and file."
-    ),
-    click.option("-r", "--redirects", default="0", metavar="0-3|RANK:0-3,…", help="The same, to file only."),
+    *LOG_OPTIONS,
     click.option("-m", "--module", is_flag=True, help="The script is a module name, as in python -m."),
     click.option("--no-python", is_flag=True, help="The script is any program."),
 ]
@@ -170,24 +162,60 @@ def launcher_options(function: F) -> F:
     return function
 
 
-def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str, ...]) -> LaunchSettings:
-    """Check everything that can be checked before anything is started. Raises ``UsageError``."""
-    named = bool(_endpoints(options))
-    private = options["standalone"] or not named
-    if options["standalone"] and named:
-        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a store of its own")
+def settings_from(
+    options: Mapping[str, Any], script: str, arguments: tuple[str, ...], command: WorkerCommand | None = None
+) -> LaunchSettings:
+    """Check everything that can be checked before anything is started. Raises ``UsageError``.
+
+    ``command``: what the workers run, where that is no script, module or program.
+    """
     nodes, slots, servers, training = _sizes(options)
+    beside = with_spares(options, slots)
+    slots = beside.workers
     store = _store(options)
-    if private and store.backend is Backend.EMBEDDED and nodes.minimum > 1:
-        raise SettingError(
-            "--rdzv-endpoint",
-            "''",
-            f"--nnodes={nodes} needs a store that every node reaches",
-            "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
-        )
+    private = _is_private(options, nodes, store)
     scheduler, state = wanted_from(options), _state(options)
-    job = JobId(options["rdzv_id"] or (_private_name(state.checkpoint_dir) if private else "default"))
-    spec = JobSpec(
+    job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
+    spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler_from(scheduler))
+    _check_node_rank(options["node_rank"], nodes)
+    node = _node(options, node_name(scheduler, environment()))
+    http, leave = http_from(options), leave_from(options)
+    command = command or worker_command(options["module"], options["no_python"], script, arguments)
+    workers = workers_from(options, slots + beside.spare, environment())
+    # The last one: it makes a folder, and nothing is made before everything has been checked.
+    logs = log_plan(options, job, node, slots, command, environment())
+    return LaunchSettings(
+        spec=spec,
+        store=store,
+        command=command,
+        slots=slots,
+        spare_slots=beside.spare,
+        node=node,
+        node_rank=options["node_rank"],
+        local_addr=options["local_addr"],
+        standby=Standby(options["standby"]),
+        preload=tuple(name for name in options["preload"].split(",") if name),
+        logs=logs,
+        state=state,
+        rack=options["rack"],
+        outer_error_file=environment().get("TORCHELASTIC_ERROR_FILE", ""),
+        readers=_readers(options),
+        reader_capacity=options["reader_capacity"],
+        servers=servers,
+        http=http,
+        index=node_index(options, scheduler, environment()),
+        leave=leave,
+        worker_status=options["exit_code"] == "worker",
+        remarks=(beside.remark,) if beside.remark else (),
+        **workers,
+    )
+
+
+def _spec(
+    options: Mapping[str, Any], job: JobId, nodes: NodeRange, slots: int, *, servers: str, scheduler: str
+) -> JobSpec:
+    """What all launchers of the job have to agree on. Raises ``SettingError``."""
+    return JobSpec(
         job,
         nodes,
         options["max_restarts"],
@@ -195,48 +223,36 @@ def settings_from(options: Mapping[str, Any], script: str, arguments: tuple[str,
         _timeouts(options),
         data=data_sets(options["data"]),
         hyper=policy_from(options, nodes, slots),
-        servers=training,
-        scheduler=scheduler_from(scheduler),
+        servers=servers,
+        scheduler=scheduler,
         cooldown_s=options["scale_cooldown"],
         autoscale=autoscale_from(options, nodes),
+        slots=rules_from(options),
     )
-    _check_node_rank(options["node_rank"], nodes)
-    node = options["node_id"] or node_name(scheduler, environment()) or f"{socket.gethostname()}-{secrets.token_hex(2)}"
-    _check_node_id(node)
-    http, leave = http_from(options), leave_from(options)
-    command = worker_command(options["module"], options["no_python"], script, arguments)
-    logs = _log_plan("", options["redirects"], options["tee"])
-    # Nothing is made before everything has been checked.
-    folder = Path(options["log_dir"] or tempfile.mkdtemp(prefix=f"edl-{job}-")) / f"{job}_{node}"
-    return LaunchSettings(
-        spec=spec,
-        store=store,
-        command=command,
-        slots=slots,
-        node=node,
-        node_rank=options["node_rank"],
-        local_addr=options["local_addr"],
-        standby=Standby(options["standby"]),
-        preload=tuple(name for name in options["preload"].split(",") if name),
-        logs=dataclasses.replace(logs, folder=str(folder)),
-        state=state,
-        rack=options["rack"],
-        error_file=str(folder / "error.json"),
-        readers=_readers(options),
-        reader_capacity=options["reader_capacity"],
-        servers=servers,
-        http=http,
-        index=node_index(options, scheduler, environment()),
-        leave=leave,
-    )
+
+
+def _is_private(options: Mapping[str, Any], nodes: NodeRange, store: StoreSettings) -> bool:
+    """Whether the job has a store of its own that nobody else knows. Raises ``UsageError`` where that cannot be."""
+    named = bool(_endpoints(options))
+    private = options["standalone"] or not named
+    if options["standalone"] and named:
+        raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a store of its own")
+    if private and store.backend is Backend.EMBEDDED and nodes.minimum > 1:
+        raise SettingError(
+            "--rdzv-endpoint",
+            "''",
+            f"--nnodes={nodes} needs a store that every node reaches",
+            "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
+        )
+    return bool(private)
 
 
 def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, str]:
     """Nodes of the job, workers here, pservers here, and how a job with pservers trains."""
     if not wants_servers(options):
         nodes = parse_nnodes(options["nnodes"], options["node_unit"])
-        return nodes, _slots(options["nproc_per_node"]), ServerSettings(), ""
-    found = sizes(options, _slots, _bytes("--pserver-memory", options["pserver_memory"]))
+        return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), ""
+    found = sizes(options, slots_from, _bytes("--pserver-memory", options["pserver_memory"]))
     return found.nodes, found.slots, found.here, training_from(options)
 
 
@@ -244,7 +260,7 @@ def serves_only(options: Mapping[str, Any]) -> bool:
     """Whether this launcher is to have pservers and nothing else. Raises ``UsageError``."""
     if options["role"] == "pserver":
         return True
-    return options["role"] == "node" and _sizes(options)[1] == 0
+    return options["role"] not in OWN_ROLES and _sizes(options)[1] == 0
 
 
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
@@ -259,6 +275,7 @@ def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:
     servers = _sizes(options)[2]
     if not servers.count:
         raise SettingError("--servers-per-node", servers.count, "--role=pserver needs at least 1")
+    servers = dataclasses.replace(servers, log_folder=server_folder(options))
     return PserverSettings(**common, servers=servers, checkpoint_dir=_state(options).checkpoint_dir)
 
 
@@ -272,8 +289,7 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise SettingError("--rdzv-id", "''", f"--role={role} needs the name of the job", "Give the job's --rdzv-id")
     check_job_id(options["rdzv_id"])
     timeouts = _timeouts(options)
-    node = options["node_id"] or f"{socket.gethostname()}-{secrets.token_hex(2)}"
-    _check_node_id(node)
+    node = _node(options)
     common = HelperSettings(
         job=JobId(options["rdzv_id"]),
         store=_store(options),
@@ -291,12 +307,6 @@ def _readers(options: Mapping[str, Any]) -> int:
     if options["reader_capacity"] < 1:
         raise SettingError("--reader-capacity", options["reader_capacity"], "must be at least 1")
     return int(options["readers"])
-
-
-def _private_name(checkpoint_dir: str) -> str:
-    """A name for a job that nobody else has to know; the same for each run that goes on from the same checkpoints."""
-    mark = hashlib.sha256(checkpoint_dir.encode()).hexdigest()[:8] if checkpoint_dir else secrets.token_hex(4)
-    return f"job-{mark}"
 
 
 def _timeouts(options: Mapping[str, Any]) -> Timeouts:
@@ -317,9 +327,7 @@ def _state(options: Mapping[str, Any]) -> StateSettings:
         raise SettingError("--checkpoint-keep", keep, "must be at least 2: the newest one may turn out to be damaged")
     if every < 0:
         raise SettingError("--checkpoint-keep-every", every, "must be 0 or more")
-    folder = options["checkpoint_dir"]
-    if folder and "://" not in folder:
-        folder = str(Path(folder).absolute())
+    folder = checkpoint_folder(options["checkpoint_dir"])
     memory = _bytes("--state-memory", options["state_memory"])
     return StateSettings(memory, folder, keep, every, options["adopt_checkpoint"])
 
@@ -337,7 +345,8 @@ def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[
     if module and no_python:
         raise UsageError("--module and --no-python exclude each other: only Python has modules. Drop one of them")
     if module:
-        _check_module(script)
+        if not python_from(environment()):  # another interpreter may have it
+            _check_module(script)
         return WorkerCommand(CommandKind.MODULE, script, arguments)
     if no_python:
         if shutil.which(script) is None:
@@ -349,6 +358,8 @@ def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[
 
 def _check_module(name: str) -> None:
     """Look for the outermost package only: to look further would import it."""
+    if name.endswith(".py") and os.path.isfile(name):
+        raise ScriptError(f"-m {name}: this is a file, and -m takes the name of a module. Write {name} without -m")
     top = name.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     try:
@@ -373,6 +384,8 @@ def _check_script(script: str) -> None:
             f"{script}: {error.strerror} (looked from {os.getcwd()}). Give the path of the training script; "
             "for a module use -m, for a program --no-python"
         ) from error
+    if python_from(environment()):
+        return  # another interpreter may read it otherwise
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the workers say them
@@ -388,7 +401,8 @@ def _check_script(script: str) -> None:
 def _store(options: Mapping[str, Any]) -> StoreSettings:
     name = options["rdzv_backend"] or ("etcd" if _looks_external(options) else "etcd-embedded")
     if name not in BACKENDS:
-        raise SettingError("--rdzv-backend", name, f"not one of {', '.join(BACKENDS)}")
+        why = f"not one of {', '.join(BACKENDS)}; the store is etcd, and torchrun's plug-ins for others are not loaded"
+        raise SettingError("--rdzv-backend", name, why)
     endpoints = _endpoints(options)
     if BACKENDS[name] is Backend.ETCD and not endpoints:
         raise SettingError(
@@ -432,7 +446,7 @@ def _conf(text: str) -> dict[str, Any]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")
         if key not in CONF_KEYS:
-            raise SettingError("--rdzv-conf", item, f"unknown key {key!r}", f"Known: {', '.join(CONF_KEYS)}")
+            raise SettingError("--rdzv-conf", item, f"unknown key {key!r}", f"Known: {', '.join((*CONF_KEYS, *KEYS))}")
         if not separator:
             raise SettingError("--rdzv-conf", item, "needs a value", f"Write {key}=VALUE")
         try:
@@ -446,70 +460,31 @@ def _conf(text: str) -> dict[str, Any]:
     return values
 
 
-def _slots(text: str) -> int:
-    if text in ("auto", "gpu"):
-        gpus = count_gpus()
-        if gpus == 0 and text == "gpu":
-            raise SettingError("--nproc-per-node", text, "no GPU found on this node", "Give a number, or cpu")
-        return gpus or os.cpu_count() or 1
-    if text == "cpu":
-        return os.cpu_count() or 1
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingError("--nproc-per-node", text, "must be a number of at least 1, or auto, gpu or cpu")
-    return int(text)
-
-
 def _check_node_rank(rank: int, nodes: NodeRange) -> None:
     if not -1 <= rank < nodes.maximum:
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
         raise SettingError("--node-rank", rank, allowed, "Or leave it out: places are given as nodes come")
 
 
-def _check_node_id(node: str) -> None:
+def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
+    """This node's name. ``scheduled``: the one that its scheduler has for it. Raises ``SettingError``."""
+    node = options["node_id"] or scheduled or f"{socket.gethostname()}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", node):
         raise SettingError("--node-id", repr(node), "use 1 to 128 letters, digits, '.', '_' and '-'")
-
-
-def _log_plan(folder: str, redirects: str, tee: str) -> LogPlan:
-    redirect_all, redirect_map = _stream_map("--redirects", redirects)
-    tee_all, tee_map = _stream_map("--tee", tee)
-    return LogPlan(folder, redirect_map, tee_map, redirect_all, tee_all)
-
-
-def _stream_map(option: str, text: str) -> tuple[int, dict[int, int]]:
-    """``3`` or ``0:3,12:1`` as a default and a map by local rank."""
-    if re.fullmatch(r"[0-3]", text):
-        return int(text), {}
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
-        raise SettingError(option, text, "must be 0, 1, 2 or 3, or LOCAL_RANK:VALUE pairs such as 0:3,1:1")
-    return 0, {int(rank): int(value) for rank, value in (pair.split(":") for pair in text.split(","))}
+    return str(node)
 
 
 def with_both_spellings(arguments: list[str]) -> list[str]:
-    """torchrun takes ``--nproc_per_node`` for ``--nproc-per-node``; so do we, up to the script's name."""
-    takes_value = value_options()
-    result: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if not argument.startswith("-") or argument == "--":
-            result.append(argument)
-            break
-        name, equals, value = argument.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        result.append(name + equals + value)
-        if takes_value.get(name, False) and not equals:
-            result.extend(list(_next(rest)))
-    return result + list(rest)
+    """The command line with each option by its own name in full: see ``spelling``. Raises ``UsageError``."""
+    options = [Spelling(tuple(option.opts), not option.is_flag) for option in _click_options()]
+    # Neither is among the launcher's own; torchrun has no --version.
+    options += [Spelling((name,), False) for name in ("--help", "--version")]
+    return one_spelling(arguments, options, NAMES)
 
 
 def value_options() -> dict[str, bool]:
     """Each option of the launcher, and whether a value belongs to it."""
     return {name: not option.is_flag for option in _click_options() for name in option.opts}
-
-
-def _next(rest: Any) -> tuple[str, ...]:
-    value = next(rest, None)
-    return () if value is None else (value,)
 
 
 def _click_options() -> list[click.Option]:

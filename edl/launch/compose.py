@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import hashlib
+import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +29,7 @@ from data_service.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
-from edl.adapters.etcd_cluster import start_local_member, start_private_member
+from edl.adapters.etcd_cluster import hosts_without_address, start_local_member, start_private_member
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder
 from edl.adapters.processes import NurseryProcesses
@@ -36,6 +40,7 @@ from edl.agent.events import Heard
 from edl.agent.keeper import Keeper
 from edl.agent.marker import Retention
 from edl.agent.memory import available_bytes
+from edl.agent.outputs import claim
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.agent.shell import Surroundings as AgentSurroundings
@@ -44,17 +49,18 @@ from edl.agent.steward import Steward
 from edl.agent.switches import Switches
 from edl.agent.vault import Vault, Writer
 from edl.agent.workers import WorkerGroup
-from edl.config import JobSpec, environment
+from edl.config import JobSpec, changed, environment
 from edl.errors import EdlError, StoreUnavailable
-from edl.launch import pservers, readers, scaling
-from edl.launch.accelerators import paddle_gpus
+from edl.launch import log_options, pservers, readers, scaling
+from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
 from edl.launch.console import console, listen_to_modules
 from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
 from edl.launch.ps_options import training_of
 from edl.launch.reach import address_towards, etcd_store
-from edl.launch.settings import Backend, LaunchSettings
+from edl.launch.reporting import Reporter
+from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.service import Service
@@ -62,7 +68,7 @@ from edl.master.shell import MasterShell
 from edl.master.shell import Surroundings as MasterSurroundings
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
-from edl.types import Incarnation, NodeId, Token
+from edl.types import Incarnation, JobId, NodeId, Token
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Kept, NodeInfo
 
@@ -72,6 +78,8 @@ if TYPE_CHECKING:
 # What only some jobs use is imported by the functions that make it: a launcher's start is mostly imports.
 
 STORE_RETRY_S = 0.1
+NAMES_RETRY_S = 1.0
+"""Between two looks at names of the store's hosts that have no address yet."""
 READERS_GRACE_S = 5.0
 """For streams under way when a launcher that trains as well ends."""
 
@@ -88,17 +96,29 @@ async def launch(settings: LaunchSettings) -> int:
         await asyncio.to_thread(switches.refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
-        for remark in settings.remarks:
+        settings = dataclasses.replace(settings, logs=claim(settings.logs))
+        reporter = Reporter(
+            settings.spec.job, settings.logs.folder, settings.outer_error_file, log, settings.report_file
+        )
+        cleanup.callback(reporter.close)  # among the first here, so among the last to be done
+        for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
             log(remark)
         # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
-        nursery = nursery_environment(environment(), settings.slots)
-        processes = NurseryProcesses(settings.command, settings.standby, settings.slots, nursery, settings.preload, log)
+        nursery = nursery_environment(changed(environment(), settings.for_workers), settings.slots)
+        python = settings.python or sys.executable
+        processes = NurseryProcesses(
+            *(settings.command, settings.standby, settings.slots, nursery, settings.preload, log), python=python
+        )
         cleanup.push_async_callback(processes.close)
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
         place = _Place(
-            Registration(store, JobKeys(settings.spec.job), settings.spec, refuses), endpoints, files, switches
+            Registration(store, JobKeys(settings.spec.job), settings.spec, refuses),
+            endpoints,
+            files,
+            switches,
+            reporter,
         )
         place.web = _web(settings, place, log)
         if place.web is not None:
@@ -107,7 +127,7 @@ async def launch(settings: LaunchSettings) -> int:
             place.members = len(settings.store.endpoints or endpoints) if member is not None else 0
             await _take_place(settings, place, cleanup, log)
         except JobEnded as error:
-            return ended_before(error, log)
+            return ended_before(error, log, worker_status=settings.worker_status)
         cleanup.push_async_callback(place.server.stop)
         for kind in _kinds(settings, place.registration.token):
             helpers = HelpersBeside(_kit(settings, store, place.info.host, log), kind)
@@ -121,27 +141,51 @@ async def _open_store(
 ) -> tuple[Store, EtcdMember | None, tuple[str, ...]]:
     """Connect to etcd, starting this launcher's member of an embedded cluster first."""
     wanted = settings.store
-    endpoints, member = wanted.endpoints, None
+    endpoints, member, serve = wanted.endpoints, None, _serve_nothing
     if wanted.backend is Backend.EMBEDDED:
-        folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / settings.spec.job
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = data_folder(wanted, settings.spec.job)
         if not wanted.data_dir:
             cleanup.callback(_remove_if_empty, folder)
-        if endpoints:
-            member = await start_local_member(endpoints, folder, token=settings.spec.job)
-        else:
-            member = await start_private_member(folder, token=settings.spec.job)
+        serve = functools.partial(_serve, settings, folder, cleanup, log)
+        member = await serve()
+        if member is not None and not endpoints:
             endpoints = (member.endpoint,)
-        if member is not None:
-            if not (wanted.endpoints or wanted.data_dir):
-                cleanup.callback(member.discard)  # a private store is of no use without its launcher
-            # Time to hand the lead of the members to another; one without a majority would wait in vain.
-            cleanup.push_async_callback(member.stop, 1.0)
-            log(f"serving the store at {member.endpoint} (embedded etcd)")
     store = etcd_store(wanted, endpoints)
     cleanup.push_async_callback(store.close)
-    await _reach(store, settings, endpoints, member, log)
+    member = await _reach(store, settings, endpoints, member, serve, log)
     return store, member, endpoints
+
+
+async def _serve_nothing() -> EtcdMember | None:
+    return None
+
+
+async def _serve(
+    settings: LaunchSettings, folder: Path, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
+) -> EtcdMember | None:
+    """Start this launcher's member of the embedded store, if there is one for it."""
+    wanted = settings.store
+    if wanted.endpoints:
+        member = await start_local_member(wanted.endpoints, folder, token=settings.spec.job)
+    else:
+        member = await start_private_member(folder, token=settings.spec.job)
+    if member is not None:
+        if not (wanted.endpoints or wanted.data_dir):
+            cleanup.callback(member.discard)  # a private store is of no use without its launcher
+        # Time to hand the lead of the members to another; one without a majority would wait in vain.
+        cleanup.push_async_callback(member.stop, 1.0)
+        log(f"serving the store at {member.endpoint} (embedded etcd)")
+    return member
+
+
+def data_folder(wanted: StoreSettings, job: JobId) -> Path:
+    """Where this launcher's member of an embedded store has its data; it exists then. A private one has a folder of its
+    own, because jobs of the same name may run side by side on a host, each with a store that nobody else knows."""
+    if not (wanted.data_dir or wanted.endpoints):
+        return Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder()))
+    folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -154,24 +198,35 @@ async def _reach(
     settings: LaunchSettings,
     endpoints: tuple[str, ...],
     member: EtcdMember | None,
+    serve: Callable[[], Awaitable[EtcdMember | None]],
     log: Callable[[str], None],
-) -> None:
-    """Wait for the store's first answer. A cluster that the launchers bring up themselves needs the others, too."""
+) -> EtcdMember | None:
+    """Wait for the store's first answer. A cluster that the launchers bring up themselves needs the others, too.
+
+    A host of it that has no address yet may turn out to be this one: then its member is started (``serve``) as soon as
+    the name is known here. Returns the member that runs here.
+    """
     clock = SystemClock()
     patience_s = settings.store.connect_timeout_s
-    if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
+    embedded = settings.store.backend is Backend.EMBEDDED and bool(settings.store.endpoints)
+    if embedded:
         patience_s = max(patience_s, settings.spec.timeouts.recover_s)
-    deadline_s, said = clock.now_s() + patience_s, False
+    deadline_s, said, look_s = clock.now_s() + patience_s, False, clock.now_s()
+    nameless = endpoints if embedded and member is None else ()
     while True:
         try:
             await store.read(JobKeys(settings.spec.job).master)
-            return
+            return member
         except StoreUnavailable as error:
+            if member is None and nameless and clock.now_s() >= look_s:
+                nameless, look_s = await hosts_without_address(endpoints), clock.now_s() + NAMES_RETRY_S
+                member = await serve()
+            unknown = f" (no address yet for {', '.join(nameless)})" if nameless and member is None else ""
             if clock.now_s() >= deadline_s:
-                raise StoreUnavailable(f"after {patience_s:g} s of trying: {error}") from error
+                raise StoreUnavailable(f"after {patience_s:g} s of trying{unknown}: {error}") from error
             if not said and clock.now_s() > deadline_s - patience_s + 3:
                 said = True
-                log(f"waiting for the store at {', '.join(endpoints)}")
+                log(f"waiting for the store at {', '.join(endpoints)}{unknown}")
         await asyncio.sleep(STORE_RETRY_S)
         if member is not None and not member.running:
             raise member.failure()
@@ -187,6 +242,7 @@ class _Place:
     """The checkpoint directory."""
     switches: Switches | None
     """Its files by which somebody asks for something."""
+    reporter: Reporter
     beside: list[Beside] = field(default_factory=list)
     """Processes that are not workers."""
     web: Web | None = None
@@ -226,6 +282,9 @@ async def _take_place(
                 rack=settings.rack,
                 index=settings.index,
                 members=place.members,
+                spare_slots=settings.spare_slots,
+                devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
+                role=settings.role,
             )
         )
     except EdlError:
@@ -283,7 +342,8 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
-        kinds.append(pservers.Pservers(settings.servers, spec.job, secret, checkpoint_dir=folder, **limits))
+        servers = dataclasses.replace(settings.servers, log_folder=settings.logs.links)
+        kinds.append(pservers.Pservers(servers, spec.job, secret, checkpoint_dir=folder, **limits))
     return kinds
 
 
@@ -336,10 +396,11 @@ def _put_together(
             info=info,
             note=HostNote(spec.job, info.node, place.endpoints),
             log=log,
-            error_file=Path(settings.error_file),
+            reporter=place.reporter,
             beside=place.beside,
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
+            worker_status=settings.worker_status,
         )
     )
     if place.web is not None:
@@ -386,14 +447,22 @@ def _agent(
     log: Callable[[str], None],
 ) -> AgentShell:
     spec, clock, node, registration = settings.spec, SystemClock(), place.info.node, place.registration
-    around = Local(paddle_gpus(), settings.state.checkpoint_dir)
-    base = {**environment(), **pservers.environment_of(settings.servers)}
+    slots, devices = settings.slots + settings.spare_slots, visible_devices()
+    kind, count = paddle_devices()
+    around = Local(
+        *(count, settings.state.checkpoint_dir, slots, devices, kind),
+        virtual=settings.virtual_local_rank,
+        signals=settings.leave.handled,
+        cores=settings.cores,
+    )
+    own = changed(environment(), settings.for_workers)
+    base = {**own, **pservers.environment_of(settings.servers)}
     return AgentShell(
         AgentSurroundings(
             clock=clock,
             processes=processes,
             warming=warming,
-            workers=WorkerGroup(processes, spec, node, base, settings.logs, around, settings.slots, log),
+            workers=WorkerGroup(processes, spec, node, base, settings.logs, around, log, wall_clock_s),
             keeper=place.steward,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
@@ -410,5 +479,6 @@ def _agent(
             contact_s=clock.now_s(),
             independent=spec.independent,
             drained_exit_code=settings.leave.exit_code,
+            by_device=bool(devices) and not settings.virtual_local_rank,
         ),
     )

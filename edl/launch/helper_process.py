@@ -14,7 +14,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import edl.adapters.with_parent
@@ -45,17 +45,24 @@ class HelperProcess:
         return self._process.pid
 
     @classmethod
-    async def start(cls, what: str, module: Sequence[str], order: Mapping[str, Any]) -> HelperProcess:
+    async def start(
+        cls, what: str, module: Sequence[str], order: Mapping[str, Any], log_file: str = ""
+    ) -> HelperProcess:
         """``python -m MODULE``; returns once it listens, at a port of its choice. Only for the main thread. Raises
-        ``WorkerStartError``, which says ``what`` could not be started."""
+        ``WorkerStartError``, which says ``what`` could not be started.
+
+        ``log_file``: what it says is appended there; empty, or where that cannot be: the console.
+        """
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(
-            *wrapper,
-            *(sys.executable, "-m", *module),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends it in good order
-        )
+        with _appending(log_file) as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *wrapper,
+                *(sys.executable, "-m", *module),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends it in good order
+            )
         try:
             ready = json.loads(await asyncio.wait_for(_say(process, json.dumps(order)), START_S))
             int(ready["port"])
@@ -63,9 +70,9 @@ class HelperProcess:
         except (OSError, ValueError, TypeError, KeyError, asyncio.TimeoutError) as error:
             await _kill(process)
             status = f"ended with status {process.returncode}" if not isinstance(error, asyncio.TimeoutError) else ""
-            raise WorkerStartError(
-                f"a {what} process {status or f'did not listen within {START_S:g} s'}. What it says is above"
-            ) from error
+            told = status or f"did not listen within {START_S:g} s"
+            where = f"in {log_file}" if log_file else "above"
+            raise WorkerStartError(f"a {what} process {told}. What it says is {where}") from error
         except BaseException:
             await _kill(process)
             raise
@@ -118,6 +125,21 @@ class HelperProcess:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         await _kill(self._process)
+
+
+@contextlib.contextmanager
+def _appending(path: str) -> Iterator[int | None]:
+    """The descriptor of a file to append to; None where there is none."""
+    descriptor = None
+    with contextlib.suppress(OSError):
+        if path:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 async def _say(process: asyncio.subprocess.Process, line: str) -> bytes:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from edl.adapters.host_notes import HostNote
 from edl.adapters.transport import MasterServer
 from edl.agent.events import Interrupted, LeaseGone, LeaseRenewed, Noticed
 from edl.agent.registration import JobEnded, Registration
-from edl.agent.report import json_report, text_report
 from edl.agent.shell import AgentShell
-from edl.agent.state import Outcome
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.launch.notices import Poller
+from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
@@ -28,7 +25,7 @@ from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
-from edl.wire.messages import NodeInfo
+from edl.wire.messages import Failure, NodeInfo
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
@@ -87,12 +84,14 @@ class Parts:
     note: HostNote
     """Tells ``edl status`` on this host where the job is."""
     log: Callable[[str], None]
-    error_file: Path
+    reporter: Reporter
     beside: Sequence[Beside] = ()
     """What else this launcher has, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
     notices: Poller | None = None
     """Looks whether this host is about to be taken away."""
+    worker_status: bool = False
+    """End a failed job with the status of the worker that failed first."""
 
 
 class Launcher:
@@ -114,6 +113,10 @@ class Launcher:
             loop.add_signal_handler(number, self._interrupt, number)
         for announced in set(parts.leave.signals) - set(SIGNALS):
             loop.add_signal_handler(announced, self._announced, announced)
+        for passed in parts.leave.passed:
+            loop.add_signal_handler(passed, self._interrupt, passed)
+        for forwarded in parts.leave.forwarded:
+            loop.add_signal_handler(forwarded, parts.agent.forward, forwarded)
         parts.note.write()
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
@@ -127,7 +130,8 @@ class Launcher:
                 if helper.done():
                     helper.result()
             outcome = await agent
-            self._report(outcome)
+            status = status_of_worker(outcome.exit_code, outcome.failures) if parts.worker_status else outcome.exit_code
+            parts.reporter.keep(status, outcome.reason, outcome.failures)
             await self._let_master_finish(parts.candidate.shell)
         finally:
             parts.note.remove()
@@ -135,7 +139,7 @@ class Launcher:
                 await end(task)
         left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         await self._say_farewell(ended=not left)
-        return outcome.exit_code
+        return status
 
     async def register_again(self) -> NodeInfo:
         """A new lease after the last one was lost."""
@@ -195,20 +199,6 @@ class Launcher:
         if self._parts.notices is not None:
             await self._parts.notices.run(lambda notice: self._parts.agent.post(Noticed(notice.reason, notice.lead_s)))
 
-    def _report(self, outcome: Outcome) -> None:
-        parts = self._parts
-        if not outcome.failures:
-            parts.log(outcome.reason)
-            return
-        parts.log(text_report(parts.job, outcome.reason, outcome.failures))
-        report = json_report(parts.job, outcome.exit_code, outcome.reason, outcome.failures)
-        try:
-            parts.error_file.parent.mkdir(parents=True, exist_ok=True)
-            parts.error_file.write_text(json.dumps(report, indent=2))
-            parts.log(f"this report as JSON, and what the workers wrote, if kept: {parts.error_file.parent}")
-        except OSError as error:
-            parts.log(f"cannot write the error report {parts.error_file}: {error.strerror}")
-
     async def _let_master_finish(self, shell: MasterShell | None) -> None:
         """If the job has ended under this Master, stay until the others have heard."""
         if shell is not None and shell.ended:
@@ -242,7 +232,17 @@ async def _others_gone(store: Store, keys: JobKeys) -> None:
                 left.discard(change.entry.key)
 
 
-def ended_before(error: JobEnded, log: Callable[[str], None]) -> int:
+def status_of_worker(exit_code: int, failures: Sequence[Failure]) -> int:
+    """The status to end with where that of the first failure counts, as with paddle.distributed.launch: the worker's
+    own, or 128 plus the signal that has ended it, as a shell has it. ``exit_code``: the launcher's."""
+    if exit_code != ExitCode.WORKER_FAILED or not failures:
+        return exit_code
+    status = failures[0].exit_code
+    return 128 - status if status < 0 else status or exit_code
+
+
+def ended_before(error: JobEnded, log: Callable[[str], None], *, worker_status: bool = False) -> int:
     """A launcher that came just after the end of its job: say so, and end as the job did."""
     log(f"{error}. To run it again, wait a few seconds or choose another --rdzv-id")
-    return error.outcome.exit_code if error.outcome.exit_code else int(ExitCode.OK)
+    outcome = error.outcome
+    return status_of_worker(outcome.exit_code, outcome.failures) if worker_status else outcome.exit_code

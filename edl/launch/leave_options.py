@@ -17,6 +17,10 @@ MOST_STATUS = 125
 """Above it a status means something to a shell."""
 ALLOWED = ("TERM", "USR1", "USR2", "HUP", "QUIT", "XCPU")
 """Signals that batch systems announce an end with."""
+ALWAYS = ("TERM", "INT", "HUP", "QUIT")
+"""On these a launcher leaves whatever is said."""
+FORWARDABLE = ("USR1", "USR2", "ALRM", "XCPU", "URG", "WINCH")
+"""Signals that a launcher has no use for itself."""
 
 LEAVE_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
@@ -24,6 +28,12 @@ LEAVE_OPTIONS: list[Callable[[Any], Any]] = [
         default="TERM,USR2",
         metavar="NAME[,…]",
         help="Signals on which this node leaves in good order. Default: TERM,USR2.",
+    ),
+    click.option(
+        "--forward-signals",
+        default="",
+        metavar="NAME[,…]|none",
+        help="Signals passed to those workers that handle them. Default: USR1, unless this node leaves on it.",
     ),
     click.option(
         "--drained-exit-code",
@@ -46,12 +56,56 @@ def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
     code = options["drained_exit_code"]
     if not 0 <= code <= MOST_STATUS:
         raise SettingError("--drained-exit-code", code, f"must be from 0 to {MOST_STATUS}")
-    return LeaveSettings(_signals(options["drain_signals"]), code, _notice(options["preemption_notice"].strip()))
+    drained, passed = _signals(options["drain_signals"]), _passed(options["signals_to_handle"])
+    return LeaveSettings(
+        signals=drained,
+        exit_code=code,
+        notice=_notice(options["preemption_notice"].strip()),
+        passed=passed,
+        handled=options["signals_to_handle"],
+        forwarded=_forwarded(options["forward_signals"].strip(), drained, passed),
+    )
+
+
+def _passed(text: str) -> tuple[int, ...]:
+    """Signals of torchrun's list beside those on which a launcher always leaves."""
+    names = _names(text)
+    allowed = tuple(dict.fromkeys((*ALWAYS, *ALLOWED)))
+    for name in names:
+        if name not in allowed:
+            why = f"{name!r} is not a signal that a launcher can leave on"
+            raise SettingError("--signals-to-handle", text, why, f"Possible: {', '.join(allowed)}")
+    return tuple(int(signal.Signals[f"SIG{name}"]) for name in dict.fromkeys(names) if name not in ALWAYS)
+
+
+def _forwarded(text: str, drained: tuple[int, ...], passed: tuple[int, ...]) -> tuple[int, ...]:
+    """What workers get passed on. A signal cannot both be theirs and make this node leave."""
+    if text.lower() == "none":
+        return ()
+    if not text:
+        return tuple({int(signal.SIGUSR1)} - {*drained, *passed})
+    found = []
+    for name in _names(text):
+        number = int(signal.Signals[f"SIG{name}"]) if f"SIG{name}" in signal.Signals.__members__ else 0
+        if number in drained or number in passed or name in ALWAYS:
+            option = "--signals-to-handle" if number in passed else "--drain-signals"
+            why = f"on SIG{name} this node leaves" + ("" if name in ALWAYS else f" ({option})")
+            raise SettingError("--forward-signals", text, why, "Drop it" if name in ALWAYS else "Drop one of the two")
+        if name not in FORWARDABLE:
+            why = f"{name!r} cannot be passed on"
+            raise SettingError("--forward-signals", text, why, f"Possible: {', '.join(FORWARDABLE)}, or none")
+        found.append(number)
+    return tuple(dict.fromkeys(found))
+
+
+def _names(text: str) -> list[str]:
+    """``USR1,SIGUSR2`` as USR1 and USR2."""
+    return [part.strip().upper().removeprefix("SIG") for part in text.split(",") if part.strip()]
 
 
 def _signals(text: str) -> tuple[int, ...]:
     """``TERM,USR2`` or ``SIGTERM,SIGUSR2``. SIGTERM is always among them."""
-    names = [part.strip().upper().removeprefix("SIG") for part in text.split(",") if part.strip()]
+    names = _names(text)
     for name in names:
         if name == "INT":
             raise SettingError("--drain-signals", text, "SIGINT is Ctrl-C, and ends the launcher with 130", "Drop INT")

@@ -1,14 +1,474 @@
-"""Options and variables of paddle.distributed.launch, in terms of our own options."""
+"""Options and variables of paddle.distributed.launch, in terms of our own options.
+
+What each of them becomes is in ``paddle_table``. Variables come first, since Paddle's launcher lets them win over its
+command line; then each option is offered as one of ours, with the strength and under the name of who said it; what is
+left of Paddle's ways (folder of logs, status of the launcher, number of workers) holds where nobody says otherwise.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.launch.told import Told
+import click
 
-PADDLE_OPTIONS: list[Callable[[Any], Any]] = []
+from edl.config import parse_nnodes
+from edl.errors import SettingError
+from edl.launch.accelerators import paddle_devices
+from edl.launch.dropin_table import Fate
+from edl.launch.paddle_devices import DEVICE_OPTIONS, choose
+from edl.launch.paddle_table import PADDLE_ROWS, WEAK_VARIABLES, row_of
+from edl.launch.told import Source, Told, inside_worker
+from edl.wire.address import address
+
+DIALECTS = ("auto", "edl", "paddle")
+DEFAULT_MASTER_PORT = "6768"
+"""Paddle's, of an endpoint in a variable that has none."""
+TIMES_WHEN_FIXED = 10
+"""So much longer Paddle waits for the nodes of a job whose number is fixed."""
+
+
+def _own(*names: str, **told: Any) -> Callable[[Any], Any]:
+    """An option of Paddle's. It has variables of its own, so none of ours."""
+    return click.option(*names, allow_from_autoenv=False, **told)
+
+
+def _no(name: str, **told: Any) -> Callable[[Any], Any]:
+    """One that is only explained or refused."""
+    return _own(name, hidden=True, **{"default": "", "metavar": "TEXT", **told})
+
+
+PADDLE_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--dialect",
+        type=click.Choice(DIALECTS),
+        default="auto",
+        help="paddle: defaults of paddle.distributed.launch; edl: PADDLE_* is not read. Default: as it is spoken.",
+    ),
+    click.option(
+        "--exit-code",
+        type=click.Choice(["edl", "worker"]),
+        default="edl",
+        help="Status when a worker has failed: 1, or the worker's own. Default: edl; worker in Paddle's dialect.",
+    ),
+    _own("--master", default="", metavar="HOST:PORT|etcd://…", help="Paddle's: where nodes meet."),
+    _own("--rank", type=int, default=-1, help="Paddle's name of --node-rank."),
+    _own("--job-id", default="", help="Paddle's name of --rdzv-id."),
+    *(
+        _own(*names, default="", metavar="LIST", help=f"Paddle's: {what} to use, such as 0,1; one worker each.")
+        for names, what in DEVICE_OPTIONS.items()
+    ),
+    _own("--host", default="", help="Paddle's name of --local-addr."),
+    _own("--ips", default="", metavar="HOST,…", help="Paddle's: addresses of all nodes."),
+    _own("--start-port", type=click.IntRange(1, 65535), default=6070, help="With --ips: port of the store."),
+    _own("--max-restart", type=int, default=3, help="Paddle's name of --max-restarts."),
+    _own("--elastic-level", type=click.IntRange(-1, 1), default=-1, help="Paddle's: -1 for no restart of workers."),
+    _own(
+        *("--elastic-timeout", "elastic_timeout"),
+        type=click.IntRange(1),
+        default=30,
+        help="Paddle's: --recover-timeout, and --join-grace of a range of nodes.",
+    ),
+    _own("--auto-parallel-config", default="", metavar="FILE", help="Paddle's: for the workers."),
+    _own("--auto-cluster-config", type=bool, default=False, help="Paddle's: for the workers."),
+    _own("--gloo-port", type=click.IntRange(1, 65535), default=6767, help="With lists of pservers: port of the store."),
+    _own("--backend", default="auto", metavar="gloo|nccl|bkcl|auto", help="Paddle's: for the workers."),
+    _own("--elastic-server", default="", metavar="HOST:PORT", help="Paddle's: etcd, with --job-id and --np."),
+    _own("--np", default="", metavar="N|MIN:MAX", help="Paddle's name of --nnodes."),
+    _no("--log-level", default="INFO"),
+    _no("--sort-ip", type=bool, default=False),
+    _no("--enable-gpu-log", type=bool, default=True),
+    _no("--legacy", type=bool, default=False),
+    _no("--auto-tuner-json"),
+    _no("--with-gloo", default="1"),
+    _no("--cluster-topo-path"),
+    _no("--rank-mapping-path"),
+    _no("--enable-auto-mapping", type=bool, default=False),
+    _no("--coordinators"),
+    _no("--coordinator-num"),
+    _no("--heter-workers"),
+    _no("--heter-devices"),
+    _no("--heter-worker-num"),
+    _no("--elastic-pre-hook"),
+    _no("--scale", type=int, default=0),
+    _no("--force", type=bool, default=False),
+]
+
+SHARED = {
+    "nnodes": "nnodes",
+    "nproc_per_node": "nproc_per_node",
+    "log_dir": "log_dir",
+    "log_overwrite": "log_overwrite",
+    "run_mode": "run_mode",
+    "servers": "servers",
+    "trainers": "trainers",
+    "trainer_num": "trainer_num",
+    "server_num": "servers_per_node",
+    "http_port": "http_port",
+}
+"""Paddle's options that are ours as well: they say nothing about the dialect."""
+ABBREVIATIONS = ("max_restart",)
+"""Paddle's options by which torchrun's users may mean one of torchrun's: nor do they."""
+LISTS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
+"""Variables that list all trainers, the strongest last."""
+MEETING = ("master", "nnodes", "ips", "rank")
+"""Options about several nodes."""
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_NOTHING = ("", "0", "False", "INFO")
+_SIZES_OF_SERVERS = ("servers", "trainers", "server_nnodes")
 
 
 def apply(told: Told, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
+    closed = told.values["dialect"] == "edl" or inside_worker(env)
+    variables = {} if closed else {name: value for name, value in env.items() if value}
+    spoken = _is_spoken(told)
+    telling = _telling(told, variables) if told.values["dialect"] == "auto" else []
+    if telling and not spoken:
+        some = ", ".join(telling[:3])
+        told.remark(f"{some} in the environment: done as by Paddle's launcher; --dialect=edl to leave them unread")
+    paddle = spoken or bool(telling)
+    if paddle:
+        _take_variables(told, variables)
+    _answer(told)
+    for translate in (_mode, _elastic_server, _job, _ips, _rank, _endpoint_lists, _master, _host, _faults, _workers):
+        translate(told)
+    choose(told, env)
+    _ports(told)
+    if paddle:
+        _keep_to_paddles_ways(told, env)
+
+
+def _is_spoken(told: Told) -> bool:
+    """Whether the command line speaks Paddle's dialect: by an option that only Paddle has."""
+    if told.values["dialect"] != "auto":
+        return bool(told.values["dialect"] == "paddle")
+    return any(told.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
+
+
+def _telling(told: Told, env: Mapping[str, str]) -> list[str]:
+    """Variables that are there, and that only Paddle's launcher would read."""
+    of_options = [variable for row in PADDLE_ROWS for variable in row.variables]
+    found = [name for name in (*of_options, *LISTS) if env.get(name) and name not in WEAK_VARIABLES | {"POD_IP"}]
+    return found or (["PADDLE_ELASTIC_JOB_ID"] if _elastic(told, env) is not None else [])
+
+
+def _names() -> list[str]:
+    """Values of all of Paddle's options, as far as they are options of their own."""
+    devices = [names[0].removeprefix("--") for names in DEVICE_OPTIONS]
+    return [row.name for row in PADDLE_ROWS if row.name not in ("devices", "http_port")] + devices
+
+
+def said(told: Told, name: str) -> str:
+    """Where an option of Paddle's was said: the variable, or the option as Paddle spells it."""
+    return told.origin(name) or f"--{name}"
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+def _take_variables(told: Told, env: Mapping[str, str]) -> None:
+    for row in PADDLE_ROWS:
+        name = SHARED.get(row.name, row.name)
+        for variable in row.variables:
+            if variable in WEAK_VARIABLES or variable not in env or variable == "POD_IP":
+                continue
+            if variable == "PADDLE_TRAINER_ID" and env[variable].strip().startswith("-"):
+                continue  # as there: no rank
+            if row.name in MEETING and _left_alone(told, env, variable):
+                continue
+            told.offer(name, env[variable], Source.PADDLE, variable)
+    if "POD_IP" in env and not told.given("local_addr"):
+        # Many a pod has it for purposes of its own, so it says no more than that it is this node's address.
+        told.offer("host", env["POD_IP"], Source.PADDLE, "POD_IP")
+    _take_endpoints(told, env)
+    _take_elastic(told, env)
+
+
+def _left_alone(told: Told, env: Mapping[str, str], variable: str) -> bool:
+    """Whether a variable about several nodes says nothing here: Paddle knows no --standalone that it could override."""
+    if told.values["standalone"]:
+        told.remark(f"{variable}={env[variable]} is not used beside --standalone, a job of one node")
+    return bool(told.values["standalone"])
+
+
+def _take_endpoints(told: Told, env: Mapping[str, str]) -> None:
+    """The lists of all trainers that an operator hands to each pod: they describe it. Who names a store in our words
+    means that one, and the size beside it."""
+    if told.given("rdzv_endpoint"):
+        return
+    for variable in LISTS:
+        endpoints = [one.strip() for one in env.get(variable, "").split(",") if one.strip()]
+        if not endpoints or _left_alone(told, env, variable):
+            continue
+        first = endpoints[0] if ":" in endpoints[0] else f"{endpoints[0]}:{DEFAULT_MASTER_PORT}"
+        alone = env.get("PADDLE_LAUNCH_WITH_ARGS", "0") not in ("0", "")
+        told.offer("master", "" if alone else first, Source.PADDLE, f"first of {variable}")
+        hosts = {one.rpartition(":")[0] or one for one in endpoints}
+        told.offer("nnodes", str(len(hosts)), Source.PADDLE, f"hosts of {variable}")
+
+
+def _elastic(told: Told, env: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Server, job and number of nodes for the legacy launcher; as there, they count only together."""
+    if told.values["standalone"]:
+        return None
+    if told.values["scheduler"].startswith("paddlecloud") and not told.values["elastic_server"]:
+        return None  # they are about that scheduler's own etcd
+    host, port = env.get("PADDLE_ELASTIC_ETCD_SERVICE_HOST", ""), env.get("PADDLE_ELASTIC_ETCD_SERVICE_PORT", "")
+    service = f"{host}:{port}" if host and port else ""
+    server = told.values["elastic_server"] or env.get("PADDLE_ELASTIC_SERVER", "") or service
+    job = told.values["job_id"] or told.values["rdzv_id"] or env.get("PADDLE_ELASTIC_JOB_ID", "")
+    nodes = told.values["np"] or env.get("PADDLE_ELASTIC_NP", "")
+    return (server, job, nodes) if server and job and nodes else None
+
+
+def _take_elastic(told: Told, env: Mapping[str, str]) -> None:
+    """Variables of the legacy launcher: weaker than its options."""
+    found = _elastic(told, env)
+    if found is None:
+        return
+    server = "PADDLE_ELASTIC_SERVER" if "PADDLE_ELASTIC_SERVER" in env else "PADDLE_ELASTIC_ETCD_SERVICE_HOST"
+    variables = (server, "PADDLE_ELASTIC_JOB_ID", "PADDLE_ELASTIC_NP")
+    for name, value, variable in zip(("elastic_server", "job_id", "np"), found, variables, strict=True):
+        told.offer(name, value, Source.WORLD, variable)
+    if "PADDLE_ELASTIC_TTL" in env:
+        told.offer("lease_ttl", env["PADDLE_ELASTIC_TTL"], Source.WORLD, "PADDLE_ELASTIC_TTL")
+    for name in ("scale", "force"):
+        variable = f"PADDLE_ELASTIC_{name.upper()}"
+        if variable in env:
+            told.offer(name, env[variable], Source.WORLD, variable)
+    variable = "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"
+    if variable in env:
+        level = {"1": "recover", "2": "elastic"}.get(env[variable])
+        if level is None:
+            raise SettingError(variable, env[variable], "must be 1 (recover) or 2 (elastic)")
+        told.offer("fault_tolerance", level, Source.WORLD, variable)
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def _answer(told: Told) -> None:
+    """Refuse, or explain, what says nothing here."""
+    for row in PADDLE_ROWS:
+        if row.fate is Fate.HONOURED or not told.given(row.name):
+            continue
+        value = told.values[row.name]
+        if row.name == "log_level" and str(value).upper() not in LEVELS:
+            raise SettingError(said(told, row.name), value, "is no level", f"Write {', '.join(LEVELS)}")
+        if str(value) in _NOTHING:
+            continue  # it says no more than what holds here anyway
+        if row.fate is Fate.REFUSED:
+            raise SettingError(said(told, row.name), value, row.why, row.advice)
+        told.remark(f"{said(told, row.name)}={value}: {row.why}")
+
+
+def _means(told: Told, name: str, ours: str, value: Any) -> None:
+    """Offer an option of Paddle's as ours. Raises ``SettingError`` when both are given and say different things."""
+    source, origin = told.source(name), said(told, name)
+    if source <= Source.COMMAND_LINE and told.source(ours) == source and str(told.values[ours]) != str(value):
+        other = said(told, ours).replace("_", "-")
+        raise SettingError(
+            origin, told.values[name], f"{other}={told.values[ours]} says otherwise", "Give only one of them"
+        )
+    told.offer(ours, value, source, origin)
+
+
+def _mode(told: Told) -> None:
+    mode = told.values["run_mode"]
+    if mode == "ps-heter":
+        row = row_of("heter_workers")
+        raise SettingError(said(told, "run_mode"), mode, row.why, "Use --run_mode=ps")
+    if mode == "rpc":
+        told.values["run_mode"] = "collective"  # every worker has the variables for it
+
+
+def _elastic_server(told: Told) -> None:
+    server, nodes = told.values["elastic_server"], told.values["np"]
+    if nodes:
+        _means(told, "np", "nnodes", nodes)
+    if not server:
+        return
+    if not nodes or not (told.values["job_id"] or told.values["rdzv_id"]):
+        raise SettingError(
+            said(told, "elastic_server"),
+            server,
+            "needs --job_id and --np beside it",
+            "Or use --master=etcd://HOST:PORT",
+        )
+    _means(told, "elastic_server", "rdzv_endpoint", f"etcd://{server.removeprefix('etcd://')}")
+
+
+def _job(told: Told) -> None:
+    if told.values["job_id"]:
+        _means(told, "job_id", "rdzv_id", told.values["job_id"])
+
+
+def _ips(told: Told) -> None:
+    """Nodes that are named one by one: who they are, where they meet, and which of them this is."""
+    hosts = [one.strip() for one in told.values["ips"].split(",") if one.strip()]
+    if not hosts:
+        return
+    origin = said(told, "ips")
+    if told.values["master"]:
+        told.remark(f"{origin}={told.values['ips']} is not used beside --master, as in Paddle's launcher")
+        return
+    if len(hosts) > 1 and any(one in ("127.0.0.1", "localhost", "::1") for one in hosts):
+        raise SettingError(
+            origin, told.values["ips"], "127.0.0.1 is every node's own address", "Name those of a network"
+        )
+    if len(set(hosts)) < len(hosts):
+        raise SettingError(origin, told.values["ips"], "names an address twice")
+    _means(told, "ips", "nnodes", str(len(hosts)))
+    if len(hosts) == 1:
+        return
+    mine = _this_one(told, hosts)
+    _means(told, "ips", "rdzv_endpoint", address(hosts[0], told.values["start_port"]))
+    _means(told, "ips", "node_rank", hosts.index(mine))
+    if not told.given("local_addr") and not told.given("host"):
+        told.offer("local_addr", mine, told.source("ips"), origin)
+
+
+def _this_one(told: Told, hosts: list[str]) -> str:
+    """Which of these addresses is this node's."""
+    known = told.values["local_addr"] if told.given("local_addr") else told.values["host"]
+    if known in hosts:
+        return str(known)
+    from edl.adapters.etcd_cluster import can_bind  # only now: the network libraries are not needed to print the help
+
+    mine = [one for one in hosts if can_bind(one, 0)]
+    if not mine:
+        raise SettingError(
+            said(told, "ips"), told.values["ips"], "none of these is an address of this host", "Or name it with --host"
+        )
+    return mine[0]
+
+
+def _rank(told: Told) -> None:
+    if told.source("rank") is Source.PADDLE and told.values["rank"] > 0 and _alone(told):
+        # As there: a variable that is left over from another job does not keep a single node from starting.
+        told.remark(f"{said(told, 'rank')}={told.values['rank']} is not used: nothing says that there are more nodes")
+    elif told.given("rank") and told.values["rank"] != -1:
+        _means(told, "rank", "node_rank", told.values["rank"])
+
+
+def _endpoint_lists(told: Told) -> None:
+    """Lists of all pservers and trainers need no further address: the first pserver's host keeps the store."""
+    listed = [told.values[name].strip() for name in ("servers", "trainers")]
+    parts = [[one.strip().rpartition(":")[0] for one in text.split(",") if one.strip()] for text in listed]
+    hosts = {host for part in parts for host in part}
+    named = all(any(character.isalpha() or character in ".[" for character in text) for text in listed)
+    if named and len(hosts) > 1 and not told.values["master"] and not told.given("rdzv_endpoint"):
+        endpoint = f"{parts[0][0]}:{told.values['gloo_port']}"
+        origin = said(told, "gloo_port") if told.given("gloo_port") else said(told, "servers")
+        told.offer("rdzv_endpoint", endpoint, told.source("servers"), origin)
+
+
+def _ports(told: Told) -> None:
+    """Ports of a store that the job does not have."""
+    for name, needed in (("start_port", "--ips of several nodes"), ("gloo_port", "lists of --servers and --trainers")):
+        store = str(told.values["rdzv_endpoint"])
+        if told.given(name) and not store.endswith(f":{told.values[name]}"):
+            told.remark(f"{said(told, name)}={told.values[name]} is not used: it is the store's port with {needed}")
+
+
+def _master(told: Told) -> None:
+    """Where nodes meet: an etcd, or a store of our own at that address."""
+    text = told.values["master"].strip().removeprefix("http://")  # as its help has it
+    if not text:
+        return
+    origin = said(told, "master")
+    external = text.startswith(("etcd://", "etcds://"))
+    bare = text.partition("://")[2] if external else text
+    for one in bare.split(","):
+        host, _, port = one.strip().rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingError(origin, text, f"{one!r} is not HOST:PORT", "Such as 10.0.0.1:6379, or etcd://HOST:PORT")
+    if not external and _alone(told):
+        told.remark(f"{origin}={text} is not used: a job of one node has a store of its own")
+        return
+    _means(told, "master", "rdzv_endpoint", text)
+
+
+def _alone(told: Told) -> bool:
+    """Whether the job has one node for good."""
+    if any(told.values[name] for name in _SIZES_OF_SERVERS) or told.values["role"] in ("reader", "pserver", "trainer"):
+        return False
+    return parse_nnodes(told.values["nnodes"]).maximum == 1
+
+
+def _host(told: Told) -> None:
+    if told.values["host"]:
+        _means(told, "host", "local_addr", told.values["host"])
+
+
+def _faults(told: Told) -> None:
+    """Restarts and how long to wait."""
+    if told.given("max_restart"):
+        _means(told, "max_restart", "max_restarts", told.values["max_restart"])
+    level, origin = told.values["elastic_level"], said(told, "elastic_level")
+    if told.given("elastic_level") and level == -1:
+        told.offer("max_restarts", 0, told.source("elastic_level"), origin)
+        told.remark(f"{origin}=-1: the first failure of a worker ends the job; a lost node is waited for as ever")
+    elif told.given("elastic_level"):
+        told.remark(f"{origin}={level}: a failed worker is started again on its node, up to --max-restarts in all")
+    if told.given("elastic_timeout"):
+        seconds = float(told.values["elastic_timeout"])
+        nodes = parse_nnodes(told.values["nnodes"])
+        fixed = nodes.minimum == nodes.maximum
+        _means(told, "elastic_timeout", "recover_timeout", seconds * (TIMES_WHEN_FIXED if fixed else 1))
+        if not fixed:
+            _means(told, "elastic_timeout", "join_grace", seconds)
+
+
+def _workers(told: Told) -> None:
+    """What workers find in their environment."""
+    backend = told.values["backend"]
+    if backend not in ("auto", "gloo", "nccl", "bkcl"):
+        why = "trainers of several kinds are not supported" if backend == "heter" else "is no backend of Paddle's"
+        raise SettingError(said(told, "backend"), backend, why, "Write gloo, nccl, bkcl or auto")
+    if backend != "auto":
+        told.environment["PADDLE_DISTRI_BACKEND"] = backend
+    if told.given("auto_cluster_config"):
+        told.environment["PADDLE_AUTO_CLUSTER"] = str(int(told.values["auto_cluster_config"]))
+    path = told.values["auto_parallel_config"]
+    if path:
+        mode = _tuner_mode(said(told, "auto_parallel_config"), path)
+        if mode != "run_only":
+            why = f"its tuner_run_mode is {mode}, and there is no tuner to run first"
+            raise SettingError(said(told, "auto_parallel_config"), path, why, "Tune before, and write run_only there")
+        told.environment["PADDLE_AUTO_PARALLEL_CONFIG"] = path
+        told.environment["PADDLE_AUTO_PARALLEL_STAGE"] = "run"
+
+
+def _tuner_mode(origin: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError) as error:
+        raise SettingError(origin, path, f"cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise SettingError(origin, path, "must be a JSON object")
+    return str(content.get("tuner_run_mode", "tuner_and_run"))
+
+
+# --- ways ------------------------------------------------------------------------------------------------------------
+
+
+def _keep_to_paddles_ways(told: Told, env: Mapping[str, str]) -> None:
+    """Paddle's defaults, where nobody has said anything."""
+    wanted: dict[str, Any] = {"log_layout": "paddle", "exit_code": "worker"}
+    if told.values["run_mode"] != "ps" and not any(told.values[name] for name in (*_SIZES_OF_SERVERS, "trainer_num")):
+        wanted["nproc_per_node"] = str(paddle_devices()[1] or 1)
+    if told.script and not told.script.endswith((".py", ".pyxes")) and not told.values["module"]:
+        wanted["no_python"] = True  # as there: anything else is a program
+    for name, value in wanted.items():
+        if not told.given(name):
+            told.values[name] = value
+    for name in ("http_proxy", "https_proxy"):
+        if env.get(name):
+            # Not from this launcher, which may need it for its checkpoints.
+            told.for_workers[name] = None
+            told.for_workers[f"{name}_original"] = env[name]
+            told.remark(f"{name} is taken from the workers, as Paddle does; they find it as {name}_original")

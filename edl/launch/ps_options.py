@@ -26,9 +26,9 @@ MOST_SERVERS = 1000
 PS_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--run-mode",
-        type=click.Choice(["collective", "ps"]),
+        type=click.Choice(["collective", "ps", "ps-heter", "rpc"]),
         default="collective",
-        help="ps: trainers with parameter servers. Default: collective.",
+        help="ps: trainers with parameter servers; rpc: as collective. Default: collective.",
     ),
     click.option("--servers", default="", metavar="MIN:MAX|HOST:PORT,…", help="Pservers of the whole job, or which."),
     click.option(
@@ -99,7 +99,8 @@ class Sizes:
 def wants_servers(options: Mapping[str, Any]) -> bool:
     """Whether the job has parameter servers. Raises ``SettingError`` for an option that has no meaning then."""
     wanted = options["run_mode"] == "ps" or any(options[name] for name in _SIZES)
-    wanted = wanted or options["role"] in ("trainer", "pserver")
+    # A trainer alone is a job's that knows no pservers: torchrun takes any name for the role.
+    wanted = wanted or options["role"] == "pserver"
     if not wanted:
         for name, default in _ONLY_PS.items():
             if options[name] != default:

@@ -12,6 +12,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from edl.agent.log_tree import server_log
 from edl.agent.memory import available_bytes
 from edl.config import JobSpec
 from edl.errors import SettingError, UsageError
@@ -61,6 +62,7 @@ class Pservers:
         self._memory_bytes = servers.memory_bytes or available_bytes() // 2 // max(1, servers.count)
         self._job = job
         self._secret = secret
+        self._log_folder = servers.log_folder
         self._checkpoint_dir = checkpoint_dir
         self.drain_s = shutdown_s * DRAIN_SHARE
         self._lease_s = lease_s
@@ -78,7 +80,8 @@ class Pservers:
         ]
         if self._checkpoint_dir:
             options.append(f"--checkpoint-dir={self._checkpoint_dir}")
-        return await HelperProcess.start(self.what, ("ps", "server", *options), {"secret": self._secret})
+        log_file = server_log(self._log_folder, index)
+        return await HelperProcess.start(self.what, ("ps", "server", *options), {"secret": self._secret}, log_file)
 
     def told(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
         """See ``Kind``."""

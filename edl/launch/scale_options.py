@@ -188,11 +188,11 @@ def launcher_again(
     """This launcher's own command line for one more of the same job: what is meant for this node alone is left out, and
     the store is named. ``arguments``: without the program, in one spelling (see ``with_both_spellings``).
     ``elsewhere``: it is going to run on another host, where this one's addresses are none."""
-    left_out = {"--node-id", "--node-index", "--node-rank", "--standalone", "--http-port", *told}
+    left_out = {"--node-id", "--node-index", "--node-rank", "--rank", "--standalone", "--http-port", *told}
     if elsewhere:
-        left_out |= {"--local-addr", "--http-host"}
+        left_out |= {"--local-addr", "--host", "--http-host"}
     if endpoints:
-        left_out |= {"--rdzv-backend", "--rdzv-endpoint"}
+        left_out |= {"--rdzv-backend", "--rdzv-endpoint", "--master", "--elastic-server"}
     kept: list[str] = []
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "--":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from edl.adapters.clock import SystemClock
 from edl.adapters.host_notes import notes, runtime_folder
 from edl.config import environment
 from edl.launch.cli import value_options
+from edl.launch.paddle_table import row_of
 from edl.launch.reach import etcd_store
 from edl.launch.scale_options import launcher_again, make_scheduler, wanted_of
 from edl.launch.settings import LaunchSettings
@@ -19,10 +21,15 @@ from edl.schedulers.order import Order, Wanted
 
 Companions = Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]]
 
-_THIS_NODE_ALONE = ("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_NODE_RANK", "EDL_STANDALONE", "EDL_HTTP_PORT")
+_THIS_NODE_ALONE = (
+    *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "EDL_HTTP_PORT", "PET_STANDALONE"),
+    *row_of("rank").variables,
+)
 """Options given in the environment that another launcher must not get."""
-_THIS_HOST_ALONE = ("EDL_LOCAL_ADDR", "EDL_HTTP_HOST")
+_THIS_HOST_ALONE = ("EDL_LOCAL_ADDR", "EDL_HTTP_HOST", "PET_LOCAL_ADDR", *row_of("host").variables)
 """The same for one on another host."""
+_NO_PLACE = {"EDL_NODE_RANK": "-1"}
+"""It takes the place that is free. This is stronger than ``PET_*`` and than what a launch world says of this node."""
 
 
 def companions(
@@ -42,9 +49,9 @@ def order(
     settings: LaunchSettings, wanted: Wanted, store: Store, endpoints: Sequence[str], log: Callable[[str], None]
 ) -> Order:
     """All that an adapter may use."""
-    spec, logs = settings.spec, Path(settings.logs.folder).parent
+    spec, logs = settings.spec, Path(settings.logs.folder).parent if settings.logs.folder else runtime_folder()
     named = () if settings.store.endpoints else endpoints  # a private store's address is not on the command line
-    told = {"--rdzv-id": spec.job, "--log-dir": str(logs)}
+    told = {"--rdzv-id": spec.job, "--log-dir": str(logs) if settings.logs.folder else os.devnull}
     elsewhere = wanted.kind != "process"
     left_out = (*_THIS_NODE_ALONE, *(_THIS_HOST_ALONE if elsewhere else ()))
     return Order(
@@ -55,7 +62,7 @@ def order(
         clock=SystemClock(),
         log=log,
         launcher=launcher_again(sys.executable, settings.arguments, value_options(), named, told, elsewhere=elsewhere),
-        environment={name: value for name, value in environment().items() if name not in left_out},
+        environment={name: value for name, value in environment().items() if name not in left_out} | _NO_PLACE,
         runtime_folder=runtime_folder() / f"{spec.job}.nodes",
         log_folder=logs,
         shutdown_s=spec.timeouts.shutdown_s,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl.agent import torch_environment
 from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
 from edl.types import JobId
@@ -69,6 +71,8 @@ class ServerSettings:
     """Most that the rows of each of them may take; 0: half of what is free at the start, split among them."""
     listed: tuple[str, ...] = ()
     """Addresses of all pservers of the job, if they were named one by one."""
+    log_folder: str = ""
+    """Where each has a file for what it says, as under Paddle's launcher; empty: on the console."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,12 @@ class LeaveSettings:
     """Status of a launcher that has left in good order while the job goes on."""
     notice: NoticeSettings | None = None
     """Who is asked for notices; None: nobody."""
+    passed: tuple[int, ...] = ()
+    """On these it leaves as well, and its workers get the same one (``--signals-to-handle``)."""
+    handled: str = torch_environment.SIGNALS
+    """``--signals-to-handle`` as it was given, for what reads it in workers."""
+    forwarded: tuple[int, ...] = (signal.SIGUSR1,)
+    """These are the workers' business: they are passed on, and nothing else is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +119,8 @@ class LaunchSettings:
     logs: LogPlan
     state: StateSettings
     rack: str
-    error_file: str
-    """Where a failed job's report goes as JSON."""
+    outer_error_file: str = ""
+    """Where whoever started this launcher looks for a failed job's error (``TORCHELASTIC_ERROR_FILE``), or empty."""
     readers: int = 0
     """Processes beside the workers that read data for all trainers of the job."""
     reader_capacity: int = 16
@@ -119,14 +129,40 @@ class LaunchSettings:
     """Parameter servers beside the workers."""
     http: HttpSettings | None = None
     """Where it answers HTTP; None: nowhere."""
+    spare_slots: int = 0
+    """Idle slots that take the place of dropped ones."""
     index: int = -1
     """The scheduler's number for this node; -1 for none."""
     leave: LeaveSettings = LeaveSettings()
     """On which signals and notices it leaves, and with which status."""
     arguments: tuple[str, ...] = ()
     """The command line that these settings come from, without the program."""
+    role: str = ""
+    """What torchrun calls the role of the workers here; empty: default."""
+    python: str = ""
+    """Interpreter of the workers; empty: the launcher's own."""
+    virtual_local_rank: bool = False
+    """Each worker sees one device, and ``LOCAL_RANK`` is 0."""
+    cores: tuple[tuple[int, ...], ...] = ()
+    """Processor cores by slot that workers are bound to; empty: they are not."""
+    for_workers: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables for workers alone, over the launcher's own; None: taken away."""
+    worker_status: bool = False
+    """A job that fails ends with the status of the worker that failed first, not with ours."""
     remarks: tuple[str, ...] = ()
     """What the person who gave them should know, a line each."""
+    report_file: str = ""
+    """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What ``edl.launch.api`` adds to a command line."""
+
+    command: WorkerCommand | None = None
+    """The function that is called; None: the command line says what the workers run."""
+    report_file: str = ""
+    """See ``LaunchSettings``."""
 
 
 @dataclass(frozen=True, slots=True)

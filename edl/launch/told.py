@@ -15,6 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from edl.config import adopt, environment
 from edl.errors import SettingError
 
 
@@ -39,6 +40,21 @@ _SOURCES = {
 }
 
 
+def inside_worker(env: Mapping[str, str]) -> bool:
+    """Whether a worker of ours has started this launcher: what other launchers' variables say there, we have said."""
+    return "EDL_ROUND" in env or "EDL_AGENT" in env
+
+
+EXPORTED = ("EDL_NODE_ID", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_LOGICAL_RANKS")
+"""What workers are told under the names that options of ours have as variables."""
+
+
+def forget_exports() -> None:
+    """Before the command line is read: a launcher in a worker is another node than its own, of another job."""
+    if inside_worker(environment()):
+        adopt(dict.fromkeys(EXPORTED))
+
+
 @dataclass(slots=True)
 class Told:
     """Each option's value with its source. ``script`` and ``arguments``: what the workers run."""
@@ -48,7 +64,12 @@ class Told:
     arguments: tuple[str, ...] = ()
     remarks: list[str] = field(default_factory=list)
     """Said once at the start, a line each."""
+    environment: dict[str, str | None] = field(default_factory=dict)
+    """Variables that hold for this launcher and its workers, over those it was started with; None: taken away."""
+    for_workers: dict[str, str | None] = field(default_factory=dict)
+    """The same for the workers alone."""
     _sources: dict[str, Source] = field(default_factory=dict)
+    _origins: dict[str, str] = field(default_factory=dict)
     _options: Mapping[str, click.Parameter] = field(default_factory=dict)
 
     @classmethod
@@ -82,11 +103,24 @@ class Told:
             return False
         read = self._read(name, value, origin)
         if source > Source.COMMAND_LINE and self.given(name) and read != self.values[name]:
-            option = "--" + name.replace("_", "-")
-            self.remark(f"{origin}={value} overrides {option}={self.values[name]}")
+            self.remark(f"{origin}={value} overrides {self.said(name)}={self.values[name]}")
         self.values[name] = read
         self._sources[name] = source
+        self._origins[name] = origin
         return True
+
+    def origin(self, name: str) -> str:
+        """Where the value that holds was said, in the words of who said it; empty: as the option itself."""
+        return f"EDL_{name.upper()}" if self.source(name) is Source.EDL else self._origins.get(name, "")
+
+    def said(self, name: str) -> str:
+        """The same, and the option where it was said as that."""
+        return self.origin(name) or "--" + name.replace("_", "-")
+
+    def named(self, error: SettingError) -> SettingError:
+        """The same error about what was really said: ``PADDLE_RANK`` where ``--node-rank`` is wrong."""
+        origin = self.origin(error.setting.removeprefix("--").replace("-", "_"))
+        return error.renamed(origin) if origin and error.setting.startswith("--") else error
 
     def remark(self, line: str) -> None:
         """Have this said at the start, once."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from edl.errors import FencedOut, StoreError, StoreRefused, StoreUnavailable
 from edl.master import election as el
@@ -44,6 +45,8 @@ class Candidate:
         self._lease = Incarnation(0)
         self._rule: asyncio.Task[None] | None = None
         self._campaigns: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None]
+        """What the Master here did not expect."""
         self.shell: MasterShell | None = None
 
     def registered(self, lease: Incarnation) -> None:
@@ -70,15 +73,19 @@ class Candidate:
         return None if self._state.role is el.Role.CANDIDATE else self._state.ruler
 
     async def run(self) -> None:
-        """Take part in elections until cancelled."""
+        """Take part in elections until cancelled. A mistake in the Master ends it with that exception: the others can
+        do without this launcher, and nobody without a Master."""
+        self._broken = asyncio.get_running_loop().create_future()
         watch = asyncio.ensure_future(self._watch())
         try:
             while True:
                 getter = asyncio.ensure_future(self._events.get())
-                await asyncio.wait({getter, watch}, return_when=asyncio.FIRST_COMPLETED)
-                if watch.done():
-                    getter.cancel()
-                    watch.result()
+                beside: list[asyncio.Future[Any]] = [watch, self._broken]
+                await asyncio.wait([getter, *beside], return_when=asyncio.FIRST_COMPLETED)
+                for task in beside:
+                    if task.done():
+                        getter.cancel()
+                        task.result()
                 decision = el.elect(self._state, await getter)
                 self._state = decision.state
                 for effect in decision.effects:
@@ -119,6 +126,8 @@ class Candidate:
             with contextlib.suppress(StoreError):
                 await self._around.store.write([Delete(key)], [CreatedAt(key, token)])
             self._events.put_nowait(el.FencedOff())
+        except Exception as error:  # noqa: BLE001 - a defect: said by who runs this, instead of a job that stands still
+            self._broken.set_exception(error)
 
     async def _stop_ruling(self) -> None:
         rule, self._rule, self.shell = self._rule, None, None

@@ -79,6 +79,16 @@ class Wished:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfit:
+    """A check has found that a slot of a node is not fit for training; it is dropped as if it had failed too often."""
+
+    node: NodeId
+    incarnation: Incarnation
+    slot: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Flawed:
     """A service has something that the end of the job has to tell; an empty text takes it back."""
 
@@ -107,6 +117,7 @@ Event = (
     | NodeSaid
     | Told
     | Wished
+    | Unfit
     | Flawed
     | Failed
     | Tick
@@ -167,6 +178,7 @@ class Kind(enum.Enum):
     STATE = "state"
     SETTINGS = "settings"
     SCALE = "scale"
+    SLOT = "slot"
     SERVICE = "service"
     WAITING = "waiting"
     JOB_ENDED = "job-ended"

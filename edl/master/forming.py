@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
-from edl.master import hyper
+from edl.master import hyper, slots
 from edl.master.events import Kind
-from edl.master.restoring import Load, Restore, Unusable, choose, size_of_newest
+from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.phrases import count, listed
-from edl.rendezvous.ranks import Candidate, order
+from edl.rendezvous.ranks import order
 from edl.rendezvous.rules import Size
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import (
@@ -26,6 +26,7 @@ from edl.wire.messages import (
     Idle,
     LoadState,
     Member,
+    NodeInfo,
     Prestart,
     StartRound,
     StopRound,
@@ -48,10 +49,11 @@ def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
     if reason != turn.reason:  # else what led to it has just been noted in the same words
         turn.note(Kind.WORLD_STOPPED, reason)
     _begin_forming(turn)
+    stateless = not any(entry.underway for entry in turn.members())  # as far as they have said
     for entry in turn.members():
         if entry.status in (NodeStatus.RUNNING, NodeStatus.DONE):
             order_stop(turn, entry, turn.record.round, dump)
-    _ask_keepers(turn)
+    (_ask_spares if stateless else _ask_keepers)(turn)
 
 
 def _begin_forming(turn: Turn) -> None:
@@ -59,6 +61,7 @@ def _begin_forming(turn: Turn) -> None:
     turn.grace_until_s = None
     turn.agreement = None
     turn.at_boundary = False
+    turn.trained_s = turn.now_s - turn.formed_at_s if turn.formed_at_s else 0.0
     for entry in turn.members():
         turn.update(entry, load_tried=False, prestarted=False)
 
@@ -67,7 +70,12 @@ def _ask_keepers(turn: Turn) -> None:
     """Spares that may keep copies of the state of a single node say afresh what they hold; that node may be lost, and
     with it the word of who keeps its copies."""
     world = turn.record.world
-    if world is None or len(world.members) > 1 or not turn.record.rejoins:
+    if world is not None and len(world.members) == 1:
+        _ask_spares(turn)
+
+
+def _ask_spares(turn: Turn) -> None:
+    if turn.record.world is None or not turn.record.rejoins:
         return
     for entry in turn.ready():
         if turn.member(entry) is None:
@@ -120,6 +128,7 @@ def try_to_form(turn: Turn) -> None:
     if turn.record.sizing.suspended:
         _rest(turn)
         return
+    slots.judge(turn)
     ready = turn.ready()
     previous = turn.record.world.members if turn.record.world else ()
     size = turn.next_size(len(ready))
@@ -131,30 +140,53 @@ def try_to_form(turn: Turn) -> None:
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
-        _form_with_state(turn, ready, [member.node for member in previous], size)
+        why = Size(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
+        _form_with_state(turn, ready, [member.node for member in previous], why)
 
 
 def _rest(turn: Turn) -> None:
     """The job is suspended: nobody waits, and no worker stays. Commits in memory do."""
     turn.at_boundary = False
     turn.grace_until_s = None
-    turn.reason = f"suspended by {turn.record.sizing.suspended}"
+    turn.reason = by = f"suspended by {turn.record.sizing.suspended}"
     for entry in list(turn.nodes.values()):
         if not is_last_holder(turn, entry):
             dismiss(turn, "the job is suspended", only=entry)
+    newest = newest_in_memory([entry for entry in turn.nodes.values() if entry.attached])
+    unwritten = newest.version > max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
+    if unwritten:
+        turn.reason = f"{by}; commit {newest.version.commit} is only in the memory of launchers"
+    writers = _writers(turn, newest) if unwritten else ()
     for entry in turn.free():
+        if entry.info.node in writers:
+            entry = turn.update(entry, writes=newest.version)
+            turn.tell(entry, Idle(by, newest.version))
         if not entry.idled:
+            if entry.info.node not in writers:
+                turn.tell(entry, Idle(by))
             entry = turn.update(entry, idled=True, prestarted=False)
-            turn.tell(entry, Idle(turn.reason))
             if entry.parked or turn.spec.independent:
                 due_s = turn.now_s + turn.patience_s + turn.spec.timeouts.shutdown_s
                 turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s)
                 turn.wake_at(due_s)
 
 
+def _writers(turn: Turn, newest: Restore) -> list[NodeId]:
+    """Nodes that are to write the parts of a commit which nobody has been asked to write: memory ends with launchers.
+    Of a whole one it is the node that writes in the world if it can, since it may have begun."""
+    world, free = turn.record.world, {entry.info.node for entry in turn.free()}
+    first = world.members[0].node if world is not None else ""
+    found = []
+    for shard in range(newest.shards):
+        holders = sorted((s.node for s in newest.sources if s.shard == shard), key=lambda node: node != first)
+        asked = any(turn.nodes[node].writes == newest.version for node in holders)
+        found += [] if asked else [node for node in holders if node in free][:1]
+    return found
+
+
 def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: Size) -> None:
     entries = {entry.info.node: entry for entry in ready}
-    candidates = [Candidate(e.info.node, e.joined, e.info.node_rank, e.info.index) for e in ready]
+    candidates = [slots.candidate(turn, entry) for entry in ready]
     target = turn.record.sizing.target(turn.spec.nodes)
     givers = [entry for entry in turn.nodes.values() if entry.attached]
 
@@ -162,13 +194,13 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
         return [entries[node] for node in order(previous, candidates, nodes, target)]
 
     members = first(size.nodes)
-    choice = choose(members, givers, slots_of(members))
+    choice = choose(members, givers, slots.workers_of(turn, members))
     if isinstance(choice, Restore):
         needed = size_of_newest(givers, choice.version)
         recover = turn.spec.fault_tolerance is FaultTolerance.RECOVER
         lowest = size.nodes if recover else turn.bounds.lowest
         for nodes in range(size.nodes, lowest - 1, -turn.bounds.unit):
-            if needed and slots_of(first(nodes)) == needed:
+            if needed and slots.workers_of(turn, first(nodes)) == needed:
                 members, size = first(nodes), Size(nodes, f"the state in memory is cut for {count(needed, 'worker')}")
                 choice = choose(members, givers, needed)
                 break
@@ -186,11 +218,6 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
             _end(turn, ExitCode.CHECKPOINT_UNUSABLE, why)
 
 
-def slots_of(entries: Sequence[NodeEntry]) -> int:
-    """Workers of a world of these."""
-    return sum(entry.info.slots for entry in entries)
-
-
 def end_if_all_done(turn: Turn) -> None:
     """End the job with success once every member's workers have ended with status 0."""
     world = turn.record.world
@@ -200,7 +227,7 @@ def end_if_all_done(turn: Turn) -> None:
         if turn.record.flaws:
             _end(turn, ExitCode.INCOMPLETE, "; ".join([reason, *(flaw.text for flaw in turn.record.flaws)]))
         else:
-            _end(turn, ExitCode.OK, reason)
+            _end(turn, ExitCode.OK, "; ".join([reason, *slots.left_out(turn)]))
 
 
 def end_as_failed(turn: Turn, reason: str) -> None:
@@ -261,7 +288,8 @@ def _end_for_failures(turn: Turn) -> None:
         turn.wake_at(deadline_s)
         return
     budget = turn.spec.max_restarts
-    spent = f"all {budget} restarts are used (--max-restarts={budget})" if budget else "--max-restarts=0"
+    used = "the only restart is used" if budget == 1 else f"all {budget} restarts are used"
+    spent = f"{used} (--max-restarts={budget})" if budget else "--max-restarts=0"
     _end(turn, ExitCode.WORKER_FAILED, f"{turn.record.reason}; {spent}")
 
 
@@ -295,9 +323,14 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
     members: list[Member] = []
     rank = 0
     for entry in entries:
-        info = entry.info
-        members.append(Member(info.node, info.incarnation, info.host, info.slots, Rank(rank), entry.ports))
-        rank += info.slots
+        info, places = entry.info, turn.places(entry)
+        members.append(
+            Member(
+                *(info.node, info.incarnation, info.host, len(places), Rank(rank), entry.ports, _said(info, places)),
+                role=info.role,
+            )
+        )
+        rank += len(places)
     era = max(turn.record.era, restore.version.era) + 1
     settings = hyper.adopt(turn, rank, restore.version.commit)
     world = World(
@@ -313,13 +346,14 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
     )
     _note_state(turn, restore)
     turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why, era=era)
+    turn.write(judged=False)
     turn.note(Kind.WORLD_FORMED, f"round {world.round}: {count(len(members))}, {count(world.size, 'worker')} ({why})")
     turn.grace_until_s = None
     turn.at_boundary = False
     turn.formed_at_s = turn.now_s
     for entry in entries:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=False, prestarted=False)
-        entry = turn.update(entry, idled=False)
+        entry = turn.update(entry, idled=False, uses=turn.places(entry))
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:
         # Workers that were not stopped have to hear that their node has no part in it.
@@ -328,6 +362,11 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
     for entry in turn.free():
         if entry.idled:
             prestart(turn, entry)
+
+
+def _said(info: NodeInfo, places: tuple[int, ...]) -> tuple[int, ...]:
+    """``Member.places``: only where it is not what everybody takes it for."""
+    return () if places == tuple(range(info.slots)) else places
 
 
 def prestart(turn: Turn, entry: NodeEntry) -> None:

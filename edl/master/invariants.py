@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from edl.config import NodeRange
 from edl.master.events import Decision, Tell
+from edl.master.policies.slots import Dropped
 from edl.master.state import MasterState, NodeStatus, Phase, Record
-from edl.wire.messages import StartRound, World
+from edl.wire.messages import Member, StartRound, World
 
 
 def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
@@ -24,10 +25,18 @@ def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
     if sizing.suspended:
         yield f"round {world.round} is formed while the job is suspended by {sizing.suspended}"
     for member in world.members:
+        lost = [slot for slot in member.used if any(_is_in(one, member, slot) for one in record.dropped)]
+        if lost:
+            yield f"round {world.round} uses slots {lost} of {member.node}, which are dropped"
         if sizing.excludes(member.node):
             yield f"round {world.round} has {member.node}, which is cordoned"
         if any(one.incarnation == member.incarnation for one in record.departing):
             yield f"round {world.round} has {member.node}, which is to leave"
+
+
+def _is_in(one: Dropped, member: Member, slot: int) -> bool:
+    """A device may have moved since, so this only looks at those of which no more is known than their place."""
+    return not one.device and one.node == member.node and one.slot == slot
 
 
 def world_violations(world: World, unit: int) -> Iterator[str]:
@@ -41,6 +50,8 @@ def world_violations(world: World, unit: int) -> Iterator[str]:
     for member in world.members:
         if member.first_rank != expected:
             yield f"round {world.round}: ranks of {member.node} begin at {member.first_rank}, not {expected}"
+        if len(member.used) != member.slots or list(member.used) != sorted(set(member.used)) or not member.slots:
+            yield f"round {world.round}: {member.node} has {member.slots} workers in slots {member.used}"
         if len(member.ports) < 1 + member.slots:
             yield f"round {world.round}: {member.node} has {len(member.ports)} ports for {member.slots} workers"
         expected += member.slots

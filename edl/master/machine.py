@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import autoscaling, planning, resizing
+from edl.master import autoscaling, planning, resizing, slots
 from edl.master.events import (
     Decision,
     Event,
@@ -27,6 +27,7 @@ from edl.master.events import (
     NodeSaid,
     Tick,
     Told,
+    Unfit,
     Wished,
 )
 from edl.master.forming import (
@@ -46,6 +47,7 @@ from edl.master.turn import Turn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId, Round
 from edl.wire.messages import (
+    NO_STATE,
     Asked,
     Attach,
     Boundary,
@@ -74,7 +76,11 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
 
     Nodes are taken for what the record says until they attach or are proven dead.
     """
-    turn = Turn(MasterState(spec, record or Record(), forming_since_s=now_s), now_s)
+    # A world that runs is given time until its members have said that it is underway: it is not changed before that.
+    turn = Turn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
+    sizing, observed = turn.record.sizing, turn.record.observed
+    turn.resizing = sizing.generation > observed
+    turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # how much of it has passed, nobody knows
     for info in nodes:
         entry = _first_sight(turn, info, registered=True)
         if turn.member(entry) is not None:
@@ -127,8 +133,10 @@ def _settle(turn: Turn) -> None:
         say_goodbye(turn)
         return
     resizing.depart(turn)
+    slots.come_back(turn)
     rules = (
         planning.look_at_agreement,
+        planning.see_off,
         resizing.suspend,
         resizing.consider_size,
         planning.consider_settings,
@@ -140,6 +148,7 @@ def _settle(turn: Turn) -> None:
     if turn.record.phase is Phase.FORMING:
         try_to_form(turn)
     if turn.record.outcome is None:
+        slots.tell(turn)
         resizing.observe(turn)
 
 
@@ -180,7 +189,9 @@ def _attached(turn: Turn, event: NodeAttached) -> None:
         entry = None
     if entry is None:
         entry = _first_sight(turn, info, registered=False)
-    entry = turn.update(entry, attached=True, seen_round=attach.seen_round, departing=False, idled=False)
+    entry = turn.update(entry, attached=True, seen_round=attach.seen_round)
+    entry = turn.update(entry, departing=False, idled=False, writes=NO_STATE)  # as far as this stream knows
+    entry = turn.update(entry, uses=attach.uses)
     if turn.record.outcome is not None:
         tell_outcome(turn, entry, turn.record.outcome)
     else:
@@ -205,9 +216,15 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
             _replan_without_source(turn)
     elif meant_to_run and world is not None and attach.seen_round < world.round:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"))
-        turn.tell(entry, StartRound(world, turn.record.reason))
-    elif entry.status is not NodeStatus.LEAVING:
+        _replan_without_source(turn)  # it may have gone with the last Master
+        if turn.record.phase is Phase.RUNNING:
+            turn.tell(entry, StartRound(world, turn.record.reason))
+    else:  # one that was to leave, too: its leave to go may have been lost; if it has not, it says again that it goes
         turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + WARMING_PATIENCE_S)
+    missed = world is not None and turn.record.phase is Phase.RUNNING and 0 < attach.seen_round < world.round
+    if turn.spec.independent and world is not None and missed and member is None:
+        # Its workers train on, unless it hears that it has no part any more.
+        turn.tell(turn.nodes[entry.info.node], StartRound(world, turn.record.reason))
 
 
 def _detached(turn: Turn, event: NodeDetached) -> None:
@@ -215,7 +232,7 @@ def _detached(turn: Turn, event: NodeDetached) -> None:
     if entry is None or not entry.attached:
         return
     entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.patience_s))
-    if entry.status is NodeStatus.LEAVING or not entry.registered:
+    if not entry.registered or (entry.status is NodeStatus.LEAVING and turn.record.phase is Phase.ENDED):
         del turn.nodes[event.node]
         _replan_without_source(turn)
         return
@@ -389,7 +406,7 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
         return
     if record.phase is Phase.FORMING:
         # It came while the world was being stopped: part of the same incident, charged once.
-        turn.write(failures=(*record.failures, failure)[:MAX_FAILURES_KEPT])
+        turn.write(failures=_kept((*record.failures, failure)))
         turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
         interrupt(turn)
         return
@@ -399,6 +416,15 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
     what = _describe(failure) + (f"; restart {used} of {budget}" if used <= budget else "")
     turn.note(Kind.WORKER_FAILED, what, failure.node)
     stop_world(turn, what)
+
+
+def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+    """Not all of a large incident: the last to go are those that are no mere consequences."""
+    if len(failures) <= MAX_FAILURES_KEPT:
+        return failures
+    last = [index for index, failure in enumerate(failures) if failure.peer_loss]
+    surplus = last[-1] if last else len(failures) - 1
+    return (*failures[:surplus], *failures[surplus + 1 :])
 
 
 def _describe(failure: Failure) -> str:
@@ -443,6 +469,11 @@ def _wished(turn: Turn, event: Wished) -> None:
     resizing.wished(turn, event)
 
 
+def _unfit(turn: Turn, event: Unfit) -> None:
+    if turn.record.phase is not Phase.ENDED:
+        slots.unfit(turn, event)
+
+
 def _flawed(turn: Turn, event: Flawed) -> None:
     if turn.record.phase is not Phase.ENDED:
         others = tuple(flaw for flaw in turn.record.flaws if flaw.name != event.name)
@@ -467,6 +498,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     NodeSaid: _said,
     Told: _told,
     Wished: _wished,
+    Unfit: _unfit,
     Flawed: _flawed,
     Failed: _failed,
     Tick: _tick,

@@ -12,8 +12,8 @@ import dataclasses
 
 from edl.master import hyper
 from edl.master.events import Kind
-from edl.master.forming import at_boundary, dismiss, is_last_holder, stop_world, try_to_form
-from edl.master.restoring import keepers
+from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form
+from edl.master.restoring import is_cut, keepers
 from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
@@ -141,9 +141,7 @@ def consider_settings(turn: Turn) -> None:
 def is_cut_to_size(turn: Turn) -> bool:
     """The state is sharded, and in memory it fits worlds of this size only: growing would throw it away. Not so with a
     checkpoint directory: there the workers write it at the boundary, and any size reads it."""
-    members = turn.members()
-    sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)
-    return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
+    return is_cut(turn.members())
 
 
 def settled(turn: Turn) -> bool:
@@ -181,18 +179,36 @@ def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:
         turn.update(entry, draining=True)
         return True
     if turn.member(entry) is None or entry.info.node in turn.record.done:
-        return False
+        if not _is_left_at_boundary(turn):
+            return False
+        turn.update(entry, draining=True)  # it may be this Master's: the next one would interrupt the others
+        return True
     forming = turn.record.phase is Phase.FORMING and not resting
     if entry.draining or (forming and (turn.at_boundary or turn.record.rejoins)):
         # The next world may begin from what it has.
         turn.update(entry, draining=True)
         return True
-    if not turn.underway:
+    if not turn.underway and settled(turn):
         return False
     turn.update(entry, draining=True)
     turn.note(Kind.NODE_LEAVING, f"node {entry.info.node} leaves: {reason}", entry.info.node)
-    agree(turn, Purpose.SWITCH, f"node {entry.info.node} leaves: {reason}")
+    if turn.underway:
+        agree(turn, Purpose.SWITCH, f"node {entry.info.node} leaves: {reason}")
     return True
+
+
+def _is_left_at_boundary(turn: Turn) -> bool:
+    """Whether a boundary is being agreed on at which this world ends, or is on its way."""
+    agreement = turn.agreement
+    return turn.at_boundary or (agreement is not None and agreement.purpose in (Purpose.SWITCH, Purpose.KILL))
+
+
+def see_off(turn: Turn) -> None:
+    """Members that want to leave go at a boundary, also if the Master that wanted it is gone, or the world was not
+    underway when they said so."""
+    going = [entry for entry in turn.members() if entry.draining and entry.underway]
+    if going and not turn.record.done and (turn.underway or settled(turn)):
+        change(turn, f"{names(going)} to leave")
 
 
 def _is_hurried(turn: Turn, leaving: Leaving) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from edl.master import planning
+from edl.master import planning, slots
 from edl.master.events import Grant, Kind, Wished
 from edl.master.forming import names, stop_world
 from edl.master.sizing import Departing, Facts, Judged, judge, remember
@@ -19,7 +19,7 @@ from edl.master.turn import Turn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Depart, Purpose, Version
-from edl.wire.wishes import Care, Drain, Rebound, Resize, Suspend, Verdict, Wish
+from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
 
 # --- wishes ----------------------------------------------------------------------------------------------------------
 
@@ -53,6 +53,8 @@ def _take_on(turn: Turn, wish: Wish) -> None:
             turn.resizing = True
         case Drain():
             _send_away(turn, wish)
+        case Cordon():
+            slots.wished(turn, wish)
         case Suspend(suspended=False):
             turn.forming_since_s = turn.now_s
 
@@ -99,6 +101,8 @@ def _facts(turn: Turn, event: Wished) -> Facts:
         members=max((entry.info.members for entry in turn.nodes.values()), default=0),
         held=event.held,
         seen=record.seen,
+        infos={node: entry.info for node, entry in turn.nodes.items()},
+        dropped=record.dropped,
     )
 
 
@@ -198,15 +202,28 @@ class Fit:
     """Members that should not be in it."""
     newcomers: tuple[NodeEntry, ...]
     """Nodes outside that stand ready."""
+    changed: tuple[NodeEntry, ...] = ()
+    """Members that go on, but not with the same slots."""
+    relieved: tuple[NodeEntry, ...] = ()
+    """Members with dropped slots for which a whole node stands ready."""
+
+    @property
+    def other(self) -> bool:
+        """Whether a world of the same size would not be the same."""
+        return bool(self.cordoned or self.changed or self.relieved)
 
 
 def fit(turn: Turn) -> Fit:
     """Which world there should be instead of the running one."""
     members = turn.members()
-    cordoned = tuple(entry for entry in members if turn.record.sizing.excludes(entry.info.node))
+    excludes = turn.record.sizing.excludes
+    cordoned = tuple(entry for entry in members if excludes(entry.info.node) or not turn.places(entry))
     staying = [entry for entry in members if entry not in cordoned and not entry.draining]
     newcomers = tuple(entry for entry in turn.ready() if turn.member(entry) is None)
-    return Fit(turn.next_size(len(staying) + len(newcomers)).nodes, cordoned, newcomers)
+    nodes = turn.next_size(len(staying) + len(newcomers)).nodes
+    changed = tuple(entry for entry in slots.misplaced(turn) if entry in staying)
+    relieved = slots.relieved(turn, newcomers, nodes) if nodes == len(members) else ()
+    return Fit(nodes, cordoned, newcomers, changed, tuple(relieved))
 
 
 def consider_size(turn: Turn) -> None:
@@ -217,19 +234,20 @@ def consider_size(turn: Turn) -> None:
     if turn.agreement is not None or not planning.settled(turn):
         return
     best, now = fit(turn), len(world.members)
-    if not best.nodes or (best.nodes == now and not best.cordoned):
+    if not best.nodes or (best.nodes == now and not best.other):
         turn.grace_until_s = None
         return
     if best.nodes != now and (planning.is_cut_to_size(turn) or _cools_down(turn, best)):
         return
-    if best.nodes > now and _others_come(turn, best):
+    if best.nodes > now and not best.changed and _others_come(turn, best):
         return
     planning.change(turn, _why(turn, best, now))
 
 
 def _cools_down(turn: Turn, best: Fit) -> bool:
-    """Whether another size has to wait. A cordon does not, nor does a node that joins what was wished before."""
-    if best.cordoned or not turn.resizing or turn.now_s >= turn.cooling_until_s:
+    """Whether another size has to wait. A cordon does not, nor do other slots, nor a node that joins what was wished
+    before."""
+    if best.other or not turn.resizing or turn.now_s >= turn.cooling_until_s:
         return False
     turn.wake_at(turn.cooling_until_s)
     return True
@@ -253,6 +271,10 @@ def _why(turn: Turn, best: Fit, now: int) -> str:
     step = f"{'growing' if best.nodes > now else 'shrinking'} from {now} to {best.nodes} nodes"
     if best.cordoned:
         return f"{names(best.cordoned)} cordoned" + (f": {step}" if best.nodes != now else "")
+    if best.changed or best.relieved:
+        gives_way = f"{names(best.relieved)} with dropped slots gives way to a whole node" if best.relieved else ""
+        parts = (slots.changes(turn, best.changed), gives_way, step if best.nodes != now else "")
+        return "; ".join(part for part in parts if part)
     if best.nodes > now:
         return f"{names(best.newcomers)} joined: {step}"
     return f"{step}, as asked for by {turn.record.sizing.by}"
@@ -305,6 +327,8 @@ def standing(turn: Turn) -> Standing:
     if best.cordoned:
         few = "" if best.nodes else ": too few others are there for a world without it"
         return Standing(False, f"{names(best.cordoned)} cordoned, and still part of the world{few}")
+    if best.changed and best.nodes == now:
+        return Standing(False, slots.changes(turn, best.changed))
     if best.nodes and best.nodes != now:
         return Standing(False, _obstacle(turn, best, now))
     if record.rejoins and not turn.underway:

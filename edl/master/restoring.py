@@ -66,6 +66,20 @@ def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
     return max(whole, default=(than, 0))[1]
 
 
+def is_cut(members: Sequence[NodeEntry]) -> bool:
+    """The state is sharded, and in memory it fits worlds of this size only: another one would throw it away. Not so
+    with a checkpoint directory: there the workers write it at the boundary, and any size reads it."""
+    sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)
+    return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
+
+
+def newest_in_memory(entries: Sequence[NodeEntry]) -> Restore:
+    """The newest commit of which every part is in somebody's memory, whatever size of world it fits."""
+    sizes = {holding.shards for entry in entries for holding in entry.holdings}
+    found = [restore for size in sizes for restore in _in_memory(entries, size)]
+    return max(found, key=lambda restore: restore.version, default=Restore())
+
+
 def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
     """Commits of which every part is in somebody's memory, and that a world of this size can begin from."""
     parts: dict[tuple[Version, int], list[Source]] = {}

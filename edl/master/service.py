@@ -202,6 +202,6 @@ class Progress:
 def rank_of(world: World, caller: Caller) -> Rank | None:
     """The caller's rank in a world; None when it has none there."""
     member = world.member(caller.node)
-    if member is None or not 0 <= caller.slot < member.slots:
+    if member is None or caller.slot not in member.used:
         return None
-    return Rank(member.first_rank + caller.slot)
+    return Rank(member.first_rank + member.used.index(caller.slot))

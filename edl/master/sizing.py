@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from edl.config import NodeRange
 from edl.errors import SettingError
+from edl.master.policies import slots
 from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId
+from edl.wire.messages import NodeInfo
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdict, Wish
 
 KEYS_KEPT = 32
@@ -131,6 +133,10 @@ class Facts:
     held: int = 0
     """Store revision at which the size was last changed."""
     seen: Sequence[Seen] = ()
+    infos: Mapping[NodeId, NodeInfo] = field(default_factory=dict)
+    """What is known of the nodes that are there."""
+    dropped: Sequence[slots.Dropped] = ()
+    """Slots that take no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,8 @@ def _accepted(sizing: Sizing, said: str, text: str = "") -> Judged:
 
 
 def _known(sizing: Sizing, text: str) -> Judged:
-    return Judged(Verdict.KNOWN, f"{text} already: nothing changes", sizing)
+    already = "" if " is not " in text else " already"
+    return Judged(Verdict.KNOWN, f"{text}{already}: nothing changes", sizing)
 
 
 def _refused(sizing: Sizing, text: str) -> Judged:
@@ -309,6 +316,10 @@ def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
 
 def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
     node = NodeId(wish.node)
+    info = facts.infos.get(node)
+    bare = info is not None and not slots.places(facts.dropped, info)
+    if wish.device or (bare and not wish.cordoned and not sizing.excludes(node)):
+        return (_cordon_slot if wish.cordoned else _uncordon_slots)(sizing, wish, facts)
     excluded = sizing.excludes(node)
     if node not in facts.nodes and not excluded:
         return Judged(Verdict.UNKNOWN, f"no such node: {node}", sizing)
@@ -324,12 +335,50 @@ def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
     return _accepted(dataclasses.replace(sizing, cordoned=(*others, Cordoned(node, why))), f"{node} cordoned")
 
 
+def _cordon_slot(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
+    info = facts.infos.get(NodeId(wish.node))
+    if info is None:
+        return Judged(Verdict.UNKNOWN, f"no such node: {wish.node}", sizing)
+    slot = slots.named(info, wish.device)
+    if slot is None:
+        text = f"{wish.node} has no slot or device {wish.device}: it has {slots.known_slots(info)}"
+        return Judged(Verdict.UNKNOWN, text, sizing)
+    left = slots.usable(facts.dropped, info)
+    name = f"slot {slot} of {wish.node}"
+    if slot not in left:
+        return _known(sizing, f"{name} is dropped")
+    if len(left) == 1:
+        advice = f"Cordon the node instead: edl cordon {wish.node}"
+        return _refused(sizing, f"{name} is the only one left there that takes part. {advice}")
+    if facts.cut and len(left) <= info.slots:
+        text = f"dropping {name} leaves one worker less, and the state is sharded and only in memory"
+        return _refused(sizing, f"{text}: it would be lost without a --checkpoint-dir")
+    return _accepted(sizing, f"{name} dropped")
+
+
+def _uncordon_slots(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
+    info = facts.infos.get(NodeId(wish.node))
+    back = slots.meant(facts.dropped, info, wish.node, wish.device)
+    if back:
+        numbers = ", ".join(str(one.slot) for one in back)
+        return _accepted(sizing, f"slot{'s' if len(back) > 1 else ''} {numbers} of {wish.node} may take part again")
+    if info is None:
+        return Judged(Verdict.UNKNOWN, f"no such node: {wish.node}, and no slot of it is dropped", sizing)
+    slot = slots.named(info, wish.device)
+    if slot is None:
+        text = f"{wish.node} has no slot or device {wish.device}: it has {slots.known_slots(info)}"
+        return Judged(Verdict.UNKNOWN, text, sizing)
+    return _known(sizing, f"slot {slot} of {wish.node} is not dropped")
+
+
 def _suspend(sizing: Sizing, wish: Suspend, facts: Facts) -> Judged:
     if bool(sizing.suspended) == wish.suspended:
         return _known(sizing, f"the job is {'' if wish.suspended else 'not '}suspended")
     changed = dataclasses.replace(sizing, suspended=wish.by or "somebody" if wish.suspended else "")
     if not wish.suspended:
-        return _accepted(changed, "job resumed")
+        needed, there = facts.lowest or sizing.bounds(facts.spec).lowest, len(facts.able)
+        lacking = f": it waits for {count(needed - there, 'more node')}, {there} of at least {needed} are there"
+        return _accepted(changed, "job resumed", f"job resumed{lacking if there < needed else ''}")
     kept = "" if facts.aware else ". Its script does not use edl.State: what it has not saved itself is lost"
     return _accepted(changed, "job suspended", f"job suspended{kept}")
 

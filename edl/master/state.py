@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from edl.config import HyperPolicy, JobSpec
 from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, Learnt, Memory
+from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, Seen, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
@@ -111,6 +112,12 @@ class Record:
     """Nodes that have to leave, until they are gone."""
     learnt: Learnt = NOTHING_LEARNT
     """What the autoscale policy knows about sizes."""
+    strikes: tuple[Strike, ...] = ()
+    """Slots that have failed by themselves, the last one to do so at the end."""
+    dropped: tuple[Dropped, ...] = ()
+    """Slots that take no part, of whatever node has them."""
+    judged: bool = False
+    """What led to the end of the last world has been counted among the strikes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +158,14 @@ class NodeEntry:
     """It has been told to leave, on the stream that is open now."""
     idled: bool = False
     """It has been told to end the workers that wait for a world, on the stream that is open now."""
+    writes: Version = NO_STATE
+    """Commit that it was asked to write while the job rests, on the stream that is open now."""
     hurried: bool = False
     """It wants to leave, and has not the time to write a checkpoint: the others do."""
     step_s: float = 0.0
     """What a step takes there, as it has said last; 0: it has not."""
+    uses: tuple[int, ...] = ()
+    """Slots that it knows its next workers to be in; empty: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +199,11 @@ class MasterState:
     at_boundary: bool = False
     """The last world is being left at a step boundary: any trouble on the way makes it an interruption."""
     formed_at_s: float = 0.0
+    """When the last world was formed, or this Master took it over."""
+    trained_s: float = 0.0
+    """How long that world lasted."""
+    dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
+    """Since when, as far as this Master knows, slots cool down that were dropped by themselves."""
     settings_failed: bool = False
     """No boundary could be agreed on for other settings: not tried again in this world."""
     resizing: bool = False

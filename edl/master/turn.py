@@ -10,6 +10,7 @@ from typing import Any
 
 from edl.config import NodeRange
 from edl.master.events import Conclude, Decision, Effect, Kind, Note, Probe, Revoke, Tell, WakeAt
+from edl.master.policies import slots
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import Size, next_size
 from edl.types import Incarnation, NodeId
@@ -33,6 +34,8 @@ class Turn:
         self.agreements = state.agreements
         self.at_boundary = state.at_boundary
         self.formed_at_s = state.formed_at_s
+        self.trained_s = state.trained_s
+        self.dropped_s = state.dropped_s
         self.settings_failed = state.settings_failed
         self.resizing = state.resizing
         self.cooling_until_s = state.cooling_until_s
@@ -61,6 +64,8 @@ class Turn:
             agreements=self.agreements,
             at_boundary=self.at_boundary,
             formed_at_s=self.formed_at_s,
+            trained_s=self.trained_s,
+            dropped_s=self.dropped_s,
             settings_failed=self.settings_failed,
             resizing=self.resizing,
             cooling_until_s=self.cooling_until_s,
@@ -115,14 +120,19 @@ class Turn:
         """Nodes that could be told to start workers right now."""
         return [entry for entry in self.free() if not self.excluded(entry)]
 
+    def places(self, entry: NodeEntry) -> tuple[int, ...]:
+        """Slots of a node that workers of the next world are in; empty: all have been dropped."""
+        return slots.places(self.record.dropped, entry.info)
+
     def excluded(self, entry: NodeEntry) -> bool:
-        """Whether a node is to take no part: cordoned, or about to be told to leave."""
+        """Whether a node is to take no part: cordoned, about to be told to leave, or without a slot to use."""
         if self._excluding is not self.record:  # there may be hundreds of either
             self._excluding = self.record
             self._departing = {(one.node, one.incarnation) for one in self.record.departing}
             self._cordoned = {one.node for one in self.record.sizing.cordoned}
         info = entry.info
-        return info.node in self._cordoned or (info.node, info.incarnation) in self._departing
+        told = info.node in self._cordoned or (info.node, info.incarnation) in self._departing
+        return told or not self.places(entry)
 
     def members(self) -> list[NodeEntry]:
         """Entries of the recorded world, as far as those very incarnations are still there, in its order."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from edl.master import autoscaling, hyper, resizing
 from edl.master.events import Kind
+from edl.master.policies import slots
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import Turn
 from edl.rendezvous.parting import need_s
 from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Purpose, Version, World
-from edl.wire.status import Answer, JobStatus, JournalEntry, NodeView
+from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import ScaleView
 
 SHOWN = 10
@@ -31,7 +32,7 @@ def job_status(
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     return JobStatus(
         job=state.spec.job,
-        phase=record.phase.value,
+        phase=_phase(record),
         round=record.round,
         world_size=record.world.size if record.world else 0,
         reason=state.reason or record.reason,
@@ -41,7 +42,7 @@ def job_status(
         restarts_allowed=state.spec.max_restarts,
         master=master,
         nodes=tuple(
-            _node_view(entry, record, cordoned=record.sizing.excludes(entry.info.node))
+            _node_view(entry, record, cordoned=_is_out(entry, record))
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
         journal=journal[-SHOWN:],
@@ -55,7 +56,20 @@ def job_status(
         flaws=tuple(flaw.text for flaw in record.flaws),
         settings=record.settings,
         scale=_scale(state, revision, now_s),
+        dropped=tuple(
+            DroppedSlot(one.node, one.host, one.slot, one.device, one.why, one.round) for one in record.dropped
+        ),
     )
+
+
+def _is_out(entry: NodeEntry, record: Record) -> bool:
+    """Whether a node is cordoned, or has no slot that may be used, which is the same."""
+    return record.sizing.excludes(entry.info.node) or not slots.places(record.dropped, entry.info)
+
+
+def _phase(record: Record) -> str:
+    resting = record.phase is Phase.FORMING and record.sizing.suspended
+    return "suspended" if resting else record.phase.value
 
 
 def _scale(state: MasterState, revision: int, now_s: float) -> ScaleView:
@@ -116,6 +130,8 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
         how=entry.how if entry.underway else "",
         draining=entry.draining,
         index=entry.info.index,
+        places=member.used if member else (),
+        spare_slots=entry.info.spare_slots,
     )
 
 

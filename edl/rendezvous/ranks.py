@@ -1,9 +1,10 @@
 """Which nodes form the next world, and in which order.
 
 Rules, in this order of weight: where fewer train than could, those go that their scheduler takes away first (the
-highest indexes, where it has given any); a node that asked for a position with ``--node-rank`` gets it when the world
-is that large; survivors keep their order; a newcomer takes the first vacated place; further newcomers go to the end in
-the order in which they joined.
+highest indexes, where it has given any), and then those that can run fewer workers than they are meant to, since a slot
+of theirs was dropped: a whole node takes their place; a node that asked for a position with ``--node-rank`` gets it
+when the world is that large; survivors keep their order; a newcomer takes the first vacated place; further newcomers go
+to the end in the order in which they joined.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Candidate:
     joined: int
     node_rank: int = -1
     index: int = -1
+    impaired: bool = False
+    """It can run fewer workers than it is meant to."""
 
 
 def order(
@@ -33,7 +36,8 @@ def order(
 
     ``previous``: the last world in order. ``size``: at most ``len(candidates)``. ``wanted``: nodes that there are to
     be in the end, 0 when nobody has said; a scheduler takes those away whose index is not below. When there are more
-    candidates than places, those go first, then newcomers, then the highest indexes, then the last survivors.
+    candidates than places, those go first, then impaired ones, then newcomers, then the highest indexes, then the last
+    survivors.
     """
     if not 0 < size <= len(candidates):
         raise ValueError(f"size={size} with {len(candidates)} candidates")
@@ -43,14 +47,14 @@ def order(
 
 def _choose(previous: Sequence[NodeId], candidates: Sequence[Candidate], size: int, wanted: int) -> list[NodeId]:
     """Members in order of claim: survivors by index and position, then newcomers by node rank asked for, index and
-    arrival; at the end all that will be taken away."""
+    arrival; then the same of impaired ones; at the end all that will be taken away."""
     place = {node: position for position, node in enumerate(previous)}
 
     def claim(one: Candidate) -> tuple[Any, ...]:
         doomed = 0 < wanted <= one.index
         if one.node in place:
-            return (doomed, False, one.index, place[one.node])
-        return (doomed, True, one.node_rank < 0, one.node_rank, one.index, one.joined, one.node)
+            return (doomed, one.impaired, False, one.index, place[one.node])
+        return (doomed, one.impaired, True, one.node_rank < 0, one.node_rank, one.index, one.joined, one.node)
 
     return [one.node for one in sorted(candidates, key=claim)][:size]
 

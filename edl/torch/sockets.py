@@ -49,10 +49,14 @@ def deafen(chosen: Iterable[Socket]) -> list[socket.socket]:
 
 
 def hang_up(deaf: Iterable[socket.socket]) -> None:
-    """End these connections for both sides."""
+    """End these connections for both sides.
+
+    One that was nothing yet may have become a listener of gloo's, which ends the whole process when ``accept`` fails.
+    """
     for opened in deaf:
-        with contextlib.suppress(OSError):
-            opened.shutdown(socket.SHUT_RDWR)
+        if not _listens(opened):
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
         opened.close()
 
 

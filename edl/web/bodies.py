@@ -65,8 +65,8 @@ def drain(body: Body, by: str) -> Drain:
 
 
 def cordon(body: Body, node: str, by: str, *, cordoned: bool) -> Cordon:
-    """One node."""
-    return Cordon(node, cordoned, asker(body, by), words(body.get("reason", "")))
+    """One node, or one slot of it."""
+    return Cordon(node, cordoned, asker(body, by), words(body.get("reason", "")), words(body.get("device", "")))
 
 
 def suspend(body: Body, by: str, *, suspended: bool) -> Suspend:

@@ -9,7 +9,7 @@ from typing import Any
 from edl.web.conditions import conditions
 from edl.web.refusal import REASONS, Refusal
 from edl.wire.plain import to_plain
-from edl.wire.status import Answer, JobStatus, JournalEntry, NodeView
+from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import Granted, Verdict
 
 GROUP = "edl/v1"
@@ -99,7 +99,19 @@ def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> dict[str, Any]
                 for one in conditions(status, history)
             ],
             "nodes": [_node(node, scale.cordoned) for node in status.nodes],
+            "droppedSlots": [_dropped(one) for one in status.dropped],
         },
+    }
+
+
+def _dropped(one: DroppedSlot) -> dict[str, Any]:
+    return {
+        "node": one.node,
+        "host": one.host,
+        "slot": one.slot,
+        "device": one.device,
+        "reason": one.why,
+        "round": one.round,
     }
 
 
@@ -115,6 +127,8 @@ def _node(node: NodeView, cordoned: Sequence[str]) -> dict[str, Any]:
         "underway": node.underway,
         "draining": node.draining,
         "cordoned": node.node in cordoned,
+        "places": list(node.places),
+        "spareSlots": node.spare_slots,
     }
 
 

@@ -88,6 +88,18 @@ REQUESTS: dict[str, dict[str, Any]] = {
         },
     },
     "Plea": {"type": "object", "additionalProperties": False, "properties": _ASKER},
+    "CordonWish": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            **_ASKER,
+            "device": {
+                "type": "string",
+                "maxLength": 200,
+                "description": "Only this slot: its number, or the UUID of what is in it.",
+            },
+        },
+    },
 }
 """Of bodies that come in."""
 
@@ -151,7 +163,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         underway=_BOOL,
         draining=_BOOL,
         cordoned=_BOOL,
+        places={"type": "array", "items": _COUNT},
+        spareSlots=_COUNT,
     ),
+    "DroppedSlot": _object(node=_TEXT, host=_TEXT, slot=_COUNT, device=_TEXT, reason=_TEXT, round=_COUNT),
     "Job": _object(
         kind={"type": "string", "enum": ["Job"]},
         apiVersion=_TEXT,
@@ -185,6 +200,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
             flaws={"type": "array", "items": _TEXT},
             conditions={"type": "array", "items": {"$ref": "#/components/schemas/Condition"}},
             nodes={"type": "array", "items": {"$ref": "#/components/schemas/Node"}},
+            droppedSlots={"type": "array", "items": {"$ref": "#/components/schemas/DroppedSlot"}},
         ),
     ),
     "Document": {"type": "object"},

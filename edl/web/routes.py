@@ -87,14 +87,14 @@ def _order(
         summary,
         body=body,
         types=types,
-        body_required=body != "Plea",
+        body_required=body not in ("Plea", "CordonWish"),
         answers=((202, answer), (200, answer)),
         codes=(409, 422),
     )
 
 
 def _node_order(name: str, summary: str) -> Route:
-    return _order(name, summary, body="Plea", path=f"nodes/{{node}}/{name}")
+    return _order(name, summary, body="CordonWish", path=f"nodes/{{node}}/{name}")
 
 
 ROUTES: tuple[Route, ...] = (
@@ -126,8 +126,8 @@ ROUTES: tuple[Route, ...] = (
     _order("suspend", "Commit, end the workers, and wait.", body="Plea"),
     _order("resume", "Go on after having been suspended.", body="Plea"),
     _order("stop", "Write a checkpoint at the next step boundary and end the job.", body="Plea"),
-    _node_order("cordon", "Have a node take no part; its launcher stays."),
-    _node_order("uncordon", "Let a node take part again."),
+    _node_order("cordon", "Have a node, or one slot of it, take no part; its launcher stays."),
+    _node_order("uncordon", "Let a node, or one slot of it, take part again."),
     Route(
         "GET",
         f"{_JOB}/events",

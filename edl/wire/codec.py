@@ -50,6 +50,7 @@ _MASTER_BODIES: dict[type, str] = {
     messages.ServiceTold: "service_told",
     messages.Depart: "depart",
     messages.Idle: "idle",
+    messages.UseSlots: "use_slots",
 }
 _AGENT_KINDS = {name: kind for kind, name in _AGENT_BODIES.items()}
 _MASTER_KINDS = {name: kind for kind, name in _MASTER_BODIES.items()}

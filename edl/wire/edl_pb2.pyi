@@ -37,7 +37,7 @@ class Source(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members")
+    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members", "spare_slots", "devices", "role")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,9 @@ class NodeInfo(_message.Message):
     RACK_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: int
     host: str
@@ -58,23 +61,30 @@ class NodeInfo(_message.Message):
     rack: str
     index: int
     members: int
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ...) -> None: ...
+    spare_slots: int
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    role: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ..., spare_slots: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports")
+    __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports", "places", "role")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: int
     host: str
     slots: int
     first_rank: int
     ports: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., first_rank: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ...) -> None: ...
+    places: _containers.RepeatedScalarFieldContainer[int]
+    role: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., first_rank: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., places: _Optional[_Iterable[int]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class Settings(_message.Message):
     __slots__ = ("number", "global_batch", "local_batch", "logical_ranks", "lr", "reference", "size", "scale", "factor", "ramp_from", "ramp_begin", "ramp_steps")
@@ -127,7 +137,7 @@ class World(_message.Message):
     def __init__(self, round: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restarts: _Optional[int] = ..., era: _Optional[int] = ..., restore: _Optional[_Union[Version, _Mapping]] = ..., shards: _Optional[int] = ..., stored: bool = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("node", "round", "rank", "local_rank", "exit_code", "what", "exception", "traceback", "tail", "peer_loss")
+    __slots__ = ("node", "round", "rank", "local_rank", "exit_code", "what", "exception", "traceback", "tail", "peer_loss", "slot", "host", "pid", "time_s", "error_file")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +148,11 @@ class Failure(_message.Message):
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     PEER_LOSS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FILE_FIELD_NUMBER: _ClassVar[int]
     node: str
     round: int
     rank: int
@@ -148,21 +163,28 @@ class Failure(_message.Message):
     traceback: str
     tail: str
     peer_loss: bool
-    def __init__(self, node: _Optional[str] = ..., round: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., what: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., tail: _Optional[str] = ..., peer_loss: bool = ...) -> None: ...
+    slot: int
+    host: str
+    pid: int
+    time_s: float
+    error_file: str
+    def __init__(self, node: _Optional[str] = ..., round: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., what: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., tail: _Optional[str] = ..., peer_loss: bool = ..., slot: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., time_s: _Optional[float] = ..., error_file: _Optional[str] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("info", "seen_round", "running_round", "done", "underway")
+    __slots__ = ("info", "seen_round", "running_round", "done", "underway", "uses")
     INFO_FIELD_NUMBER: _ClassVar[int]
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     RUNNING_ROUND_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     UNDERWAY_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     seen_round: int
     running_round: int
     done: bool
     underway: bool
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ...) -> None: ...
+    uses: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ..., uses: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused")
@@ -427,13 +449,23 @@ class Depart(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., care: _Optional[str] = ...) -> None: ...
 
 class Idle(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "save")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    save: Version
+    def __init__(self, reason: _Optional[str] = ..., save: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
+
+class UseSlots(_message.Message):
+    __slots__ = ("slots", "reason")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FromMaster(_message.Message):
-    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_told", "depart", "idle")
+    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_told", "depart", "idle", "use_slots")
     STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
     START_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +479,7 @@ class FromMaster(_message.Message):
     SERVICE_TOLD_FIELD_NUMBER: _ClassVar[int]
     DEPART_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    USE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     stop_round: StopRound
     start_round: StartRound
     finish: Finish
@@ -460,7 +493,8 @@ class FromMaster(_message.Message):
     service_told: ServiceTold
     depart: Depart
     idle: Idle
-    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_told: _Optional[_Union[ServiceTold, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ...) -> None: ...
+    use_slots: UseSlots
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_told: _Optional[_Union[ServiceTold, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., use_slots: _Optional[_Union[UseSlots, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ()
@@ -483,7 +517,7 @@ class JournalEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -495,6 +529,8 @@ class NodeView(_message.Message):
     HOW_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -506,7 +542,25 @@ class NodeView(_message.Message):
     how: str
     draining: bool
     index: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ...) -> None: ...
+    places: _containers.RepeatedScalarFieldContainer[int]
+    spare_slots: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ...) -> None: ...
+
+class DroppedSlot(_message.Message):
+    __slots__ = ("node", "host", "slot", "device", "why", "round")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    slot: int
+    device: str
+    why: str
+    round: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slot: _Optional[int] = ..., device: _Optional[str] = ..., why: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Count(_message.Message):
     __slots__ = ("name", "value")
@@ -529,7 +583,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "journal", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +607,7 @@ class JobStatus(_message.Message):
     FLAWS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -576,7 +631,8 @@ class JobStatus(_message.Message):
     flaws: _containers.RepeatedScalarFieldContainer[str]
     settings: Settings
     scale: ScaleView
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ...) -> None: ...
+    dropped: _containers.RepeatedCompositeFieldContainer[DroppedSlot]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")
@@ -641,16 +697,18 @@ class Drain(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[str]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., deadline_s: _Optional[float] = ..., care: _Optional[str] = ...) -> None: ...
 
 class Cordon(_message.Message):
-    __slots__ = ("node", "cordoned", "by", "reason")
+    __slots__ = ("node", "cordoned", "by", "reason", "device")
     NODE_FIELD_NUMBER: _ClassVar[int]
     CORDONED_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     node: str
     cordoned: bool
     by: str
     reason: str
-    def __init__(self, node: _Optional[str] = ..., cordoned: bool = ..., by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    device: str
+    def __init__(self, node: _Optional[str] = ..., cordoned: bool = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Suspend(_message.Message):
     __slots__ = ("suspended", "by", "reason")

@@ -249,6 +249,8 @@ class Seat:
     token: str
     """Secret of this round's workers, to know one another by."""
     settings: Settings = NO_SETTINGS
+    slot: int = -1
+    """Slot of the node; unlike the local rank it never changes for a process. -1: nobody has said."""
     environment: dict[str, str] = field(default_factory=dict)
     """Complete environment of a worker started into this place."""
 

@@ -70,6 +70,12 @@ class NodeInfo:
     """Number that its scheduler gave it and by which it takes nodes away, the highest first; -1 for none."""
     members: int = 0
     """Members of the embedded store, if its launcher runs one of them; 0: it runs none."""
+    spare_slots: int = 0
+    """Further slots that are idle until one takes the place of a dropped one; all are numbered from 0, these last."""
+    devices: tuple[str, ...] = ()
+    """What is in each slot, by UUIDs where they can be read (several: with commas); empty where nothing is known."""
+    role: str = ""
+    """torchrun's name for what its workers do (``ROLE_NAME``); empty: default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,15 @@ class Member:
     """Its workers have ranks ``first_rank .. first_rank + slots - 1``."""
     ports: tuple[int, ...]
     """Ports reserved on the node for this round: the master port, then one for each worker."""
+    places: tuple[int, ...] = ()
+    """Slots that its workers are in, ascending: local rank ``i`` is in ``places[i]``. Empty: ``0 .. slots - 1``."""
+    role: str = ""
+    """As in ``NodeInfo``."""
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """``places``, also where nothing is said of them."""
+        return self.places or tuple(range(self.slots))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +204,15 @@ class Failure:
     """Last lines the worker wrote to stderr."""
     peer_loss: bool = False
     """It looks like the consequence of another worker's end (connection to a peer lost), not a cause."""
+    slot: int = -1
+    """Slot of the node that it was in; -1: the one with the number of its local rank."""
+    host: str = ""
+    """Name of the host, as it calls itself."""
+    pid: int = 0
+    time_s: float = 0.0
+    """When its end was seen, in seconds since 1970 by that host's clock: to be shown, not to be compared."""
+    error_file: str = ""
+    """Path of the file on that host that describes the exception; empty: it has left none."""
 
 
 # --- agent to Master -------------------------------------------------------------------------------------------------
@@ -207,6 +231,8 @@ class Attach:
     """All workers of ``running_round`` ended with status 0."""
     underway: bool = False
     """See ``Underway``; of ``running_round``."""
+    uses: tuple[int, ...] = ()
+    """Slots that it would fill for the next world, as it was told last; empty: the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +366,7 @@ class ServiceSaid:
 
     service: str
     slot: int
-    """Local rank of the worker."""
+    """Slot of the worker; with the node it names the process, also where its rank changes."""
     round: Round
     """World that the worker believes to be in; 0 for none."""
     body: str
@@ -453,6 +479,16 @@ class Idle:
     """End the workers that wait here for their world: there is none for a while. The commits in memory stay."""
 
     reason: str
+    save: Version = NO_STATE
+    """Write what is here of this commit, if there is a checkpoint directory; none: write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class UseSlots:
+    """From the next world on run workers in these slots, ascending; what waits in others ends."""
+
+    slots: tuple[int, ...]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +540,7 @@ MasterMessage = (
     | Dismissed
     | Depart
     | Idle
+    | UseSlots
     | Finish
     | Expelled
     | ServiceTold

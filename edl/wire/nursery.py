@@ -44,6 +44,14 @@ class Dump:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """Send a signal to a worker alone, provided that it handles it; why it was not sent comes back as a ``Note``."""
+
+    pid: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Warmed:
     """The nursery is ready; ``text`` says what it did."""
 
@@ -105,11 +113,13 @@ class Note:
     text: str
 
 
-ToNursery = Spawn | Signal | Dump
+ToNursery = Spawn | Signal | Dump | Forward
 ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Note
 Message = ToNursery | ToAgent
 
-_DATAGRAMS = Datagrams(Spawn, Signal, Dump, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
+_DATAGRAMS = Datagrams(
+    *(Spawn, Signal, Dump, Forward, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
+)
 
 
 def encode(message: Message) -> bytes:
@@ -128,13 +138,15 @@ class Order:
     """Everything a new worker needs to know."""
 
     kind: str
-    """A ``CommandKind`` value: script, module or program."""
+    """A ``CommandKind`` value: script, module, program or call."""
     target: str
     arguments: tuple[str, ...]
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Complete: the worker has no variable besides these."""
     directory: str = ""
     """Working directory, empty for the nursery's own."""
+    cores: tuple[int, ...] = ()
+    """Processor cores that it is bound to; empty: those of the nursery."""
 
 
 def write_order(order: Order) -> int:
@@ -145,7 +157,7 @@ def write_order(order: Order) -> int:
 def read_order(descriptor: int) -> Order:
     """The inverse of ``write_order``; leaves the descriptor open."""
     fields = json.loads(read_memory(descriptor))
-    fields["arguments"] = tuple(fields["arguments"])
+    fields["arguments"], fields["cores"] = tuple(fields["arguments"]), tuple(fields["cores"])
     return Order(**fields)
 
 

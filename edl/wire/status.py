@@ -44,6 +44,24 @@ class NodeView:
     """It wants to leave, and trains on until others have a world without it."""
     index: int = -1
     """See ``NodeInfo``."""
+    places: tuple[int, ...] = ()
+    """Slots that its workers are in; empty outside of the current world."""
+    spare_slots: int = 0
+    """See ``NodeInfo``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedSlot:
+    """A slot of a node in which no worker is started any more."""
+
+    node: str
+    host: str
+    slot: int
+    device: str
+    """UUID of what is in it, as far as that is known."""
+    why: str
+    round: int
+    """The last round before it was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +122,8 @@ class JobStatus:
     settings: Settings = NO_SETTINGS
     """Batch and LR of the current world, as last agreed on."""
     scale: ScaleView = NO_SCALE
+    dropped: tuple[DroppedSlot, ...] = ()
+    """Slots that take no part, also of nodes that are gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,12 +66,14 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """Have a node take no part, or let it take part again. Its launcher stays."""
+    """Have a node, or one slot of it, take no part, or let it take part again. Its launcher stays."""
 
     node: str
     cordoned: bool
     by: str
     reason: str = ""
+    device: str = ""
+    """Only this slot: its number, or the UUID of what is in it. Empty: the whole node."""
 
 
 @dataclass(frozen=True, slots=True)

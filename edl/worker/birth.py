@@ -23,6 +23,8 @@ def command_line(order: Order) -> list[str]:
 
 def shown_command(order: Order) -> list[str]:
     """The command line that a worker shows as its own: what a person would have typed."""
+    if order.kind == "call":
+        return [sys.executable, "-u", order.target]
     middle = ["-m", order.target] if order.kind == "module" else [order.target]
     return [sys.executable, "-u", *middle, *order.arguments]
 
@@ -33,12 +35,13 @@ def start(
     directory: str = "",
     streams: tuple[int, int] = (1, 2),
     keep: Collection[int] = (),
+    cores: Collection[int] = (),
 ) -> int:
     """Fork and exec; returns the pid once the program runs. Raises ``OSError`` when it cannot be executed."""
     reading, writing = os.pipe()
     pid = linux.fork()
     if pid == 0:
-        _exec(command, environment, directory, streams, keep, writing)
+        _exec(command, environment, directory, streams, keep, cores, writing)
     os.close(writing)
     with open(reading, "rb") as pipe:
         complaint = pipe.read()
@@ -54,6 +57,7 @@ def _exec(
     directory: str,
     streams: tuple[int, int],
     keep: Collection[int],
+    cores: Collection[int],
     writing: int,
 ) -> None:
     """In the child. The pipe closes itself when exec succeeds and carries the error number when it does not."""
@@ -64,6 +68,7 @@ def _exec(
         for descriptor in keep:
             os.set_inheritable(descriptor, True)
         linux.close_all_but({writing, *keep})
+        linux.bind_to(cores)
         if directory:
             os.chdir(directory)
         os.execvpe(command[0], command, environment)
@@ -86,6 +91,7 @@ def become(order: Order, streams: tuple[int, int], keep: Collection[int] = ()) -
     """
     take_streams(*streams)
     linux.close_all_but(keep)
+    linux.bind_to(order.cores)
     linux.set_title(shown_command(order))
     if order.directory:
         os.chdir(order.directory)

@@ -30,6 +30,9 @@ DUMP_SIGNAL = signal.SIGRTMIN + 12
 """On this one a worker writes the stacks of its threads. Nothing else is known to use it: glibc keeps the first two of
 the real-time signals, the JVM, Go and profilers use some of those with names, valgrind uses the last one."""
 
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "call.py"))
+"""What stands above the user's code in a traceback."""
+
 _launcher_main = sys.modules.get("__main__")
 """Kept alive: the interpreter is still running its code while the user's module has taken its place."""
 
@@ -45,7 +48,8 @@ def main() -> None:
 
 
 def run(order: Order, imported_under: dict[str, str]) -> None:
-    """Run the order's script or module as ``__main__``. Returns when it ends; ends the process when it fails.
+    """Run the order's script or module as ``__main__``, or its function. Returns when it ends; ends the process when it
+    fails.
 
     The process ends by returning to the interpreter, so ``atexit`` functions and threads are treated as usual.
     """
@@ -65,6 +69,9 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
         sys.argv[:] = ["-m", *order.arguments]
         _search_first(os.getcwd())
         _guarded_module(order.target, alter_argv=True)
+        return
+    if order.kind == "call":
+        _guarded_call(*order.arguments)
         return
     sys.argv[:] = [order.target, *order.arguments]
     path = os.path.abspath(order.target)
@@ -144,10 +151,24 @@ def _guarded_module(name: str, *, alter_argv: bool) -> None:
     _fail(failure)
 
 
+def _guarded_call(folder: str) -> None:
+    from edl.worker import call  # only now: what it imports is nothing that a script should find imported
+
+    try:
+        call.run(folder, _search_first)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the top of the user's program
+        failure = error
+    else:
+        return
+    _fail(failure)
+
+
 def _fail(error: BaseException) -> NoReturn:
     """Report an uncaught exception as the interpreter would, for torchrun's readers too, and end with status 1."""
     step = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename == __file__:
+    while step is not None and step.tb_frame.f_code.co_filename in _OURS:
         step = step.tb_next
     error = error.with_traceback(step)
     status = getattr(error, "worker_status", None)
@@ -166,7 +187,8 @@ def _fail(error: BaseException) -> NoReturn:
 
 
 def _write_error_file(error: Exception) -> None:
-    """torch's ``error.json`` (``TORCHELASTIC_ERROR_FILE``), unless torch's own ``@record`` has written it."""
+    """torch's ``error.json`` (``TORCHELASTIC_ERROR_FILE``), unless somebody has told of this very error there, such as
+    torch's own ``@record``. What a child process has written about an error that this one got over goes."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -175,9 +197,33 @@ def _write_error_file(error: Exception) -> None:
         "timestamp": str(int(time.time())),
     }
     try:
-        if os.path.exists(path) and os.path.getsize(path) > 0:
+        words = _words(error)
+        if _tells(path, words or type(error).__name__):
             return
         with open(path, "w") as file:
-            json.dump({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": details}}, file)
+            json.dump({"message": {"message": f"{type(error).__name__}: {words}", "extraInfo": details}}, file)
     except OSError as problem:
         sys.stderr.write(f"edl: cannot write the error file {path}: {problem}\n")
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - somebody else's __str__, in an object that may be half made
+        return "<exception str() failed>"  # what the interpreter prints then
+
+
+def _tells(path: str, words: str) -> bool:
+    """Whether the file is about an error with these words, or about one that they quote, as those of a parent do whose
+    child has failed. A file in another form is taken for such."""
+    try:
+        with open(path, errors="replace") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return False
+    try:
+        message = json.loads(text)["message"]
+        told = message if isinstance(message, str) else str(message["message"])
+        return words in told or bool(told and told in words)
+    except (ValueError, KeyError, TypeError):
+        return bool(text)

@@ -110,15 +110,21 @@ class Flock:
             _kill_group(pid, signal.SIGCONT)
 
     def dump(self, pid: int, number: int) -> str:
-        """Signal a worker alone, provided that it has a handler for it: the signal would end any other. Returns why it
-        was not done; nothing when the worker has ended."""
-        if pid not in self._suspended:
+        """Have a worker write its stacks. Returns why it was not done; nothing when the worker has ended."""
+        if self.forward(pid, number):
             return ""
+        return f"no stacks of process {pid}: it has not come to its script yet, or runs another program by now"
+
+    def forward(self, pid: int, number: int) -> bool:
+        """Signal a worker alone, provided that it has a handler for it: the signal would end any other. Returns whether
+        it has one, or has ended."""
+        if pid not in self._suspended:
+            return True
         if not _catches(pid, number):
-            return f"no stacks of process {pid}: it has not come to its script yet, or runs another program by now"
+            return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        return ""
+        return True
 
     def destroy(self) -> None:
         """SIGKILL every worker, helper and orphan taken over from them, and reap until none is left."""

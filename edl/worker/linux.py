@@ -105,6 +105,19 @@ def close_all_but(keep: Collection[int]) -> None:
                 os.close(descriptor)
 
 
+def bind_to(cores: Collection[int]) -> None:
+    """Bind all threads of this process to these processor cores; nothing when there are none. One that cannot be bound
+    runs wherever it may, and says so."""
+    for thread in map(int, os.listdir("/proc/self/task")) if cores else ():
+        try:
+            os.sched_setaffinity(thread, cores)
+        except ProcessLookupError:
+            continue  # it has ended meanwhile
+        except OSError as error:
+            os.write(2, f"edl: not bound to processor cores {sorted(cores)}: {error.strerror}\n".encode())
+            return
+
+
 def open_accelerator() -> str:
     """Path of an accelerator device this process holds open, or empty. Such a process must not be forked."""
     for descriptor in os.listdir("/proc/self/fd"):

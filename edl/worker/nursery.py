@@ -20,6 +20,7 @@ from edl.config import Standby
 from edl.wire.nursery import (
     LARGEST_BYTES,
     Dump,
+    Forward,
     Note,
     Order,
     Signal,
@@ -181,6 +182,10 @@ class _Nursery:
             problem = self.flock.dump(message.pid, bootstrap.DUMP_SIGNAL)
             if problem:
                 self._tell(Note(problem))
+        elif isinstance(message, Forward):
+            if not self.flock.forward(message.pid, message.number):
+                name = signal.Signals(message.number).name
+                self._tell(Note(f"{name} is not passed to process {message.pid}: it does not handle it, and would die"))
         elif isinstance(message, Spawn):
             return self._spawn(message, descriptors)
         return None
@@ -197,7 +202,9 @@ class _Nursery:
                     return _Born(order, (stdout, stderr))
             else:
                 pid = self._hand_over(descriptors) if order.kind != "program" else 0
-                pid = pid or start(command_line(order), order.environment, order.directory, (stdout, stderr))
+                pid = pid or start(
+                    *(command_line(order), order.environment, order.directory, (stdout, stderr)), cores=order.cores
+                )
             self.flock.add(pid)
             self._tell(Spawned(request.id, pid))
         except (OSError, ValueError) as error:

@@ -42,6 +42,7 @@ IMPLIED: dict[str, str] = {
     "pytorch_lightning": "torch",
     "timm": "torch",
     "torchvision": "torch",
+    "transformers": "torch",
     "paddlenlp": "paddle",
     "paddleseg": "paddle",
 }

@@ -51,7 +51,8 @@ class Trainer:
     @property
     def name(self) -> str:
         """``node/slot``: who fills it may change, so it names no process."""
-        return f"{self._seat.node}/{self._seat.local_rank}"
+        slot = self._seat.slot if self._seat.slot >= 0 else self._seat.local_rank
+        return f"{self._seat.node}/{slot}"
 
     def on_seat(self, heard: Heard) -> None:
         """Have it called with each later place, on the link's side thread. A later call replaces it."""

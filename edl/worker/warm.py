@@ -46,6 +46,8 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
         return Plan(extra, ())
     if kind == "module":
         return _plan_module(target, extra)
+    if kind == "call" and not os.path.exists(target):
+        return plan(Source("", ""), lambda _: None, extra)
     path = os.path.abspath(target)
     if os.path.isdir(path):
         entry_path, folder = os.path.join(path, "__main__.py"), path

@@ -1,71 +1,258 @@
-"""Processes that start with a framework imported already: importing torch takes seconds, and tests need several."""
+"""Processes that start with their modules imported already: the imports of a framework take seconds, those of a
+launcher a good part of one, and tests need hundreds of them.
+
+A forked program is what ``python -m`` makes of it, with two differences that are accepted in tests: the interpreter's
+seed of hashes is the same for all, and ``/proc/PID/cmdline`` shows the forker's words. What an interpreter or a library
+reads when it starts must be the same for forker and program (``AT_START``). ``TEST_REAL_STARTS=1``, which ``--soak``
+sets, has every program started by itself; without it ``test_both_ends_of_a_pipe_that_nobody_reads`` (test_bad_input.py)
+and those of test_partition.py start launchers for real, as the tests of schedulers do.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
-from tests.process.harness import ROOT, WORKERS, alive, until
-
+WORKERS = Path(__file__).resolve().parent / "workers"
+ROOT = WORKERS.parents[2]
+MARK = "TEST_JOB_MARK"
+"""Environment variable by which every process of a job is found again, whoever its parent is by then."""
+MARK_LENGTH = 32
 MODULES = {"torch": ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel"), "paddle": ("paddle",)}
 """DistributedDataParallel would import ``torch._dynamo`` otherwise."""
+PROGRAMS = {
+    "edl.launch": ("edl.launch.__main__", "edl.launch.compose"),
+    "edl.cli": ("edl.cli.__main__", "edl.cli.ask", "edl.cli.find", "edl.cli.show"),
+}
+"""Programs that are forked, and what is imported for them: what each of their processes imports, or nearly each."""
+AT_START = ("PYTHON", "LANG", "LC_", "LD_", "HOME", "MALLOC_", "GLIBC_", "GRPC_", "OMP_", "OPENSSL_", "SSL_", "TZ")
+"""How names of variables begin that are read before a program's first own line, or when it imports."""
+NEVER_ENDS_S = 60.0
+
+
+class Process(Protocol):
+    """What tests use of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
 
 
 class Forked:
     """A process that a forker has made, as ``subprocess.Popen`` shows one."""
 
-    def __init__(self, pid: int, stdin: int, stdout: int) -> None:
-        self.pid = pid
+    def __init__(self, status: int) -> None:
+        self.returncode: int | None = None
+        """A negative number is that of the signal that has ended it."""
+        self._lock = threading.Lock()
+        self._status = status
+        self._said = b""
+        self._read()
+        number, _, self._said = self._said.partition(b"\n")
+        self.pid = int(number)
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        with self._lock:
+            if self.returncode is None and (self._said or self._speaks(0)):
+                self._read()
+                self.returncode = int(self._said)
+                os.close(self._status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status. Raises ``TimeoutExpired``."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            self._speaks(left_s)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        """Nothing happens if it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def _speaks(self, limit_s: float | None) -> bool:
+        poller = select.poll()
+        poller.register(self._status, select.POLLIN)
+        return bool(poller.poll(None if limit_s is None else limit_s * 1000))
+
+    def _read(self) -> None:
+        """A whole line at least of what its forker says of it."""
+        while b"\n" not in self._said:
+            said = os.read(self._status, 64)
+            assert said, "the forker has ended before its process"
+            self._said += said
+
+
+class Talking:
+    """A forked script to which a test talks."""
+
+    def __init__(self, process: Forked, stdin: int, stdout: int) -> None:
+        self.process = process
+        self.pid = process.pid
         self.stdin = os.fdopen(stdin, "w")
         self.stdout = os.fdopen(stdout)
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        self.process.send_signal(number)
 
     def end(self) -> None:
         """Kill it, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            self.send_signal(signal.SIGKILL)
-        until(lambda: not alive(self.pid), f"the end of process {self.pid}")
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(NEVER_ENDS_S)
         with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
         self.stdout.close()
 
 
 class Forker:
-    """Imports a framework once and forks."""
+    """Imports modules once and forks. It ends with the process that has made it, however that ends."""
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.environment = dict(os.environ if environment is None else environment)
+        self.environment.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(WORKERS / "forker.py"), str(theirs.fileno()), *MODULES[framework]],
+                [sys.executable, str(WORKERS / "forker.py"), str(theirs.fileno()), MARK, *modules],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**self.environment, MARK: "0" * MARK_LENGTH},
                 cwd=ROOT,
+                start_new_session=True,
             )
 
-    def start(self, script: Path, *arguments: str) -> Forked:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    def of(cls, framework: str) -> Forker:
+        """One for scripts of torch or paddle."""
+        return cls(MODULES[framework])
+
+    def start(self, script: Path, *arguments: str) -> Talking:
         """Run a script, which says by itself when it is ready."""
         stdin, ours = os.pipe()
         from_it, stdout = os.pipe()
         try:
-            socket.send_fds(self._orders, [json.dumps([str(script), *arguments]).encode()], [stdin, stdout])
+            order = {"module": "", "script": str(script), "arguments": arguments}
+            process = self._order(order, [stdin, stdout, 2])
         finally:
             os.close(stdin)
             os.close(stdout)
-        answer = self._orders.recv(64)
-        assert answer, f"the forker has ended with status {self._process.wait()}"
-        return Forked(int(answer), ours, from_it)
+        return Talking(process, ours, from_it)
+
+    def run(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        streams: Sequence[int],
+    ) -> Forked:
+        """``python -m MODULE ARGUMENTS…`` in a session of its own, with all of this environment, in this folder."""
+        order = {"module": module, "script": "", "arguments": list(arguments), "environment": dict(environment)}
+        mark = [MARK, environment[MARK]] if MARK in environment else []
+        return self._order({**order, "folder": str(folder), "mark": mark}, streams)
 
     def end(self) -> None:
         """Those that it has forked must have ended before."""
         self._orders.close()
         self._process.wait()
+
+    def _order(self, order: Mapping[str, object], streams: Sequence[int]) -> Forked:
+        nothing_special: dict[str, object] = {"environment": None, "folder": None, "mark": []}
+        reading, writing = os.pipe()
+        try:
+            socket.send_fds(self._orders, [json.dumps({**nothing_special, **order}).encode()], [writing, *streams])
+        finally:
+            os.close(writing)
+        return Forked(reading)
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, stdout: IO[bytes], stderr: IO[bytes]
+) -> Process:
+    """Start a command in a session of its own, without input. Forked, if it is one of ``PROGRAMS`` and nothing in its
+    environment asks for an interpreter of its own."""
+    program, forker = _forker_for(command, environment)
+    if forker is not None:
+        with open(os.devnull) as nothing:
+            streams = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+            return forker.run(program, command[3:], environment, folder, streams)
+    return subprocess.Popen(
+        list(command),
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Start a command as above, wait for its end, and return what it has written."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = start(command, environment, folder, stdout, stderr)
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            raise
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(list(command), status, stdout.read().decode(), stderr.read().decode())
+
+
+def _forker_for(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Forker | None]:
+    """The module of a command and who forks it; None if it is to be started by itself."""
+    program = command[2] if list(command[:2]) == [sys.executable, "-m"] and len(command) > 2 else ""
+    if program not in PROGRAMS or os.environ.get("TEST_REAL_STARTS") or len(environment.get(MARK, "")) != MARK_LENGTH:
+        return program, None
+    forker = _forker(program)
+    return program, forker if _read_at_start(environment) == _read_at_start(forker.environment) else None
+
+
+def plain_environment() -> dict[str, str]:
+    """What programs of tests get of this process's environment."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(AT_START)}
+
+
+@functools.cache
+def _forker(program: str) -> Forker:
+    forker = Forker(PROGRAMS[program], plain_environment())
+    atexit.register(forker.end)
+    return forker

@@ -23,25 +23,27 @@ import psutil
 
 from edl.adapters.etcd_cluster import can_bind, start_private_member
 from edl.adapters.etcd_server import EtcdMember
+from tests.process import forking
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
 PLAIN = WORKERS / "plain.py"
 DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "120"))
-MARK = "TEST_JOB_MARK"
-"""Environment variable by which every process of a job is found again, whoever its parent is by then."""
+ASK_S = 0.2
+"""Pause between two questions to a Master: each is a process."""
+MARK = forking.MARK
 SHARED_MEMORY = Path("/dev/shm")
 
 T = TypeVar("T")
 J = TypeVar("J", bound="Job")
 
 
-def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S) -> T:
-    """Wait until the condition is true; returns its value."""
+def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S, pause_s: float = 0.02) -> T:
+    """Wait until the condition is true; returns its value. ``pause_s``: between two looks."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"never came in {limit_s:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
     return value
 
 
@@ -136,7 +138,7 @@ class Seen:
 class Node:
     """One launcher."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, folder: Path) -> None:
+    def __init__(self, name: str, process: forking.Process, log: Path, folder: Path) -> None:
         self.name = name
         self.process = process
         self.log = log
@@ -255,9 +257,8 @@ class Job:
         ]
 
     def base_environment(self) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
         ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self.mark, "OMP_NUM_THREADS": "1"}
-        return {**kept, **ours, **self.environment}
+        return {**forking.plain_environment(), **ours, **self.environment}
 
     def start(self, *names: str, nproc: int = 1, options: Sequence[str] = (), command: Sequence[str] = ()) -> Node:
         """Start launchers with these node ids, each in a session of its own; returns the last one."""
@@ -265,15 +266,8 @@ class Job:
         for name in names:
             log = self.folder / f"{self.name}-{name}-{len(self._launched)}.log"
             with log.open("wb") as file:
-                process = subprocess.Popen(
-                    list(command) or self.command(name, *options, nproc=nproc),
-                    env=self.base_environment(),
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                words = command or self.command(name, *options, nproc=nproc)
+                process = forking.start(words, self.base_environment(), self.folder, file, file)
             node = Node(name, process, log, self.folder / f"logs-{self.name}" / name)
             self.nodes[name] = node
             self._launched.append(node)
@@ -349,16 +343,8 @@ class Job:
     def cli(self, *words: str, limit_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
         """``edl WORDS…`` for this job."""
         where = [f"--rdzv-endpoint={','.join(self.endpoints)}", f"--rdzv-id={self.name}"]
-        return subprocess.run(
-            [*self.prefix, sys.executable, "-m", "edl.cli", *words, *where],
-            env=self.base_environment(),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+        command = [*self.prefix, sys.executable, "-m", "edl.cli", *words, *where]
+        return forking.run(command, self.base_environment(), self.folder, limit_s)
 
     def status(self) -> Any:
         """``edl status --json``, asked again while there is no Master."""
@@ -367,7 +353,7 @@ class Job:
             done = self.cli("status", "--json")
             return json.loads(done.stdout) if done.returncode == 0 else None
 
-        return until(ask, f"a status of {self.name}")
+        return until(ask, f"a status of {self.name}", pause_s=ASK_S)
 
     def events(self) -> list[Any]:
         """``edl events --json``."""
@@ -383,7 +369,7 @@ class Job:
             last[0] = self.status()
             return condition(last[0])
 
-        until(look, what)
+        until(look, what, pause_s=ASK_S)
         return last[0]
 
     def end_soon(self, more: int = 30) -> int:
@@ -410,13 +396,20 @@ class Job:
     def check_nothing_left(self, limit_s: float = 30.0) -> None:
         """All processes gone, and with them their sockets; no shared memory, no note for ``edl status``."""
         deadline = time.monotonic() + limit_s
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"left over: {[_describe(process) for process in left]}"
+        # One by one in this order, but up to one deadline: a process that ends gives up its memory, in which we find
+        # the mark, before its sockets.
+        while left := [*map(_describe, self.processes())] or self._held_outside():
+            assert time.monotonic() < deadline, f"left over: {left}"
             time.sleep(0.05)
-        if self.backend == "etcd-embedded":
-            for endpoint in (one for one in self.endpoints if one.startswith("127.")):
-                assert not _answers(endpoint), f"somebody still listens at {endpoint}"
-        assert _shared_memory() <= self._shared_memory
+
+    def _held_outside(self) -> list[str]:
+        """What outlives processes, or may for a moment: their sockets and their shared memory."""
+        embedded = self.backend == "etcd-embedded"
+        endpoints = [one for one in self.endpoints if embedded and one.startswith("127.") and _answers(one)]
+        return [
+            *(f"somebody still listens at {endpoint}" for endpoint in endpoints),
+            *(f"shared memory {name}" for name in sorted(_shared_memory() - self._shared_memory)),
+        ]
 
     def dump(self) -> None:
         """Print what every launcher has written; pytest shows it when a test fails."""

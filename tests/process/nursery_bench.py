@@ -66,12 +66,13 @@ class Bench:
         finally:
             await self.processes.close()
 
-    async def spawn(self, name: str = "worker", **more: str) -> int:
+    async def spawn(self, name: str = "worker", local_rank: int = 0, cores: tuple[int, ...] = (), **more: str) -> int:
         """Start a worker whose output goes to files called ``name``."""
         out_path, err_path = self.folder / f"{name}.out", self.folder / f"{name}.err"
         with out_path.open("wb") as out, err_path.open("wb") as err:
             return await asyncio.wait_for(
-                self.processes.spawn(base_environment(**more), out.fileno(), err.fileno()), DEADLINE_S
+                self.processes.spawn(base_environment(**more), out.fileno(), err.fileno(), local_rank, cores),
+                DEADLINE_S,
             )
 
     async def event(self) -> ProcessEvent:
@@ -95,7 +96,7 @@ class Bench:
 
     async def run(self, name: str = "worker", **more: str) -> Outcome:
         """One worker from start to end."""
-        (code,) = await self.codes([await self.spawn(name, **more)])
+        (code,) = await self.codes([await self.spawn(name, 0, (), **more)])
         return self.outcome(code, name)
 
     async def text_in(self, name: str, wanted: str) -> str:

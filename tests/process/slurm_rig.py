@@ -1,4 +1,4 @@
-"""A private Slurm for tests: one controller and one node on this host, real daemons, real ``sbatch``.
+"""A private Slurm for tests: one controller and one node, or several, on this host, real daemons, real ``sbatch``.
 
 It needs Debian's packages slurmctld, slurmd and slurm-client, and root. Authentication is off, ports are its own, and
 everything that it writes is in its own folder, whose path is also the mark by which its processes are found again.
@@ -59,11 +59,14 @@ KillWait=5
 RebootProgram=/bin/true
 JobRequeue=1
 SlurmdParameters=config_overrides
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={daemon} CPUs={cpus} RealMemory=1000 State=UNKNOWN
-PartitionName=steady Nodes={node} PriorityTier=20 PreemptMode=OFF
-PartitionName=low Nodes={node} PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} Default=YES
-PartitionName=high Nodes={node} PriorityTier=10 PreemptMode=OFF
+{lines}
+PartitionName=steady Nodes={nodes} PriorityTier=20 PreemptMode=OFF
+PartitionName=low Nodes={nodes} PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} Default=YES
+PartitionName=high Nodes={nodes} PriorityTier=10 PreemptMode=OFF
 """
+
+
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000 State=UNKNOWN"
 
 
 def missing() -> str:
@@ -92,31 +95,36 @@ class Task:
 
 
 class Slurm:
-    """One cluster with one node, which runs as many jobs of one CPU as ``cpus`` says, whatever this host has.
+    """One cluster whose nodes, one or those of ``names``, each run as many jobs of one CPU as ``cpus`` says, whatever
+    this host has.
 
     Partitions: ``steady`` is never preempted; jobs of ``low`` give way to those of ``high``, after ``grace_s``. Signals
     go to a step's tasks and not to what these have started in sessions of their own, as with proctrack/cgroup, which
     most clusters have and which needs rights that a container may not have.
     """
 
-    def __init__(self, folder: Path, *, cpus: int = 3, grace_s: int = 20) -> None:
+    def __init__(self, folder: Path, *, cpus: int = 3, grace_s: int = 20, names: Sequence[str] = ("edl0",)) -> None:
         self.folder = folder
+        self._names = tuple(names)
         self.conf = folder / "slurm.conf"
-        controller, daemon = (int(endpoint.rpartition(":")[2]) for endpoint in free_endpoints(2))
+        controller, *ports = (int(endpoint.rpartition(":")[2]) for endpoint in free_endpoints(1 + len(names)))
         host = socket.gethostname().partition(".")[0]
         (folder / "state").mkdir(parents=True)
-        self.conf.write_text(
-            CONFIG.format(
-                host=host, node="edl0", folder=folder, controller=controller, daemon=daemon, cpus=cpus, grace=grace_s
-            )
-        )
+        lines = [
+            NODE.format(name=name, host=host, port=port, cpus=cpus)
+            for name, port in zip(self._names, ports, strict=True)
+        ]
+        nodes = {"lines": "\n".join(lines), "nodes": ",".join(self._names)}
+        self.conf.write_text(CONFIG.format(host=host, folder=folder, controller=controller, grace=grace_s, **nodes))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Slurm:
         try:
             self.start_controller()
-            self._start("slurmd", "-D", "-N", "edl0")
-            until(lambda: self._says("sinfo", "--noheader", "--format=%t") == "idle", "an idle node", START_S)
+            for name in self._names:
+                self._start("slurmd", "-D", "-N", name, key=f"slurmd.{name}")
+            idle = f"{len(self._names)} idle"
+            until(lambda: self._says("sinfo", "--noheader", "--partition=low", "--format=%D %t") == idle, idle, START_S)
         except BaseException:
             self.dump()
             self.close()
@@ -166,11 +174,11 @@ class Slurm:
         for log in sorted(self.folder.glob("*.log")):
             print(f"----- {log.name}\n{log.read_text(errors='replace')[-8_000:]}")
 
-    def _start(self, name: str, *options: str) -> None:
+    def _start(self, name: str, *options: str, key: str = "") -> None:
         program = shutil.which(name, path=FOLDERS)
         assert program is not None, missing()
-        with (self.folder / f"{name}.out.log").open("ab") as log:
-            self._daemons[name] = subprocess.Popen(
+        with (self.folder / f"{key or name}.out.log").open("ab") as log:
+            self._daemons[key or name] = subprocess.Popen(
                 [program, *options],
                 env=self.environment,
                 cwd=self.folder,

@@ -41,7 +41,7 @@ class World:
     """Processes that form worlds of several sizes, one after the other."""
 
     def __init__(self, framework: str) -> None:
-        self._forker = Forker(framework)
+        self._forker = Forker.of(framework)
         self.all = [Process(self._forker, framework) for _ in range(MOST)]
         self._round = 0
         self._held: list[socket.socket] = []

@@ -21,7 +21,7 @@ from edl.exit_codes import ExitCode
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
 SCRIPTS = {"torch": WORKERS / "data_torch.py", "paddle": WORKERS / "data_paddle.py"}
-RECORDS, FILES = 2400, 3
+RECORDS, FILES = 1500, 3
 NODES = ("a", "b", "c")
 
 
@@ -45,7 +45,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def job(etcd: OutsideEtcd, folder: Path, framework: str, files: Path, *arguments: str, **named: Any) -> Job:
-    options = ("--max-restarts=10000", f"--data=train={files}/*", *named.pop("options", ()))
+    options = ("--max-restarts=10000", "--slot-strikes=0", f"--data=train={files}/*", *named.pop("options", ()))
     script = (str(SCRIPTS[framework]),)
     return Job(folder, [etcd.endpoint], script=script, arguments=arguments, options=options, **named)
 

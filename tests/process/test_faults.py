@@ -44,7 +44,7 @@ def test_a_killed_worker_is_replaced_on_the_same_nodes_and_charged_once(job: Job
 
 
 def test_no_step_is_lost_and_at_most_one_is_done_again(job: Job) -> None:
-    job.arguments = ("--steps=60", "--pause=0.02")
+    job.arguments, job.options = ("--steps=60", "--pause=0.02"), ("--slot-strikes=0",)
     job.start("a", "b", "c")
     for _ in range(2):
         seen = job.wait_steps(5, 3)
@@ -239,7 +239,7 @@ def test_a_spent_budget_ends_the_job_with_the_root_cause_on_every_node(job: Job)
         assert root["exit_code"] in (1, -signal.SIGTERM)
         assert root["exception"] == "ValueError: the loss is not a number"
         assert "in misbehave" in root["traceback"]
-        assert "all 1 restarts are used (--max-restarts=1)" in report["reason"]
+        assert "the only restart is used (--max-restarts=1)" in report["reason"]
         block = node.text.split("Root Cause")[1]
         assert block.index("rank      : 1") < block.index("the loss is not a number") < block.index("in misbehave")
         assert "Traceback" in block

@@ -29,7 +29,7 @@ DRAINED = 100
 """Exit status of a node that leaves in good order, in the manifest of the Indexed Job."""
 KUBECTL = shutil.which("kubectl")
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @contextlib.contextmanager
@@ -38,8 +38,7 @@ def cluster_job(
 ) -> Iterator[tuple[Job, FakeCluster]]:
     """A workload of deploy/kubernetes with the Role that stands beside it; only its size, and what is told to the
     launcher about this host, are changed."""
-    pytest.importorskip("torch")
-    job = Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_torch.py"),))
+    job = Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_plain.py"),))
     with job:
         path = f"{Path(sys.executable).parent}:{job.base_environment()['PATH']}"
         with FakeCluster(tmp_path, {**job.base_environment(), "PATH": path}) as cluster:
@@ -56,7 +55,7 @@ def cluster_job(
             container = entry["spec"]["template"]["spec"]["containers"][0]
             *given, script = container["args"]
             assert script == "/app/train.py"
-            container["args"] = [*given, *ours, *options, *job.script, f"--folder={job.steps_folder}"]
+            container["args"] = [*given, *ours, *options, *job.script, f"--folder={job.steps_folder}", "--pause=0.1"]
             cluster.apply(entry)
             try:
                 yield job, cluster

@@ -132,7 +132,8 @@ def test_a_missing_script_is_named(tmp_path: Path, standby: Standby) -> None:
 
 def test_torch_style_error_file(tmp_path: Path) -> None:
     text = (
-        "import os, sys\nif 'own' in os.environ: open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('mine')\n1/0\n"
+        "import os, sys\nif 'own' in os.environ: "
+        "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(os.environ['own'])\n1/0\n"
     )
     bench = script_bench(tmp_path, Standby.FORK, text)
     path = tmp_path / "error.json"
@@ -145,8 +146,15 @@ def test_torch_style_error_file(tmp_path: Path) -> None:
             assert message["extraInfo"]["timestamp"].isdigit()
             assert bench.command.target in message["extraInfo"]["py_callstack"]
             assert "edl" not in message["extraInfo"]["py_callstack"].replace(str(tmp_path), "")
-            await bench.run(TORCHELASTIC_ERROR_FILE=str(path), own="1")
-            assert path.read_text() == "mine"
+            for own, stays in (
+                ("mine", True),
+                ('{"message": "division by zero, at step 3"}', True),
+                ('{"message": {"message": "OSError: of a child, long ago", "extraInfo": {}}}', False),
+            ):
+                path.unlink()
+                await bench.run(TORCHELASTIC_ERROR_FILE=str(path), own=own)
+                assert (path.read_text() == own) == stays
+                assert stays or json.loads(path.read_text())["message"]["message"].startswith("ZeroDivisionError")
             outcome = await bench.run(TORCHELASTIC_ERROR_FILE=str(tmp_path / "no" / "folder"))
             assert outcome.code == 1
             assert "cannot write the error file" in outcome.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,18 +45,21 @@ def rank_environment(rank: int, size: int, ports: list[int]) -> dict[str, str]:
     }
 
 
-async def world(bench: Bench, size: int) -> list[Outcome]:
-    """One world of workers, the last rank started first."""
+async def world(bench: Bench, size: int, each: Callable[[int], dict[str, str]]) -> list[Outcome]:
+    """One world of workers, the last rank started first. ``each``: what a rank's environment has besides."""
     ports = free_ports(size + 1)
     ranks = list(reversed(range(size)))
-    pids = [await bench.spawn(f"rank{rank}", **rank_environment(rank, size, ports)) for rank in ranks]
+    environments = [{**rank_environment(rank, size, ports), **each(rank)} for rank in ranks]
+    pids = [await bench.spawn(f"rank{rank}", rank, (), **more) for rank, more in zip(ranks, environments, strict=True)]
     codes = await bench.codes(pids)
     return [bench.outcome(code, f"rank{rank}") for rank, code in sorted(zip(ranks, codes, strict=True))]
 
 
-async def worlds(bench: Bench, rounds: int, size: int = 2) -> list[Outcome]:
+async def worlds(
+    bench: Bench, rounds: int, size: int = 2, each: Callable[[int], dict[str, str]] = lambda rank: {}
+) -> list[Outcome]:
     async with bench.open():
-        return [outcome for _ in range(rounds) for outcome in await world(bench, size)]
+        return [outcome for _ in range(rounds) for outcome in await world(bench, size, each)]
 
 
 TORCH = """
@@ -97,26 +101,15 @@ TORCH = """
 )
 def test_torch_trains_on_two_ranks_with_data_loaders(tmp_path: Path, standby: Standby) -> None:
     bench = script_bench(tmp_path, standby, TORCH, slots=2)
-    outcomes = run(worlds(bench, rounds=3 if standby is Standby.FORK else 1))
-    for outcome in outcomes:
+    threads = ("1", "3")
+    rounds = 3 if standby is Standby.FORK else 1
+    outcomes = run(worlds(bench, rounds, each=lambda rank: {"OMP_NUM_THREADS": threads[rank]}))
+    for rank, outcome in enumerate(outcomes):
         assert outcome.code == 0, outcome.err
-        assert outcome.out.split()[0] == "4"
-    first, second = outcomes[:2]
-    assert first.out == second.out
+        steps, weight, count = outcome.out.split()
+        assert (steps, weight, count) == ("4", outcomes[0].out.split()[1], threads[rank % 2])
     if standby is not Standby.NONE:
         assert "torch" in bench.warmed
-
-
-@needs("torch")
-@pytest.mark.torch
-def test_torch_gets_the_thread_count_of_its_worker(tmp_path: Path) -> None:
-    bench = script_bench(tmp_path, Standby.FORK, "import torch; print(torch.get_num_threads())")
-
-    async def main() -> list[str]:
-        async with bench.open():
-            return [(await bench.run(OMP_NUM_THREADS=count)).out for count in ("1", "3")]
-
-    assert run(main()) == ["1\n", "3\n"]
 
 
 PADDLE = """

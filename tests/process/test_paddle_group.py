@@ -88,7 +88,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def forker() -> Iterator[Forker]:
-    running = Forker("paddle")
+    running = Forker.of("paddle")
     yield running
     running.end()
 

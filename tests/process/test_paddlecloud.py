@@ -19,11 +19,6 @@ JOB_ID = "ml-train"
 KEY = f"/paddle/{JOB_ID}/np"
 
 
-@pytest.fixture(autouse=True)
-def torch() -> None:
-    pytest.importorskip("torch")
-
-
 class Foreign:
     """Knows nothing of edl: etcd's own JSON gateway."""
 
@@ -61,7 +56,7 @@ def job(etcd: OutsideEtcd, clouds: OutsideEtcd, tmp_path: Path, *options: str, p
     return Job(
         tmp_path,
         [etcd.endpoint],
-        script=(str(WORKERS / "rejoin_torch.py"),),
+        script=(str(WORKERS / "rejoin_plain.py"),),
         options=("--scheduler=paddlecloud", *options),
         environment=told,
     )

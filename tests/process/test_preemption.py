@@ -24,15 +24,10 @@ GRACE_S = 30.0
 """Kubernetes' default, and that of --shutdown-timeout."""
 
 
-@pytest.fixture(autouse=True)
-def torch() -> None:
-    pytest.importorskip("torch")
-
-
 @pytest.fixture
 def job(etcd: OutsideEtcd, tmp_path: Path) -> Iterator[Job]:
     options = (f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--shutdown-timeout={GRACE_S:g}")
-    with Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_torch.py"),), options=options) as running:
+    with Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_plain.py"),), options=options) as running:
         yield running
 
 

@@ -61,6 +61,7 @@ def job(tmp_path: Path) -> Callable[..., Ledger]:
     def make(folder: str, etcd: OutsideEtcd, trainers: int, servers: int, **more: Any) -> Ledger:
         options = (
             "--run-mode=ps", "--lease-ttl=2", "--shutdown-timeout=10", "--max-restarts=20", "--pserver-memory=200M",
+            "--slot-strikes=0",
             f"--servers-per-node={servers}", f"--checkpoint-dir={tmp_path / 'saved'}", "--ps-save-every=1",
             f"--nproc-per-node={trainers}",
         )  # fmt: skip

@@ -430,7 +430,12 @@ def framework(request: pytest.FixtureRequest) -> str:
 def training(folder: Path, etcd: OutsideEtcd, files: Path, framework: str, remote: str) -> Job:
     pytest.importorskip(framework)
     script = (str(WORKERS / f"data_{framework}.py"),)
-    options = (f"--lease-ttl={LEASE_S}", "--max-restarts=100", f"--data=train={files}/*;remote={remote}")
+    options = (
+        f"--lease-ttl={LEASE_S}",
+        "--max-restarts=100",
+        "--slot-strikes=0",
+        f"--data=train={files}/*;remote={remote}",
+    )
     return Job(folder, [etcd.endpoint], script=script, options=options)
 
 

@@ -146,7 +146,7 @@ class Soak:
 
 def soak(etcd: OutsideEtcd, folder: Path, framework: str, events: int, seed: int) -> None:
     draw = random.Random(seed)
-    with job(etcd, folder, framework, "--pause=0.03", options=("--max-restarts=10000",)) as running:
+    with job(etcd, folder, framework, "--pause=0.03", options=("--max-restarts=10000", "--slot-strikes=0")) as running:
         running.start(HOSTS[0])
         running.nodes[HOSTS[0]].says("this node is the Master")
         running.start(*HOSTS[1:])

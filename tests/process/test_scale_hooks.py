@@ -20,13 +20,8 @@ def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
         yield store
 
 
-@pytest.fixture(autouse=True)
-def torch() -> None:
-    pytest.importorskip("torch")
-
-
 def job(etcd: OutsideEtcd, tmp_path: Path, *options: str, **named: Any) -> Job:
-    return Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_torch.py"),), options=options, **named)
+    return Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_plain.py"),), options=options, **named)
 
 
 def name_hosts(file: Path, *hosts: str) -> None:

@@ -24,14 +24,9 @@ def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
         yield store
 
 
-@pytest.fixture(autouse=True)
-def torch() -> None:
-    pytest.importorskip("torch")
-
-
 def job(etcd: OutsideEtcd, tmp_path: Path, *options: str, **named: Any) -> Job:
     wanted = ("--scheduler=process", f"--log-dir={tmp_path / 'logs'}", *options)
-    return Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_torch.py"),), options=wanted, **named)
+    return Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_plain.py"),), options=wanted, **named)
 
 
 def scale(running: Job, nodes: int) -> None:

@@ -40,7 +40,7 @@ def soak(folder: Path, script: Path, seed: int, size: Size) -> None:
     while len(kinds) < size.faults:
         kinds += draw.sample(FAULTS, len(FAULTS))
     # Three members: any one launcher may die with its store.
-    options = (f"--lease-ttl={size.lease_s:g}", "--max-restarts=1000")
+    options = (f"--lease-ttl={size.lease_s:g}", "--max-restarts=1000", "--slot-strikes=0")
     with Job(folder, free_endpoints(3), "etcd-embedded", options=options, script=(str(script),)) as job:
         job.start(*HOSTS)
         seen = job.wait_world(len(HOSTS))

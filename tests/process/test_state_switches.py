@@ -16,10 +16,8 @@ from edl.exit_codes import ExitCode
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 from tests.process.test_rejoin import finish, redone
 
-# No framework has a part in any of this, and Paddle is imported in half the time. What torch saves: test_rejoin.py.
-pytest.importorskip("paddle")
-pytestmark = pytest.mark.paddle
-SCRIPT = str(WORKERS / "rejoin_paddle.py")
+# No framework has a part in any of this. What torch and Paddle save: test_rejoin.py.
+SCRIPT = str(WORKERS / "rejoin_plain.py")
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class Members:
     def __init__(self) -> None:
         self.round = 0
         self.all: list[Member] = []
-        self._forker = Forker("torch")
+        self._forker = Forker.of("torch")
         self._held: list[socket.socket] = []
         self.fill()
 

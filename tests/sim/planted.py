@@ -18,6 +18,7 @@ from edl.agent.state import AgentPhase, Worker
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
 from edl.master import forming, machine, planning, resizing
+from edl.master.restoring import Unusable, choose
 from edl.master.state import NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.testing.sim import ruling
@@ -144,7 +145,7 @@ def era_begins_anew() -> contextlib.AbstractContextManager[Any]:
 
 def spares_are_not_asked() -> contextlib.AbstractContextManager[Any]:
     """What a spare said when it came counts, whatever copies it has got since (ours, before it was a day old)."""
-    return mock.patch.object(forming, "_ask_keepers", lambda turn: None)
+    return mock.patch.object(forming, "_ask_spares", lambda turn: None)
 
 
 def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:
@@ -166,6 +167,16 @@ def settings_end_with_the_next_hold() -> contextlib.AbstractContextManager[Any]:
         return hold(self, number)
 
     return mock.patch.object(Boundary, "hold", forgetful)
+
+
+def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:
+    """A node has found every checkpoint corrupt, and nobody asks what others have in memory."""
+
+    def hasty(members: Any, entries: Any, size: int) -> Any:
+        refusals = [entry.refused for entry in members if entry.refused]
+        return Unusable(refusals[0]) if refusals else choose(members, entries, size)
+
+    return mock.patch.object(forming, "choose", hasty)
 
 
 @dataclass(frozen=True)
@@ -195,6 +206,7 @@ BUGS: dict[str, Planted] = {
         (waits_for_no_member, 300),
         (agreed_settings_are_let_go, 1000, 360),
         (settings_end_with_the_next_hold, 300, 125),
+        (one_refusal_ends_the_job, 300, 107),
     )
 }
 

@@ -18,7 +18,7 @@ from tests.sim.ps_node import Bucket, Stream
 from tests.sim.ps_world import PsSim
 
 BATCH = 40
-BATCHES = 3
+BATCHES = 2
 MEETING = 60
 """The first of them, in which everything is met."""
 SOAK = 10_000

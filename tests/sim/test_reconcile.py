@@ -14,8 +14,8 @@ from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
 from edl.wire.wishes import Drain, Granted, Resize, Verdict
 from tests.sim.scale_world import ScaleWorld, Story, varied
 
-BLOCKS = 10
-MORE_BLOCKS = 90
+BLOCKS = 5
+MORE_BLOCKS = 95
 """In full length."""
 SEEDS_IN_BLOCK = 100
 

@@ -12,7 +12,7 @@ from edl.testing.sim.stepping import Script, Stepper
 from edl.testing.sim.workers import Group
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId, NodeId, Round
-from edl.wire.messages import Purpose, Version, World
+from edl.wire.messages import NO_STATE, Purpose, Version, World
 
 RECOVER, SHRINK, ELASTIC = FaultTolerance.RECOVER, FaultTolerance.SHRINK, FaultTolerance.ELASTIC
 
@@ -303,7 +303,7 @@ def test_budget_is_used_up() -> None:
     story.running("a", "b", round=2)
     story.world.fail_worker("b", 1, code=3)
     reason = story.ends(ExitCode.WORKER_FAILED)
-    assert reason == "worker 3 on b ended with exit status 3; all 1 restarts are used (--max-restarts=1)"
+    assert reason == "worker 3 on b ended with exit status 3; the only restart is used (--max-restarts=1)"
     assert story.record.outcome is not None
     assert story.record.outcome.failures[0].node == "b"
 
@@ -463,6 +463,24 @@ def test_corrupt_checkpoint_is_passed_over_and_without_a_good_one_nothing_starts
     spoilt = Story("1", script=RERUN, directory=directory)
     spoilt.start("a")
     assert spoilt.ends(ExitCode.CHECKPOINT_UNUSABLE) == "every checkpoint is corrupt"
+
+
+def test_what_a_silent_node_writes_after_the_end_is_for_the_next_job() -> None:
+    directory = Directory()
+    directory.write(Version(3, 5))
+    story = Story("1:2", script=RERUN, directory=directory)
+    story.start("a", "b", "c")
+    story.running("a", "b", round=1, within_s=6.0)
+    story.world.run(4.0)
+    story.world.spoil()
+    cut = story.world.cut(["b"])
+    story.world.crash("a")
+    story.world.run_until(story.world.ended, 60.0, "the job ends")
+    assert directory.usable() == NO_STATE, "only the node that is cut off has a state"
+    story.world.network.heal(cut)
+    assert story.ends(ExitCode.CHECKPOINT_UNUSABLE) == "every checkpoint is corrupt"
+    assert directory.usable() > Version(3, 5)
+    story.world._judge_outcome()
 
 
 @pytest.mark.parametrize("when", ["kill_on_hold", "kill_on_switch"])

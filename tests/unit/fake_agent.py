@@ -271,8 +271,8 @@ class FakeAgent:
         os.close(descriptor)
 
     def versions(self, stream: str = local.STATE) -> list[tuple[int, int]]:
-        """Era and commit of what is kept, in the order in which it came."""
-        return [(era, commit) for name, era, commit, _ in self.kept if name == stream]
+        """Era and commit of what is kept, in the order in which it came. The agent's thread may add to it meanwhile."""
+        return [(era, commit) for name, era, commit, _ in list(self.kept) if name == stream]
 
     def offer(self, stream: str, size: int) -> None:
         """Send the next buffer."""
@@ -355,6 +355,11 @@ class Worker:
         if self.error is not None:
             raise self.error
         return self.result
+
+    def settle(self) -> None:
+        """The agent has dealt with everything said so far; to be called when nothing else is on its way to it."""
+        self.link.send(local.Underway(0))
+        self.agent.expect(local.Underway)
 
     def close(self) -> None:
         self.link.close()

@@ -122,6 +122,12 @@ class Bench:
     def stored(self) -> list[str]:
         return [entry.key for entry in self.store.read_now("").entries]
 
+    async def failure(self, task: asyncio.Future[Any]) -> BaseException | None:
+        """What a task that is expected to fail ends with."""
+        await until(task.done)
+        self._tasks.remove(task)
+        return task.exception()
+
     async def end(self) -> None:
         for task in self._tasks:
             task.cancel()

@@ -76,6 +76,18 @@ class TestElection:
 
         play(scene)
 
+    def test_a_mistake_of_the_master_is_no_secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def mistaken(self: MasterShell) -> Finish:
+            raise NameError("typo")
+
+        async def scene(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            assert isinstance(await bench.failure(launcher.run), NameError)
+
+        monkeypatch.setattr(MasterShell, "run", mistaken)
+        play(scene)
+
     def test_who_has_no_lease_does_not_stand(self) -> None:
         async def scene(bench: Bench) -> None:
             launcher = Launcher(bench, "a")

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc.aio
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from edl.adapters.transport import MasterClient
 from edl.cli import find
 from edl.cli import wishing as wi
 from edl.cli.__main__ import edl
 from edl.cli.find import NoMaster
-from edl.cli.show import scale_lines
+from edl.cli.show import scale_lines, show_status
 from edl.errors import StoreUnavailable, UsageError
 from edl.wire.messages import Finish
-from edl.wire.status import JobStatus, JournalEntry, NodeView
+from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import Care, Cordon, Drain, Granted, Rebound, Resize, ScaleView, Suspend, Verdict
 from tests.unit.fake_master import FakeMaster
 
@@ -126,6 +129,51 @@ def test_waiting_for_a_cordon() -> None:
     assert result.text == "node-a takes no part"
     assert lines[1] == "waiting: node-a still trains; round 2"
     assert reach(wi.cordoned("node-a", 2, wanted=False), status(cordoned=("node-a",), generation=1), status())[0].ok
+
+
+def test_waiting_for_a_slot() -> None:
+    slot = DroppedSlot("node-a", "h", 1, "GPU-1,GPU-2", "by hand", 3)
+    trains = dataclasses.replace(STATUS.nodes[0], places=(0, 1))
+    without = dataclasses.replace(trains, places=(0,))
+
+    def seen(there: NodeView, *dropped: DroppedSlot, **scale: Any) -> JobStatus:
+        return dataclasses.replace(status(there=(there,), **scale), dropped=dropped)
+
+    for device in ("1", "gpu-2"):
+        steps = (seen(trains, generation=1), seen(trains, slot), seen(without, slot))
+        result, lines = reach(wi.dropped("node-a", device, 2, wanted=True), *steps)
+        assert (result.ok, result.text) == (True, "slot 1 of node-a takes no part")
+        assert lines[1] == "waiting: a worker still trains in slot 1 of node-a; round 2"
+    back = wi.dropped("node-a", "1", 2, wanted=False)
+    result, lines = reach(
+        back, seen(without, observed=1, waiting="slot 1 of node-a takes part"), seen(trains, observed=2)
+    )
+    assert (result.ok, result.text) == (True, "slot 1 of node-a may take part again")
+    assert lines == ["waiting: slot 1 of node-a takes part"]
+    result, _ = reach(back, seen(trains, slot, generation=3, by="you"))
+    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: meanwhile you has asked for that")
+
+
+def test_a_slot_is_named_by_its_number_or_its_device(run: Callable[..., tuple[Client, Result]]) -> None:
+    for command, wanted in (("cordon", True), ("uncordon", False)):
+        client, done = run(command, "node-a", "--device=GPU-1", "--reason=noise", "--no-wait")
+        (wish,) = client.wishes
+        assert isinstance(wish, Cordon), done.output
+        assert (wish.node, wish.cordoned, wish.device, wish.reason) == ("node-a", wanted, "GPU-1", "noise")
+
+
+def test_the_status_names_dropped_slots_and_counts_the_others() -> None:
+    slot = DroppedSlot("node-a", "h", 1, "GPU-1", "failed by itself 2 times, last: was killed by SIGBUS", 3)
+    first = dataclasses.replace(STATUS.nodes[0], slots=3, places=(0, 2, 3), spare_slots=1)
+    console = Console(file=io.StringIO(), width=200)
+    show_status(console, dataclasses.replace(STATUS, nodes=(first, *STATUS.nodes[1:]), dropped=(slot,)))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert (
+        "Dropped: slot 1 of node-a (GPU-1) after round 3: failed by itself 2 times, last: was killed by SIGBUS" in shown
+    )
+    assert "edl uncordon node-a --device=1" in shown
+    assert "0-2" in shown and "0,2,3 of 4" in shown
 
 
 def test_waiting_for_sleep_and_for_the_way_back() -> None:
@@ -330,6 +378,7 @@ def test_no_longer_waiting_leaves_the_wish(
 
 def test_the_size_in_the_status() -> None:
     assert scale_lines(ScaleView()) == []
+    assert scale_lines(ScaleView(minimum=1, maximum=1, nodes=1)) == ["Size: 1 node trains (1 to 1 allowed)"]
     view = ScaleView(
         2, 8, 2, 6, 4, 43, 5, 4, "kim", "night", True, ("node-d",), "slurm (master)", "2 nodes have not come", 12.34,
         8, "it scales", 6

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from edl.agent.environment import LocalPaths, ahead_environment
+from edl.agent.environment import Local, LocalPaths, ahead_environment
 from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError
 from edl.launch.data_option import data_sets
@@ -53,6 +53,6 @@ def test_all_launchers_agree_on_it_and_workers_are_told() -> None:
     spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data)
     other = JobSpec(JobId("job"), NodeRange(1, 1))
     assert spec.differences(other) == [f"--data={data} (the running job has '')"]
-    environment = ahead_environment({}, spec, NodeId("a"), 1, 0, LocalPaths("", ""))
+    environment = ahead_environment({}, spec, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
     assert environment["EDL_DATA_SETS"] == data
-    assert "EDL_DATA_SETS" not in ahead_environment({}, other, NodeId("a"), 1, 0, LocalPaths("", ""))
+    assert "EDL_DATA_SETS" not in ahead_environment({}, other, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())

@@ -11,8 +11,9 @@ import pytest
 
 import edl.paddle
 import edl.torch
-from edl.agent.environment import LocalPaths, worker_environment
+from edl.agent.environment import Local, LocalPaths, worker_environment
 from edl.agent.marker import MARKER_FILE, OWNER_FILE
+from edl.agent.paddle_environment import KINDS, shortened
 from edl.agent.switches import NAMES
 from edl.config import JobSpec, LrRule, NodeRange
 from edl.launch.cli import CONF_KEYS, launcher_options
@@ -75,7 +76,8 @@ def options() -> list[click.Option]:
     @launcher_options
     def probe(**_: object) -> None: ...
 
-    return [parameter for parameter in probe.params if isinstance(parameter, click.Option)]
+    # Those that only another launcher has, with variables of their own, have a page of their own and a test for it.
+    return [option for option in probe.params if isinstance(option, click.Option) and option.allow_from_autoenv]
 
 
 def shown_default(option: click.Option) -> str:
@@ -125,8 +127,10 @@ def worker_variables() -> set[str]:
     spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)), servers="{}")
     found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):
-        found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), gpus))
-    return found
+        for kind in KINDS:
+            around = Local(gpus, paddle=kind)
+            found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), around))
+    return found | set(shortened({}, "backup_env.json"))
 
 
 def test_the_page_on_the_environment_lists_exactly_what_is_set() -> None:
@@ -187,6 +191,7 @@ def test_every_phase_and_state_is_documented() -> None:
     assert documented == {phase.value for phase in Phase} | {status.value for status in NodeStatus} | {
         "spare",
         "cordoned",
+        "suspended",
     }
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
+import click
 import pytest
 
-from edl.agent.environment import LocalPaths, nursery_environment, worker_environment
+from edl.agent.environment import Local, LocalPaths, ahead_environment, nursery_environment, worker_environment
 from edl.arithmetic import hyper
 from edl.config import JobSpec, NodeRange
+from edl.launch import __main__ as program
+from edl.launch.told import forget_exports
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Member, Settings, World
 
@@ -48,7 +52,23 @@ TORCHRUN = {
 def told(
     node: str, local_rank: int, base: dict[str, str] | None = None, world: World = WORLD, gpus: int = 0
 ) -> dict[str, str]:
-    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS, gpus)
+    return worker_environment(base or {}, SPEC, world, NodeId(node), local_rank, PATHS, Local(gpus))
+
+
+def test_a_launcher_in_a_worker_does_not_take_what_it_was_told_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    told_all = told("a", 0) | ahead_environment({}, SPEC, NodeId("a"), (0,), 0, PATHS, Local(0))
+    read = {
+        f"EDL_{option.name.upper()}"
+        for option in program.run.params
+        if isinstance(option, click.Option) and option.allow_from_autoenv and option.name
+    }
+    for name in told_all.keys() & read:
+        monkeypatch.setenv(name, "x")
+    forget_exports()
+    assert os.environ["EDL_NODE_ID"] == "x", "outside it is an option"
+    monkeypatch.setenv("EDL_AGENT", "x")
+    forget_exports()
+    assert told_all.keys() & read & os.environ.keys() == set()
 
 
 def part(environment: dict[str, str], *names: str) -> tuple[str, ...]:
@@ -78,6 +98,31 @@ class TestTorch:
             "TORCHELASTIC_ERROR_FILE": "/logs/2/1/error.json",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
+
+    def test_ranks_by_role_count_the_nodes_of_one_role(self) -> None:
+        roles = ("teacher", "student", "teacher")
+        members = (dataclasses.replace(member, role=role) for member, role in zip(WORLD.members, roles, strict=True))
+        world = dataclasses.replace(WORLD, members=tuple(members))
+        names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
+        assert part(told("a", 1, world=world), *names) == ("teacher", "1", "5", "1", "6")
+        assert part(told("b", 0, world=world), *names) == ("student", "0", "1", "2", "6")
+        assert part(told("c", 0, world=world), *names) == ("teacher", "2", "5", "3", "6")
+
+    def test_with_a_virtual_local_rank_each_sees_one_device_as_the_first(self) -> None:
+        cuda = {"CUDA_VISIBLE_DEVICES": ("4", "5", "6", "7")}
+        around = Local(4, slots=4, devices=cuda, virtual=True)
+        world = dataclasses.replace(
+            WORLD, members=(*WORLD.members[:2], dataclasses.replace(WORLD.members[2], places=(0, 2, 3)))
+        )
+        found = worker_environment({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, SPEC, world, NodeId("c"), 1, PATHS, around)
+        names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_WORLD_SIZE", "FLAGS_selected_gpus")
+        assert part(found, *names) == ("0", "6", "4", "3", "0")
+        ahead = ahead_environment({}, SPEC, NodeId("c"), (0, 2, 3), 3, PATHS, around)
+        assert part(ahead, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES") == ("0", "7")
+
+    def test_a_virtual_local_rank_without_known_devices_is_torchruns(self) -> None:
+        found = worker_environment({}, SPEC, WORLD, NodeId("a"), 1, PATHS, Local(slots=2, virtual=True))
+        assert part(found, "LOCAL_RANK", "CUDA_VISIBLE_DEVICES") == ("0", "1")
 
     @pytest.mark.parametrize(
         ("node", "local_rank", "rank", "group_rank", "local_size"),
@@ -114,6 +159,8 @@ class TestPaddle:
             "PADDLE_RANK_IN_NODE": "1",
             "PADDLE_TRAINER_ENDPOINTS": ENDPOINTS,
             "PADDLE_AUTO_CLUSTER": "0",
+            "PADDLE_MASTER_ENDPOINT": "10.0.0.1:100",
+            "PADDLE_WORKER_ENDPOINT": "10.0.0.3:302",
             "PADDLE_LOG_DIR": "/logs/2/1",
             "PADDLE_DISTRI_BACKEND": "gloo",
             "TRAINING_ROLE": "TRAINER",
@@ -150,7 +197,7 @@ class TestEdl:
             "EDL_LOGICAL_RANKS": "",
             "EDL_LR_FACTOR": "1.0",
         }
-        assert ours == {"EDL_JOB_ID": "my-job", "EDL_ROUND": "3", "EDL_NODE_ID": "b", "EDL_NODES": "3"}
+        assert ours == {"EDL_JOB_ID": "my-job", "EDL_ROUND": "3", "EDL_NODE_ID": "b", "EDL_NODES": "3", "EDL_SLOT": "0"}
 
     def test_batches_and_lr_are_those_of_the_rank(self) -> None:
         world = dataclasses.replace(WORLD, settings=Settings(7, global_batch=64, local_batch=4, factor=0.5))

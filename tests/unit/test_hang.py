@@ -239,7 +239,7 @@ RUNNING = AgentState(
     TIMEOUTS,
     AgentPhase.RUNNING,
     world=WORLD,
-    workers=(Worker(0, Rank(0), born=Round(4)), Worker(1, Rank(1), born=Round(4))),
+    workers=tuple(Worker(slot, Rank(slot), local_rank=slot, born=Round(4)) for slot in (0, 1)),
 )
 
 

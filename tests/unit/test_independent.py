@@ -8,7 +8,7 @@ from edl.agent import events as ev
 from edl.agent import independent
 from edl.agent.machine import begin, step
 from edl.agent.state import AgentPhase, AgentState, Outcome
-from edl.config import JobSpec, NodeRange, Timeouts
+from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
 from edl.exit_codes import BEGIN_ANEW, ExitCode
 from edl.master import events as ms
 from edl.master import machine as master
@@ -251,8 +251,8 @@ def test_when_the_nursery_dies_the_trainers_are_started_with_the_next_world() ->
 class Two:
     """A Master and two agents, each with one trainer; messages arrive at once and in order."""
 
-    def __init__(self, *, maximum: int = 2, unit: int = 1) -> None:
-        spec = JobSpec(JobId("j"), NodeRange(unit, maximum, unit), servers="{}")
+    def __init__(self, *, maximum: int = 2, unit: int = 1, strikes: int = 2) -> None:
+        spec = JobSpec(JobId("j"), NodeRange(unit, maximum, unit), servers="{}", slots=SlotRules(strikes))
         self.now_s = 10.0
         self.agents: dict[NodeId, AgentState] = {}
         self.effects: dict[NodeId, list[ev.Effect]] = {}
@@ -347,7 +347,7 @@ def test_a_lost_node_disturbs_nobody() -> None:
 
 
 def test_all_failures_together_are_charged_until_the_budget_is_spent() -> None:
-    job = Two()
+    job = Two(strikes=0)
     job.join("a")
     job.join("b")
     for restarts in (1, 2, 3):

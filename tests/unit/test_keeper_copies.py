@@ -265,6 +265,35 @@ def test_flush_writes_the_newest_once() -> None:
     run(test)
 
 
+def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        keeper.writer(True)
+        bench.vault.gate.clear()
+        await Worker(keeper).commit(1, save=True)
+        await asyncio.to_thread(bench.vault.writes.acquire)
+        flushed = asyncio.create_task(keeper.flush("suspended"))
+        await asyncio.sleep(0)
+        bench.vault.gate.set()
+        assert await flushed == Version(1, 1)
+        assert bench.told.qsize() == 1
+
+    run(test)
+
+
+def test_flush_of_one_commit_writes_its_parts_only() -> None:
+    async def test(bench: Bench) -> None:
+        keeper = bench.node()
+        ahead, behind = Worker(keeper, 0), Worker(keeper, 1)
+        for worker, shard, commit in ((ahead, 0, 3), (behind, 1, 3), (ahead, 0, 4)):
+            await worker.commit(commit, shard=shard, shards=2)
+        assert await keeper.flush("suspended", Version(1, 3)) == Version(1, 3)
+        assert sorted(bench.vault.kept) == [(Version(1, 3), 0), (Version(1, 3), 1)]
+        assert await keeper.flush("suspended", Version(1, 9)) is None
+
+    run(test)
+
+
 def test_flush_writes_every_part_that_is_here() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()

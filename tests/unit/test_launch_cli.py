@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.etcd_plan import DEFAULT_PORT
-from edl.config import FaultTolerance, HyperPolicy, LogPlan, LrRule, NodeRange, Standby, StreamTarget, Timeouts
-from edl.errors import ScriptError, SettingError, UsageError
+from edl.config import FaultTolerance, HyperPolicy, LogPlan, LrRule, NodeRange, Standby, Timeouts
+from edl.errors import ScriptError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import __main__ as program
-from edl.launch import accelerators, cli
+from edl.launch import accelerators, cli, slot_options
 from edl.launch.cli import settings_from, with_both_spellings
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
@@ -80,11 +80,10 @@ class TestDefaults:
         assert len(made) == 1
         assert made[0].startswith("edl-mine-")
         assert settings.logs == LogPlan(str(folder / "temporary" / made[0] / "mine_n1"))
-        assert settings.error_file == f"{settings.logs.folder}/error.json"
 
     def test_or_to_the_one_named(self, folder: Path) -> None:
         settings = read("--log-dir=logs", "--rdzv-id=mine", "--node-id=n1", "train.py")
-        assert settings.logs.folder == "logs/mine_n1"
+        assert settings.logs.folder == str(folder / "logs" / "mine_n1")
         assert list((folder / "temporary").iterdir()) == []
 
 
@@ -244,7 +243,7 @@ class TestRefusals:
     def test_name_the_option_the_value_and_the_way_out(
         self, arguments: list[str], words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cli, "count_gpus", lambda: 0)
+        monkeypatch.setattr(slot_options, "count_accelerators", lambda: 0)
         message = refused(*arguments, "train.py")
         assert [word for word in words if word not in message] == []
         assert list((folder / "temporary").iterdir()) == []  # nothing is left of a command that did nothing
@@ -279,7 +278,7 @@ class TestSlots:
         [("3", 8, 3), ("gpu", 8, 8), ("auto", 8, 8), ("auto", 0, 16), ("cpu", 8, 16)],
     )
     def test_are_counted_when_asked(self, text: str, gpus: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cli, "count_gpus", lambda: gpus)
+        monkeypatch.setattr(slot_options, "count_accelerators", lambda: gpus)
         monkeypatch.setattr(os, "cpu_count", lambda: 16)
         assert read(f"--nproc-per-node={text}", "train.py").slots == slots
 
@@ -340,33 +339,6 @@ class TestEndpoints:
         settings = read("--rdzv-conf=user=me,password=secret", "train.py")
         assert settings.store.password == "secret"
         assert "secret" not in repr(settings)
-
-
-class TestStreams:
-    @pytest.mark.parametrize(
-        ("text", "all_ranks", "by_rank"),
-        [
-            ("0", 0, {}),
-            ("3", 3, {}),
-            ("0:3", 0, {0: 3}),
-            ("0:1,1:2,12:3", 0, {0: 1, 1: 2, 12: 3}),
-            ("100:0", 0, {100: 0}),
-        ],
-    )
-    def test_for_all_ranks_or_for_some(self, text: str, all_ranks: int, by_rank: dict[int, int]) -> None:
-        logs = read(f"--tee={text}", f"--redirects={text}", "train.py").logs
-        assert (logs.tee_all, logs.tee) == (all_ranks, by_rank)
-        assert (logs.redirect_all, logs.redirects) == (all_ranks, by_rank)
-
-    def test_a_rank_beyond_nine_gets_its_streams(self) -> None:
-        logs = read("--redirects=11:1", "train.py").logs
-        assert logs.stdout(11) is StreamTarget.FILE
-        assert logs.stdout(1) is StreamTarget.CONSOLE
-
-    @pytest.mark.parametrize("text", ["", "4", "33", "0:4", "0:", ":3", "a:3", "0:3,", "0:3;1:1", "-1:3", "0: 3"])
-    def test_other_texts_are_refused(self, text: str) -> None:
-        with pytest.raises(SettingError, match="--tee"):
-            cli._stream_map("--tee", text)
 
 
 class TestScript:
@@ -434,6 +406,10 @@ class TestScript:
         assert "no module 'no_such_package'" in message
         assert sys.executable in message
 
+    def test_a_file_is_no_module(self, folder: Path) -> None:
+        (folder / "train.py").touch()
+        assert refused("-m", "train.py").endswith("Write train.py without -m")
+
     def test_may_be_any_program(self, folder: Path) -> None:
         command = read("--no-python", "sh", "-c", "true").command
         assert (command.kind, command.target, command.arguments) == (CommandKind.PROGRAM, "sh", ("-c", "true"))
@@ -465,7 +441,8 @@ def imported(log: str) -> set[str]:
 def test_help_comes_without_network_libraries_or_frameworks() -> None:
     ended = launcher("--help")
     assert ended.returncode == 0
-    missing = [option for kind in cli._click_options() for option in kind.opts if option not in ended.stdout]
+    shown = [kind for kind in cli._click_options() if not kind.hidden]
+    missing = [option for kind in shown for option in kind.opts if option not in ended.stdout]
     assert missing == []
     found = imported(ended.stderr)
     assert "click" in found

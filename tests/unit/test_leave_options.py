@@ -15,7 +15,14 @@ TERM, USR1, USR2 = int(signal.SIGTERM), int(signal.SIGUSR1), int(signal.SIGUSR2)
 
 
 def given(**options: Any) -> LeaveSettings:
-    return leave_from({"drain_signals": "TERM,USR2", "drained_exit_code": 0, "preemption_notice": "", **options})
+    defaults = {
+        "drain_signals": "TERM,USR2",
+        "drained_exit_code": 0,
+        "preemption_notice": "",
+        "forward_signals": "",
+        "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
+    return leave_from({**defaults, **options})
 
 
 def test_defaults() -> None:

@@ -10,7 +10,7 @@ import pytest
 from edl.agent import events as ev
 from edl.agent.state import AgentPhase, Outcome, WorkerStatus
 from edl.exit_codes import ExitCode
-from edl.types import Round
+from edl.types import Incarnation, Round
 from edl.wire import local
 from edl.wire.messages import (
     Depart,
@@ -25,6 +25,7 @@ from edl.wire.messages import (
     StartRound,
     StopRound,
     Switch,
+    Version,
 )
 from edl.wire.wishes import Care
 from tests.unit.test_agent_machine import SIGINT, SIGKILL, SIGTERM, Node, ended, idle, running, world
@@ -60,6 +61,12 @@ class TestDepart:
         node.feed(ended(0, 0), ended(1, 0))
         assert outcome(node) == Outcome(DRAINED, "left the job: edl drain: rack 7", drained=True)
 
+    def test_it_still_has_to_when_it_comes_back_under_a_new_lease(self) -> None:
+        node = settled(idle()).hear(Depart("me", 20.0)).feed(ev.LeaseGone())
+        fresh = dataclasses.replace(node.state.info, incarnation=Incarnation(7))
+        node.feed(ev.Connected(), ev.Registered(fresh))
+        assert Leaving("left the job: me", 5.0) in node.said()
+
     def test_without_a_deadline_it_has_as_long_as_on_sigterm(self) -> None:
         assert training().hear(Depart("me", 0.0)).said() == [Leaving("me", 5.0)]
 
@@ -70,12 +77,18 @@ class TestDepart:
     def test_one_that_does_not_get_away_in_time_as_well_and_a_late_word_changes_nothing(self) -> None:
         node = settled(training()).hear(Depart("me", 20.0)).wait(10.0)
         assert phase(node) is AgentPhase.LEAVING
+        assert node.said() == [Leaving("left the job: me")]
         node.hear(Dismissed("the others go on without this node")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
         assert outcome(node).exit_code == ExitCode.TERMINATED
 
     def test_without_care_nothing_is_saved_for_it(self) -> None:
         node = settled(idle()).hear(Depart("me", 20.0, Care.NO)).hear(Dismissed("nothing to wait for"))
         assert (outcome(node).drained, outcome(node).save) == (True, False)
+
+    @pytest.mark.parametrize(("first", "then", "saves"), [(Care.TRY, Care.NO, False), (Care.NO, Care.TRY, True)])
+    def test_of_several_wishes_the_newest_says_whether_to_save(self, first: Care, then: Care, saves: bool) -> None:
+        node = settled(idle()).hear(Depart("me", 20.0, first)).hear(Depart("me", 20.0, then))
+        assert outcome(node.hear(Dismissed("nothing to wait for"))).save is saves
 
     def test_sigterm_meanwhile_changes_nothing_and_a_shorter_notice_counts(self) -> None:
         node = settled(training()).hear(Depart("me", 20.0))
@@ -160,6 +173,11 @@ class TestIdle:
         node.feed(ended(1, 0, round=0))
         assert (phase(node), bool(node.did(ev.Announce)), node.state.parked) == (AgentPhase.IDLE, True, False)
         assert not node.did(ev.StartAhead)
+
+    def test_what_is_in_memory_is_written_by_who_is_asked_to(self) -> None:
+        node = idle().hear(Idle("suspended by me", Version(1, 9)))
+        assert node.did(ev.Write) == [ev.Write(Version(1, 9), "suspended by me")]
+        assert not idle().hear(Idle("suspended by me")).did(ev.Write)
 
     def test_those_that_do_not_end_are_killed(self) -> None:
         node = resting().hear(Idle("suspended by me")).wait(10.0)

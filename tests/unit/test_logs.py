@@ -242,6 +242,43 @@ class TestFile:
         play(scene)
 
 
+class TestSwitch:
+    """A round begins that the worker lives to see."""
+
+    def test_what_sits_in_the_pipe_stays_with_the_last_round(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            async with worker(tmp_path / "0.log", b"1:") as it:
+                it.write(b"old\nbegun")
+                it.stream.switch(StreamPlan(it.console, b"2:", tmp_path / "1.log"))
+                assert (tmp_path / "0.log").read_bytes() == b"old\n"
+                it.write(b" and ended\n")
+                assert it.stream.tail() == "old\nbegun and ended"
+            assert (tmp_path / "0.log").read_bytes() == b"old\n"
+            assert (tmp_path / "1.log").read_bytes() == b"begun and ended\n"
+            assert it.console.getvalue() == b"1:old\n2:begun and ended\n"
+
+        play(scene)
+
+    def test_after_the_end_is_no_error_and_opens_nothing(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            async with worker(tmp_path / "0.log") as it:
+                it.stream.close()
+                it.stream.switch(StreamPlan(None, b"", tmp_path / "1.log"))
+            assert not (tmp_path / "1.log").exists()
+
+        play(scene)
+
+    def test_filtered_lines_are_found_whatever_the_console_does(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            stream = OutputStream(StreamPlan(None, b">", tmp_path / "all", tmp_path / "some", (b"loss", b"acc")), print)
+            os.write(stream.write_fd, b"loss 1\nother\nacc 2\n")
+            stream.close()
+            assert (tmp_path / "all").read_bytes() == b"loss 1\nother\nacc 2\n"
+            assert (tmp_path / "some").read_bytes() == b">loss 1\n>acc 2\n"
+
+        play(scene)
+
+
 class TestTail:
     def test_the_last_lines_are_kept(self) -> None:
         async def scene() -> None:

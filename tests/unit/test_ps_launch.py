@@ -83,7 +83,7 @@ def test_how_it_trains_is_agreed_on(tmp_path: Path) -> None:
         (["--run-mode=ps", "--nproc_per_node=4"], 4, 1),
         (["--server_nnodes=1:2", "--server_num=2", "--nproc_per_node=2"], 2, 2),
         (["--run-mode=ps", "--role=trainer"], 1, 0),
-        (["--role=trainer"], 1, 0),
+        (["--role=trainer", "--trainers=1:2"], 1, 0),
     ],
 )
 def test_other_spellings(tmp_path: Path, arguments: list[str], trainers: int, servers: int) -> None:

@@ -341,6 +341,8 @@ class TestDrain:
         assert rule.scale.observed == 0
         for name in "cd":
             rule.feed(ev.NodeDetached(NodeId(name), info(name).incarnation))
+            assert rule.scale.observed == 0
+            rule.lose(name)
         assert (rule.scale.observed, rule.state.record.departing) == (1, ())
 
     def test_a_spare_goes_at_once(self) -> None:

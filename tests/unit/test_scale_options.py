@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from edl.config import JobSpec, NodeRange
+from edl.config import JobSpec, NodeRange, environment
 from edl.errors import SettingError
-from edl.launch import scale_options
+from edl.launch import __main__ as program
+from edl.launch import scale_options, scaling
 from edl.launch.cli import value_options
 from edl.launch.scale_options import KINDS, launcher_again, node_index, scheduler_from, wanted_of
+from edl.launch.told import Told
+from edl.ports import Store
 from edl.schedulers.order import Wanted, with_options
 from edl.schedulers.port import Owner
 from edl.types import JobId
 from tests.unit.test_launch_cli import folder, read, refused
+from tests.unit.test_worlds import SLURM
 
 __all__ = ["folder"]
 
@@ -168,6 +174,33 @@ class TestAnotherLauncher:
         assert "--local-addr=10.0.0.1" in here
         there = launcher_again("python", given, value_options(), (), told, elsewhere=True)
         assert there == ("python", "-m", "edl.launch", "--nnodes=1:4", "--rdzv-id=job", "train.py")
+
+    @pytest.mark.parametrize(
+        "env",
+        [
+            {"PADDLE_RANK": "2", "PADDLE_TRAINER_ID": "1", "PADDLE_JOB_ID": "j"},
+            {"PET_NODE_RANK": "2"},
+            {"EDL_NODE_RANK": "2"},
+            {**SLURM, "SLURM_NODEID": "2"},
+        ],
+        ids=lambda env: next(iter(env)),
+    )
+    def test_it_has_no_place_by_variables_either(self, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        given = ("--nnodes=1:4", "train.py")
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        assert self.place(given, environment()) == 2
+        order = scaling.order(read(*given), Wanted("process"), cast(Store, None), ("127.0.0.1:5",), print)
+        assert self.place(given, order.environment) == -1
+
+    def place(self, arguments: tuple[str, ...], env: Mapping[str, str]) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in {*environment(), *env}:
+                patch.setenv(name, env[name]) if name in env else patch.delenv(name)
+            context = program.run.make_context("edl-run", list(arguments))
+            told = Told.by(context, "train.py")
+        program.settle(told, env)
+        return told.values["node_rank"]
 
     def test_a_private_store_is_named(self) -> None:
         line = self.again("--rdzv-backend=c10d", "-m", "pkg.train", endpoints=("127.0.0.1:5",))

@@ -454,6 +454,7 @@ def test_a_worker_takes_them_up_at_the_boundary_and_goes_on() -> None:
     worker.agent.place(a_seat(1, settings=Settings(1, global_batch=64)))
     worker.agent.expect(local.Underway)
     worker.join()
+    worker.settle()
     assert seen == [(1, 64, ""), (2, 64, ""), (3, 64, ""), (4, 100, "100"), (5, 100, "100")]
     assert worker.agent.versions()[:4] == [(1, number) for number in range(1, 5)], "each of them an ordinary commit"
     worker.close()

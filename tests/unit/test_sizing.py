@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
         Cordon("a", True, "me"), NO_SIZING, {"able": frozenset("ab")}, REFUSED, "at least 2 needed"
     ),
     "a cordon of a stranger": (Cordon("x", True, "me"), NO_SIZING, {}, UNKNOWN, "no such node: x"),
-    "no cordon": (Cordon("a", False, "me"), NO_SIZING, {}, KNOWN, "not cordoned already"),
+    "no cordon": (Cordon("a", False, "me"), NO_SIZING, {}, KNOWN, "a is not cordoned: nothing"),
     "the end of a cordon of one that has gone": (
         Cordon("x", False, "me"), sized(cordoned=(Cordoned(NodeId("x"), ""),)), {}, ACCEPTED, "not cordoned any more"
     ),
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Wish, Sizing, dict[str, Any], Verdict, str]] = {
     "one of a plain script": (Suspend(True, "me"), NO_SIZING, {"aware": False}, ACCEPTED, "what it has not saved"),
     "one more": (Suspend(True, "me"), sized(suspended="you"), {}, KNOWN, "suspended already"),
     "its end": (Suspend(False, "me"), sized(suspended="you"), {}, ACCEPTED, "resumed"),
-    "the end of none": (Suspend(False, "me"), NO_SIZING, {}, KNOWN, "not suspended already"),
+    "the end of none": (Suspend(False, "me"), NO_SIZING, {}, KNOWN, "the job is not suspended: nothing"),
 }  # fmt: skip
 
 

@@ -46,12 +46,6 @@ def begin(worker: Worker, state: State, **changes: Any) -> None:
     worker.session.training = True
 
 
-def settled(worker: Worker) -> None:
-    """The agent has dealt with everything said so far."""
-    worker.link.send(local.Underway(0))
-    worker.agent.expect(local.Underway)
-
-
 class Half:
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -120,7 +114,7 @@ def test_a_commit_is_a_safetensors_file(worker: Worker) -> None:
     begin(worker, state)
     model.weight.data[:] = 7
     state.commit()
-    settled(worker)
+    worker.settle()
     data = worker.agent.kept[STATE, 1, 1, 0]
     read = safetensors.numpy.load(data)
     assert read.keys() == {"model.layer.weight", "noise"}
@@ -136,7 +130,7 @@ def test_only_the_first_of_a_node_commits_what_all_share(worker: Worker) -> None
     state = made(epoch=0, random=Generator(5))
     begin(worker, state, rank=3, local_rank=1, world_size=4, local_world_size=2)
     state.commit()
-    settled(worker)
+    worker.settle()
     assert list(worker.agent.kept) == [(OWN, 1, 1, 3)]
     assert snapshot.parse(worker.agent.kept[OWN, 1, 1, 3]).tree["objects"]["random"]["at"] == 5
 
@@ -145,7 +139,7 @@ def test_each_commits_its_shard(worker: Worker) -> None:
     state = State(FakeFramework(), {"epoch": 0}, sharded=True)
     begin(worker, state, rank=3, local_rank=1, world_size=4, local_world_size=2)
     state.save()
-    settled(worker)
+    worker.settle()
     said = [one for one in worker.agent.said if isinstance(one, local.Committed)]
     assert [(one.shard, one.shards, one.save) for one in said] == [(3, 4, True)]
 
@@ -156,7 +150,7 @@ def test_only_some_commits_are_copied(worker: Worker) -> None:
     for _ in range(7):
         state.commit()
     state.save()
-    settled(worker)
+    worker.settle()
     assert worker.agent.versions() == [(1, 3), (1, 6), (1, 8)]
     assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)] == [False, False, True]
 
@@ -173,7 +167,7 @@ def test_a_planned_change_copies_at_its_boundary(worker: Worker) -> None:
                 state.commit()
         else:
             state.commit()
-        settled(worker)
+        worker.settle()
         assert worker.agent.versions()[-1] == (1, state.commits)
         assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)][-1] is saved
 
@@ -185,7 +179,7 @@ def test_the_layout_may_change(worker: Worker) -> None:
     for number in range(1, 8):
         model.extra = {"table": Tensor(np.full(100_000 * (number % 3), number))}
         state.commit()
-    settled(worker)
+    worker.settle()
     for number in range(1, 8):
         read = safetensors.numpy.load(worker.agent.kept[STATE, 1, number, 0])
         assert read["model.extra.table"].tolist() == [number] * (100_000 * (number % 3))
@@ -222,7 +216,7 @@ def test_a_commit_costs_little_beside_the_copy(worker: Worker) -> None:
     begin(worker, state)
     costs = []
     for _ in range(50):
-        settled(worker)
+        worker.settle()
         start = time.perf_counter()
         state.commit()
         costs.append(time.perf_counter() - start)
@@ -237,7 +231,7 @@ def committed(worker: Worker, **values: Any) -> None:
     state = made(**values)
     begin(worker, state)
     state.commit()
-    settled(worker)
+    worker.settle()
 
 
 def restore(worker: Worker, state: State, **changes: Any) -> None:
@@ -258,7 +252,7 @@ def test_everything_comes_back(worker: Worker) -> None:
     assert other.weight == model.weight
     assert other.extra == model.extra
     state.commit()
-    settled(worker)
+    worker.settle()
     assert (2, 2) in worker.agent.versions()
 
 
@@ -373,7 +367,7 @@ def test_a_sharded_state_is_stored_by_the_workers(worker: Worker, tmp_path: Path
     state.save()
     name = "commit-0000000001.era-0000000001"
     assert worker.agent.expect(local.Stored) == local.Stored(1, 1, name)
-    settled(worker)
+    worker.settle()
     assert state._folders == [str(tmp_path / name)]
     assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)] == [False]
 

@@ -60,7 +60,7 @@ def test_every_wish_reaches_the_master() -> None:
         drain = {"nodes": ["node-c", "node-c"], "deadlineSeconds": 30, "checkpoint": "must", "reason": "disk"}
         assert (await on.ask("PUT", "JOB/bounds", bounds)).code == 202
         assert (await on.ask("POST", "JOB/drain", drain)).code == 202
-        assert (await on.ask("POST", "JOB/nodes/node-b/cordon", {"reason": "hot"})).code == 202
+        assert (await on.ask("POST", "JOB/nodes/node-b/cordon", {"reason": "hot", "device": "GPU-1"})).code == 202
         assert (await on.ask("POST", "JOB/nodes/node-b/cordon")).code == 200
         assert (await on.ask("POST", "JOB/nodes/node-b/uncordon")).code == 202
         taken = await on.ask("POST", "JOB/suspend", {"requester": "kim"})
@@ -69,7 +69,7 @@ def test_every_wish_reaches_the_master() -> None:
         assert on.master.wishes == [
             Rebound(2, 6, by, "", 40),
             Drain(("node-c",), by, "disk", 30.0, Care.MUST),
-            Cordon("node-b", True, by, "hot"),
+            Cordon("node-b", True, by, "hot", "GPU-1"),
             Cordon("node-b", True, by),
             Cordon("node-b", False, by),
             Suspend(True, f"kim ({by})"),

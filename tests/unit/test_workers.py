@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -39,18 +40,23 @@ class FakeProcesses:
         self.outputs: dict[int, tuple[int, int]] = {}
         self.signals: list[tuple[int, int]] = []
         self.dumped: list[int] = []
+        self.forwarded: list[tuple[int, int]] = []
+        self.given: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.stacks: dict[int, bytes] = {}
         self.fail_at = ""
 
     async def warm(self) -> str:
         return ""
 
-    async def spawn(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+    async def spawn(
+        self, environment: dict[str, str], stdout: int, stderr: int, local_rank: int = 0, cores: tuple[int, ...] = ()
+    ) -> int:
         await asyncio.sleep(0)
         if environment["LOCAL_RANK"] == self.fail_at:
             raise WorkerStartError("no more processes")
         pid = 1000 + int(environment["LOCAL_RANK"])
         self.environments[pid] = environment
+        self.given[pid] = (local_rank, cores)
         self.outputs[pid] = (os.dup(stdout), os.dup(stderr))
         return pid
 
@@ -61,6 +67,9 @@ class FakeProcesses:
         self.dumped.append(pid)
         if pid in self.stacks:
             os.write(self.outputs[pid][1], self.stacks[pid])
+
+    async def forward(self, pid: int, number: int) -> None:
+        self.forwarded.append((pid, number))
 
     async def events(self) -> AsyncIterator[ProcessEvent]:
         return
@@ -86,9 +95,7 @@ class Bench:
         self.folder = folder
         spec = JobSpec(JobId("my-job"), NodeRange(1, 4))
         logs = LogPlan(str(folder), **plan)  # type: ignore[arg-type]
-        self.group = WorkerGroup(
-            self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, Local(), 2, self.said.append
-        )
+        self.group = WorkerGroup(self.processes, spec, NodeId("b"), {"PATH": "/bin"}, logs, Local(), self.said.append)
 
 
 def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -111,7 +118,7 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
 
     async def scene() -> None:
         bench.group.meet_at("edl-desk")
-        assert await bench.group.start_ahead(Round(2), (1,)) == []
+        assert await bench.group.start_ahead(Round(2), (1,), (0, 1)) == []
         environment = bench.processes.environments[1001]
         assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("1", "2")
         assert environment["EDL_AGENT"] == "edl-desk"
@@ -121,7 +128,8 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
         assert (seat.rank, seat.world_size, seat.round, seat.position) == (2, 3, 3, 1)
         assert seat.endpoints == ("h1:2", "h2:2", "h2:3") and seat.master == "h1:1"
         assert seat.environment["RANK"] == "2"
-        assert seat.environment["TORCHELASTIC_ERROR_FILE"] == environment["TORCHELASTIC_ERROR_FILE"]
+        assert environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2_ahead" / "1" / "error.json")
+        assert seat.environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2" / "1" / "error.json")
 
     play(bench, scene)
 
@@ -129,8 +137,8 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
 def test_paddle_is_sent_to_gloo_only_where_it_runs_on_the_cpu(tmp_path: Path) -> None:
     spec, paths = JobSpec(JobId("my-job"), NodeRange(1, 4)), LocalPaths("error.json", "logs")
     for gpus in (0, 2):
-        ahead = ahead_environment({}, spec, NodeId("b"), 2, 1, paths, gpus)
-        placed = worker_environment({}, spec, WORLD, NodeId("b"), 1, paths, gpus)
+        ahead = ahead_environment({}, spec, NodeId("b"), (0, 1), 1, paths, Local(gpus))
+        placed = worker_environment({}, spec, WORLD, NodeId("b"), 1, paths, Local(gpus))
         assert ("PADDLE_DISTRI_BACKEND" in ahead) == ("PADDLE_DISTRI_BACKEND" in placed) == (gpus == 0)
 
 
@@ -158,6 +166,19 @@ def test_signals_reach_those_named_or_all(tmp_path: Path) -> None:
         await bench.group.signal(15, (1,))
         await bench.group.signal(9, ())
         assert bench.processes.signals == [(1001, 15), (1000, 9), (1001, 9)]
+
+    play(bench, scene)
+
+
+def test_signals_for_workers_are_passed_to_all_and_cores_belong_to_slots(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.group._around = dataclasses.replace(bench.group._around, cores=((0,), (1, 3)))
+
+    async def scene() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        await bench.group.forward(10)
+        assert bench.processes.forwarded == [(1000, 10), (1001, 10)]
+        assert bench.processes.given == {1000: (0, (0,)), 1001: (1, (1, 3))}
 
     play(bench, scene)
 
@@ -213,7 +234,7 @@ def test_a_bad_end_comes_with_the_last_words(tmp_path: Path) -> None:
         bench.processes.write(1001, stderr=text)
         ended = bench.group.ended(1001, 1)
         assert ended is not None
-        assert (ended.round, ended.local_rank, ended.exit_code) == (3, 1, 1)
+        assert (ended.round, ended.slot, ended.exit_code) == (3, 1, 1)
         assert ended.exception == "RuntimeError: Connection closed by peer"
         assert ended.traceback == ended.tail == text.decode().rstrip()
         assert ended.peer_loss
@@ -261,7 +282,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
     play(bench, scene)
     shown = capfdbinary.readouterr()
     assert shown.out == b""
-    assert shown.err == b"[default2]:to both\n"
+    assert shown.err == b"[default2@b]:to both\n"
 
 
 def test_a_worker_that_cannot_be_created_is_an_end(tmp_path: Path) -> None:
@@ -292,7 +313,7 @@ def test_so_is_one_for_whose_output_there_is_no_pipe(
     async def scene() -> None:
         monkeypatch.setattr(os, "pipe", scarce)
         ends = await bench.group.start(WORLD, (0, 1))
-        assert [end.local_rank for end in ends] == ([1] if pipes >= 2 else [0, 1])
+        assert [end.slot for end in ends] == ([1] if pipes >= 2 else [0, 1])
         assert {end.exit_code for end in ends} == {CANNOT_START}
         assert "Too many open files" in ends[0].exception
 

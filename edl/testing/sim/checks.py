@@ -13,9 +13,9 @@ from edl.exit_codes import ExitCode
 from edl.master import events as ev
 from edl.master.invariants import step_violations, world_violations
 from edl.master.sizing import Sizing
-from edl.master.state import MasterState, NodeStatus, Phase, Record
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
-from edl.testing.sim.keepers import SimKeeper
+from edl.testing.sim.keepers import Directory, SimKeeper
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
 from edl.types import Round, Token
@@ -23,6 +23,7 @@ from edl.wire.local import Target
 from edl.wire.messages import (
     NO_SETTINGS,
     NO_STATE,
+    Depart,
     Dismissed,
     Expelled,
     Finish,
@@ -79,8 +80,8 @@ class Course:
     """Commits that are to be saved on the way."""
     passed_s: float = 0.0
     """When a worker has passed a boundary last."""
-    calm: bool = False
-    """When this was agreed, all was well."""
+    agreed_s: float = 0.0
+    """When that was agreed."""
 
 
 class Checks:
@@ -91,6 +92,7 @@ class Checks:
         self.timeline = timeline
         self.training: Job
         self.keepers: Mapping[tuple[str, int], SimKeeper] = {}
+        self.directory = Directory()
         self.record: Record | None = None
         """What the store holds."""
         self.worlds: dict[Round, World] = {}
@@ -172,6 +174,8 @@ class Checks:
             self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
         if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
             self.owed = self._newest(list(self.keepers.values()), 0, decided_s), self.lost_memories
+        if record.outcome is not None and record.outcome.exit_code == ExitCode.CHECKPOINT_UNUSABLE and record != before:
+            self._check_unusable(state, decided_s)
 
     def _check_budget(self, record: Record) -> None:
         settled = record.phase is not Phase.FORMING
@@ -190,15 +194,24 @@ class Checks:
 
     def _check_newest(self, state: MasterState, world: World, decided_s: float) -> None:
         """The newest complete commit of those that attached, ready nodes hold is what a world begins from."""
-        keepers = []
-        for entry in state.nodes.values():
-            keeper = self.keepers.get((entry.info.host, entry.info.state_port))
-            ready = entry.status is NodeStatus.READY or world.member(entry.info.node) is not None
-            if entry.attached and ready and keeper is not None and keeper.owner.info == entry.info:
-                keepers.append(keeper)
-        newest = self._newest(keepers, world.size, decided_s - NEWS_S)
+        ready = [entry for entry in state.nodes.values() if entry.status is NodeStatus.READY]
+        members = [entry for entry in state.nodes.values() if world.member(entry.info.node) is not None]
+        newest = self._newest(self._attached([*ready, *members]), world.size, decided_s - NEWS_S)
         if newest > world.restore:
             self.fail(f"round {world.round} begins from {world.restore} although {newest} is there")
+
+    def _check_unusable(self, state: MasterState, decided_s: float) -> None:
+        """When that was decided, the Master knew of nobody with a state to begin from, and none lay in the directory.
+        What a node that was away then writes when it ends is for the next job."""
+        until_s = decided_s - NEWS_S
+        found = max(self._newest(self._attached(state.nodes.values()), 1, until_s), self.directory.usable(until_s))
+        if found != NO_STATE:
+            self.fail(f"the job ends, {state.record.reason}, although {found} is there")
+
+    def _attached(self, entries: Iterable[NodeEntry]) -> list[SimKeeper]:
+        """Keepers of these nodes, as far as they live and the Master hears them."""
+        found = ((self.keepers.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached)
+        return [keeper for keeper, entry in found if keeper is not None and keeper.owner.info == entry.info]
 
     @staticmethod
     def _newest(keepers: list[SimKeeper], size: int, until_s: float) -> Version:
@@ -214,7 +227,8 @@ class Checks:
         course = self.courses.get(before.round)
         if course is None or self.training.finished:
             return
-        if course.target and course.calm and self.calm and world.restore != Version(before.era, course.target):
+        untroubled = self.trouble_until_s < course.agreed_s  # a suspended job may meet trouble before the next world
+        if course.target and untroubled and world.restore != Version(before.era, course.target):
             self.fail(
                 f"round {before.round} was left at commit {course.target}, {world.round} begins from {world.restore}"
             )
@@ -244,17 +258,20 @@ class Checks:
         node = after.info.node
         if self.spec.independent:
             self._undisturbed(before, event, decision)
-        elif after.phase is AgentPhase.IDLE and any(w.status is not WorkerStatus.PARKED for w in after.alive):
+        elif after.phase is AgentPhase.IDLE and any(
+            worker.status is not WorkerStatus.PARKED for worker in after.alive if worker not in after.shed
+        ):
             self.fail(f"{node} is idle with living workers")
         for effect in decision.effects:
             if isinstance(effect, ag.Start | ag.GivePlace) and not before.registered:
                 self.fail(f"{node} takes part in a world without a lease")
             if isinstance(effect, ag.Start | ag.StartAhead):
-                taken = {w.local_rank for w in before.alive} & set(effect.local_ranks)
+                taken = {w.slot for w in before.alive} & set(effect.slots)
                 if isinstance(event, ag.WorkerEnded):
-                    taken.discard(event.local_rank)
+                    taken.discard(event.slot)
                 if taken:
                     self.fail(f"{node} starts workers in slots {sorted(taken)}, where old ones live")
+            self._in_slots(decision.state, effect)
             if isinstance(effect, ag.TellWorkers) and isinstance(effect.message, Target):
                 self._agreed(before.running_round, effect.message)
         leaves = after.phase in (AgentPhase.LEAVING, AgentPhase.OVER) and before.phase not in (
@@ -264,18 +281,40 @@ class Checks:
         if leaves and before.draining is not None:
             told = isinstance(event, ag.Heard) and isinstance(event.message, Dismissed | Finish | Expelled)
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
-            if not (told or late or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
+            if isinstance(event, ag.Heard) and isinstance(event.message, Depart):
+                late = late or not (event.message.deadline_s or before.timeouts.shutdown_s)  # has no time any more
+            alone = after.outcome is not None and after.outcome.exit_code == ExitCode.STORE_UNREACHABLE
+            if not (told or late or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 
+    def _in_slots(self, after: AgentState, effect: ag.Effect) -> None:
+        """Workers are where the world, or the next one, has them, and look for their devices where these are."""
+        node = after.info.node
+        if isinstance(effect, ag.StartAhead) and set(effect.slots) - set(after.uses):
+            self.fail(f"{node} starts workers in slots {effect.slots}, and is to use {after.uses}")
+        if not isinstance(effect, ag.Start | ag.GivePlace):
+            return
+        member = effect.world.member(node)
+        used = member.used if member is not None else ()
+        if set(effect.slots) - set(used):
+            self.fail(f"{node} has workers in slots {effect.slots}, and the world uses {used} there")
+        for worker in after.workers:
+            astray = after.by_device and not after.independent and worker.bound != worker.local_rank
+            if worker.slot in effect.slots and astray and not worker.anew:
+                self.fail(f"{node}: {worker} would look for its device in another place")
+
     def _undisturbed(self, before: AgentState, event: ag.Event, decision: ag.Decision) -> None:
-        """A change of the world signals no independent worker whose node has a part in the next one."""
+        """A change of the world signals no independent worker whose slot has a part in the next one."""
         if not isinstance(event, ag.Heard) or before.phase not in (AgentPhase.RUNNING, AgentPhase.IDLE):
             return
-        member = isinstance(event.message, StartRound) and event.message.world.member(before.info.node) is not None
+        member = event.message.world.member(before.info.node) if isinstance(event.message, StartRound) else None
         if member or isinstance(event.message, StopRound):
-            frozen = {worker.local_rank for worker in before.workers if worker.frozen_since_s is not None}
+            others = {worker.slot for worker in before.workers if worker.frozen_since_s is not None}
+            others |= {worker.slot for worker in before.shed}
+            if member:
+                others |= {worker.slot for worker in before.workers if worker.slot not in member.used}
             done = [effect for effect in decision.effects if isinstance(effect, ag.SignalWorkers | ag.TellWorkers)]
-            if any(not set(effect.local_ranks) or set(effect.local_ranks) - frozen for effect in done):
+            if any(not set(effect.slots) or set(effect.slots) - others for effect in done):
                 self.fail(f"{before.info.node} disturbs its workers on {event.message}: {done}")
 
     def worker_started(self, worker: Worker, world: World | None) -> None:
@@ -289,20 +328,20 @@ class Checks:
             return  # what counts is what the workers take their steps under
         if course is None:
             self.fail(f"workers of round {number} are to go to commit {order.commit}; nobody trains there")
-        elif order.commit == course.target or order.commit in course.saves:
-            return
+        elif order.commit in (course.saves if order.purpose == Purpose.SAVE.value else {course.target}):
+            return  # others have been told before
         elif course.reached > order.commit or (course.reached == order.commit and self.calm):
             self.fail(f"round {number} is to stop at commit {order.commit}; {course.reached} has been passed")
         elif order.purpose == Purpose.SAVE.value:
             course.saves.add(order.commit)
         elif not course.target:
-            course.target, course.calm = order.commit, self.calm
+            course.target, course.agreed_s = order.commit, self.timeline.now_s
 
     def placed(self, worker: Worker, world: World) -> None:
         """A worker has been given a place."""
         if self.worlds.get(world.round) != world:
             self.fail(f"{worker} was given a place in a world of round {world.round} that nobody recorded")
-        slot = (id(worker.parent), worker.local_rank)
+        slot = (id(worker.parent), worker.slot)
         if world.round < self._placed[slot]:
             self.fail(f"{worker} was given a place in round {world.round} after {self._placed[slot]}")
         self._placed[slot] = world.round

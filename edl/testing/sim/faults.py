@@ -70,10 +70,18 @@ class FaultKind(enum.Enum):
     """Somebody has a node take no part, or take part again."""
     SUSPEND = "suspend"
     """Somebody suspends the job for a while."""
+    BAD_SLOT = "bad-slot"
+    """A card goes bad: for a while every worker in that slot fails."""
+    DROP_SLOT = "drop-slot"
+    """Somebody has a slot take no part, or take part again."""
+    UNFIT = "unfit"
+    """A check names a slot."""
 
 
 SIZES = (FaultKind.RESIZE, FaultKind.REBOUND, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
 """Nothing goes wrong with these: they change what is wanted."""
+SLOTS = (FaultKind.BAD_SLOT, FaultKind.DROP_SLOT, FaultKind.UNFIT)
+"""They need nodes of several slots, and have schedules of their own. Only with the first one something goes wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +178,19 @@ class FaultPlan:
             for at_s, kind in zip(chosen, kinds, strict=True)
         ]
         return FaultPlan((*self.faults, *wishes), max(self.quiet_s, *chosen) + 0.1)
+
+    def with_slots(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
+        """The plan, cards that go bad and come well again, and people who name some."""
+        moments = [fault.at_s + rng.choice((-0.3, -0.05, 0.0, 0.05, 0.3)) for fault in self.faults]
+        chosen = [at_s for at_s in moments if at_s > 0 and rng.random() < 0.3]
+        chosen += [rng.uniform(1.0, span_s) for _ in range(rng.randint(2, 6))]
+        kinds = rng.choices(SLOTS, (6, 4, 1), k=len(chosen))
+        named = [
+            Fault(at_s, kind, rng.choice((0.5, 3.0, 12.0)), rng.random(), rng.random())
+            for at_s, kind in zip(chosen, kinds, strict=True)
+        ]
+        longest_s = max(one.at_s + one.for_s for one in named)
+        return FaultPlan((*self.faults, *named), max(self.quiet_s, longest_s) + 0.1)
 
     def without(self, index: int) -> FaultPlan:
         """The plan less one fault, for shrinking."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from edl.testing.sim.faults import SIZES, Fault, FaultKind, FaultPlan
+from edl.master import events as ms
+from edl.master.policies.slots import slots_of
+from edl.testing.sim.faults import SIZES, SLOTS, Fault, FaultKind, FaultPlan
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.network import STORE
 from edl.testing.sim.stepping import Stepper
@@ -30,7 +32,7 @@ def inject(world: SimWorld, fault: Fault) -> None:
     """Do it; a fault that finds nothing to strike passes unnoticed."""
     if world.around.trace is not None:
         world.around.trace(f"  FAULT  {fault}")
-    if fault.kind not in SIZES:
+    if fault.kind not in (*SIZES, *SLOTS[1:]):
         world.checks.trouble(fault.for_s)
     _HANDLERS[fault.kind](world, fault)
 
@@ -62,7 +64,8 @@ def _restart(world: SimWorld, fault: Fault) -> None:
     down = _choose([one for one in world.launchers.values() if not one.alive], fault.pick)
     if down is not None:
         info = down.info
-        world.start(down.node, info.slots, info.node_rank, info.rack, info.index)
+        place = info.node_rank, info.rack, info.index
+        world.start(down.node, info.slots, *place, info.spare_slots, info.devices)
 
 
 def _new_node(world: SimWorld, fault: Fault) -> None:
@@ -251,6 +254,40 @@ def _cordon(world: SimWorld, fault: Fault) -> None:
         world.timeline.after(fault.for_s, world.ask_for, Cordon(node, False, _WHO))
 
 
+def _slot(world: SimWorld, fault: Fault) -> tuple[Launcher, int] | None:
+    """Some slot of some node."""
+    found = _choose(world.usable(), fault.pick)
+    if found is None:
+        return None
+    slots = slots_of(found.info)
+    return found, min(int(fault.pick2 * slots), slots - 1)
+
+
+def _bad_slot(world: SimWorld, fault: Fault) -> None:
+    found = _slot(world, fault)
+    if found is not None:
+        world.spoil_slot(found[0].node, found[1], fault.for_s)
+
+
+def _drop_slot(world: SimWorld, fault: Fault) -> None:
+    found = _slot(world, fault)
+    if found is None:
+        return
+    launcher, slot = found
+    device = launcher.info.devices[slot] if launcher.info.devices else str(slot)
+    world.ask_for(Cordon(launcher.node, True, _WHO, device=device))
+    if fault.pick * 10 % 1 < 0.6:
+        world.timeline.after(fault.for_s, world.ask_for, Cordon(launcher.node, False, _WHO, device=device))
+
+
+def _unfit(world: SimWorld, fault: Fault) -> None:
+    found, master = _slot(world, fault), world.master
+    if found is not None and master is not None and master.ruling is not None:
+        launcher, slot = found
+        event = ms.Unfit(launcher.node, launcher.info.incarnation, slot, "does not pass its check")
+        master.run(master.ruling.feed, event)
+
+
 def _suspend(world: SimWorld, fault: Fault) -> None:
     world.ask_for(Suspend(True, _WHO))
     if fault.pick2 < 0.7:
@@ -308,4 +345,7 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.EVICT: _evict,
     FaultKind.CORDON: _cordon,
     FaultKind.SUSPEND: _suspend,
+    FaultKind.BAD_SLOT: _bad_slot,
+    FaultKind.DROP_SLOT: _drop_slot,
+    FaultKind.UNFIT: _unfit,
 }

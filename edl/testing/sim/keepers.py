@@ -5,6 +5,7 @@ Only which commit lies where; no bytes. Mirrors ``edl.agent.keeper`` and ``edl.a
 
 from __future__ import annotations
 
+import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class Saved:
     shards: int
     parts: set[int] = field(default_factory=set)
     corrupt: bool = False
+    whole_s: float = 0.0
+    """When its last part was written."""
 
     @property
     def complete(self) -> bool:
@@ -43,9 +46,11 @@ class Directory:
         """Who has set the switch to save."""
         self.kill_asked = ""
 
-    def write(self, version: Version, shard: int = 0, shards: int = 1) -> bool:
-        """Write a part; whether the commit is complete now."""
+    def write(self, version: Version, shard: int = 0, shards: int = 1, now_s: float = 0.0) -> bool:
+        """Write a part; whether the commit is complete now. Without a time it lies there from the start."""
         saved = self.entries.setdefault(version, Saved(shards))
+        if not saved.complete:
+            saved.whole_s = now_s
         saved.parts.add(shard)
         return saved.complete
 
@@ -53,9 +58,10 @@ class Directory:
         """Those that count, the newest first."""
         return sorted(((v, s) for v, s in self.entries.items() if s.complete), key=lambda pair: pair[0], reverse=True)
 
-    def usable(self) -> Version:
-        """The newest that can be read."""
-        return next((version for version, saved in self.complete() if not saved.corrupt), NO_STATE)
+    def usable(self, until_s: float = math.inf) -> Version:
+        """The newest that can be read, of those that were complete by this time."""
+        found = (version for version, saved in self.complete() if not saved.corrupt and saved.whole_s <= until_s)
+        return next(found, NO_STATE)
 
 
 @dataclass(slots=True)
@@ -292,7 +298,7 @@ class SimKeeper:
         newer = [h.version for h in self.holdings() if h.version >= wanted and h.shards == 1]
         if newer:
             version = wanted if wanted in newer else min(newer)
-            self.net.directory.write(version)
+            self.net.directory.write(version, now_s=self.net.timeline.now_s)
             self.finish(version)
         else:
             self.owner.tell_agent(ag.Report(Kept(wanted, "", "it is not held any more")))
@@ -304,9 +310,22 @@ class SimKeeper:
         self.net.directory.save_asked = ""
         self.owner.tell_agent(ag.Report(Kept(version, f"checkpoint {version.commit}")))
 
+    def flush(self, version: Version) -> None:
+        """Write what is here of a commit, if that is newer than what is there."""
+        self.look()
+        if version > self.stored[0]:
+            self._write_parts(version)
+            saved = self.net.directory.entries.get(version)
+            if saved is not None and saved.complete:
+                self.look()
+                self.owner.tell_agent(ag.Report(Kept(version, f"checkpoint {version.commit}")))
+        self.owner.tell_agent(ag.StateChanged())
+
     def save_what_is_left(self) -> None:
         """Before the launcher ends: bring the newest commit where it survives."""
-        newest = max((holding.version for holding in self.holdings()), default=NO_STATE)
+        self._write_parts(max((holding.version for holding in self.holdings()), default=NO_STATE))
+
+    def _write_parts(self, version: Version) -> None:
         for holding in self.holdings():
-            if holding.version == newest:
-                self.net.directory.write(newest, holding.shard, holding.shards)
+            if holding.version == version:
+                self.net.directory.write(version, holding.shard, holding.shards, self.net.timeline.now_s)

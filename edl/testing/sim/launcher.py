@@ -82,6 +82,7 @@ class Launcher(Candidate):
         if self.agent is None:
             spec = self.around.spec
             self.agent = AgentState(self.info, spec.timeouts, contact_s=self.now_s, independent=spec.independent)
+            self.agent = dataclasses.replace(self.agent, by_device=bool(self.info.devices))
             self._run_effects(begin(self.agent).effects)
         else:
             self.tell_agent(ag.Registered(self.info))
@@ -248,28 +249,30 @@ class Launcher(Candidate):
     def _run_on_workers(self, effect: ag.Effect) -> None:
         training = self.around.training
         match effect:
-            case ag.Start(world, local_ranks):
-                self._start(world, local_ranks)
-            case ag.GivePlace(world, local_ranks):
+            case ag.Start(world, slots):
+                self._start(world, slots)
+            case ag.GivePlace(world, slots):
                 self._enter(world)
-                for worker in self._alive(local_ranks):
+                for worker in self._alive(slots):
                     training.give_place(worker, world)
-            case ag.StartAhead(local_ranks, born):
+            case ag.StartAhead(slots, born):
                 owner = self.info.node, self.info.incarnation
-                self._add([training.start_ahead(self, owner, born, index) for index in local_ranks])
-            case ag.SignalWorkers(number, local_ranks):
-                for worker in self._alive(local_ranks):
+                self._add([training.start_ahead(self, owner, born, index) for index in slots])
+            case ag.SignalWorkers(number, slots):
+                for worker in self._alive(slots):
                     training.signal(worker, number)
-            case ag.TellWorkers(message, local_ranks):
-                for worker in self._alive(local_ranks) if local_ranks else ():
+            case ag.TellWorkers(message, slots):
+                for worker in self._alive(slots) if slots else ():
                     training.hear(worker, message)
             case ag.Keep(peer):
                 self.keeper.keep_with(peer)
             case ag.Load():
                 self.after(self.around.rng.uniform(0.1, 2.0), self._load)
+            case ag.Write(version):
+                self.after(self.around.rng.uniform(0.1, 2.0), self.keeper.flush, version)
 
-    def _alive(self, local_ranks: tuple[int, ...]) -> list[Worker]:
-        return [w for w in self.workers if w.alive and (not local_ranks or w.local_rank in local_ranks)]
+    def _alive(self, slots: tuple[int, ...]) -> list[Worker]:
+        return [w for w in self.workers if w.alive and (not slots or w.slot in slots)]
 
     def _warmed(self) -> None:
         self.keeper.look()
@@ -302,22 +305,22 @@ class Launcher(Candidate):
         self._ports = ()
         self.keeper.enter(world)
 
-    def _start(self, world: World, local_ranks: tuple[int, ...]) -> None:
+    def _start(self, world: World, slots: tuple[int, ...]) -> None:
         member = world.member(self.info.node)
         assert member is not None  # noqa: S101 - the agent has looked
         self._enter(world)
-        self._add(self.around.training.start(self, world, member, local_ranks))
+        self._add(self.around.training.start(self, world, member, slots))
 
     def _add(self, workers: list[Worker]) -> None:
-        slots = [worker.local_rank for worker in self._alive(())]
+        taken = [worker.slot for worker in self._alive(())]
         for worker in workers:
-            if worker.local_rank in slots:
-                self.around.checks.fail(f"{self.node} has two processes in slot {worker.local_rank}")
+            if worker.slot in taken:
+                self.around.checks.fail(f"{self.node} has two processes in slot {worker.slot}")
         self.workers = [*self._alive(()), *workers]
 
     def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
         """A worker process is gone; the nursery reports it."""
-        event = ag.WorkerEnded(worker.born, worker.local_rank, code, peer_loss=peer_loss)
+        event = ag.WorkerEnded(worker.born, worker.slot, code, peer_loss=peer_loss)
         self.after(0.001, self.tell_agent, event)
 
     def lose_nursery(self) -> None:
@@ -393,6 +396,13 @@ class Launcher(Candidate):
         if self._line is not None:
             stream, end = self._line
             stream.close(end)
+
+    @property
+    def writes(self) -> bool:
+        """Whether its node is the first of a world in training."""
+        agent = self.agent
+        first = agent.world.members[0].node if agent is not None and agent.world is not None else ""
+        return agent is not None and agent.phase is AgentPhase.RUNNING and agent.underway and first == self.node
 
     @property
     def node(self) -> NodeId:

@@ -43,7 +43,7 @@ class LoneJob(Job):
         """Time that the slots of the recorded world still need."""
         world = self._world()
         members = world.members if world is not None else ()
-        slots = [(member.node, index) for member in members for index in range(member.slots)]
+        slots = [(member.node, index) for member in members for index in member.used]
         return max((self._left_s.get(slot, self._total_s) for slot in slots), default=self._total_s)
 
     @property
@@ -65,14 +65,14 @@ class LoneJob(Job):
         for worker in self.alive():
             self._go_on(worker)
 
-    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
         """Create a node's workers."""
         workers = []
-        for index in local_ranks:
-            rank = Rank(member.first_rank + index)
-            worker = Worker(parent, member.node, member.incarnation, world.round, index, self.deaf(), world.round, rank)
+        for slot in slots:
+            rank = Rank(member.first_rank + member.used.index(slot))
+            worker = Worker(parent, member.node, member.incarnation, world.round, slot, self.deaf(), world.round, rank)
             self.watcher.worker_started(worker, world)
-            self._left_s.setdefault((member.node, index), self._total_s)
+            self._left_s.setdefault((member.node, slot), self._total_s)
             self.timeline.after(self.rng.uniform(0.02, 0.4), self._comes_up, worker)
             workers.append(worker)
         self.processes += workers
@@ -82,7 +82,7 @@ class LoneJob(Job):
         worker.up = True
         self._go_on(worker)
 
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
         """Nobody waits for a world here."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although workers are independent")
         raise AssertionError("unreachable")
@@ -91,7 +91,7 @@ class LoneJob(Job):
         """The world changes around it."""
         member = world.member(worker.node)
         assert member is not None  # noqa: S101 - the agent has looked
-        worker.round, worker.rank = world.round, Rank(member.first_rank + worker.local_rank)
+        worker.round, worker.rank = world.round, Rank(member.first_rank + member.used.index(worker.slot))
         self.watcher.placed(worker, world)
 
     def hear(self, worker: Worker, message: ToWorker) -> None:
@@ -101,7 +101,7 @@ class LoneJob(Job):
     def _go_on(self, worker: Worker) -> None:
         if worker.alive and worker.up and not worker.frozen and id(worker) not in self._ends:
             self._since_s[id(worker)] = self.timeline.now_s
-            left_s = max(SHORTEST_S, self._left_s[worker.node, worker.local_rank])
+            left_s = max(SHORTEST_S, self._left_s[worker.node, worker.slot])
             self._ends[id(worker)] = self.timeline.after(left_s, self._complete, worker)
 
     def _stand_still(self, worker: Worker) -> None:
@@ -109,12 +109,12 @@ class LoneJob(Job):
         if end is not None:
             end.cancel()
             done_s = self.timeline.now_s - self._since_s.pop(id(worker))
-            slot = worker.node, worker.local_rank
+            slot = worker.node, worker.slot
             self._left_s[slot] = max(0.0, self._left_s[slot] - done_s)
 
     def _complete(self, worker: Worker) -> None:
         del self._ends[id(worker)], self._since_s[id(worker)]
-        self._left_s[worker.node, worker.local_rank] = 0.0
+        self._left_s[worker.node, worker.slot] = 0.0
         worker.done = True
         self.end(worker, 0)
 

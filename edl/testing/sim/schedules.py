@@ -7,7 +7,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, Timeouts
+from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
@@ -54,6 +54,10 @@ class Schedule:
     """People ask for other sizes."""
     indexed: bool = False
     """A scheduler has numbered the nodes of the beginning."""
+    spare_slots: int = -1
+    """Of each node; nodes have several slots then, and some are dropped. -1: nothing of that."""
+    devices: bool = False
+    """What is in the slots is known, and workers are bound to it."""
 
     def describe(self) -> str:
         """In one line."""
@@ -112,10 +116,26 @@ class Schedule:
         rng = random.Random(f"sizes {seed}")  # noqa: S311 - not for secrets
         plan = drawn.plan if rng.random() < 0.7 else FaultPlan()
         spec = dataclasses.replace(drawn.spec, cooldown_s=rng.choice((0.0, 0.0, 2.0, 8.0)))
-        if drawn.script is None:  # all agents would ask for what no plain script does, for as long as the job goes on
+        if drawn.script is None:  # nobody would do it
             plan = FaultPlan(tuple(one for one in plan.faults if one.kind is not FaultKind.SAVE), plan.quiet_s)
         plan, indexed = plan.with_sizes(rng), rng.random() < 0.4
         return dataclasses.replace(drawn, spec=spec, plan=plan, sized=True, indexed=indexed)
+
+    @classmethod
+    def slotted(cls, seed: int) -> Schedule:
+        """The same job and the same faults, or none, with slots that fail and are named; every fourth one with workers
+        that need no others."""
+        drawn = cls.independent(seed) if seed % 4 == 3 else cls.draw(seed)
+        rng = random.Random(f"slots {seed}")  # noqa: S311 - not for secrets
+        plan = drawn.plan if rng.random() < 0.6 else FaultPlan()
+        if drawn.script is None:
+            plan = FaultPlan(tuple(one for one in plan.faults if one.kind is not FaultKind.SAVE), plan.quiet_s)
+        rules = SlotRules(rng.choice((0, 1, 2, 2, 3)), rng.choice((0.0, 0.0, 4.0, 15.0)))
+        spec = dataclasses.replace(drawn.spec, slots=rules)
+        spare, known, sized = rng.choice((0, 0, 1, 2)), rng.random() < 0.5, rng.random() < 0.3
+        plan = plan.with_slots(rng)
+        plan = plan.with_sizes(rng) if sized else plan
+        return dataclasses.replace(drawn, spec=spec, plan=plan, spare_slots=spare, devices=known, sized=sized)
 
 
 def _draw_policy(rng: random.Random) -> HyperPolicy:
@@ -170,12 +190,17 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         trace=trace,
     )
     world.sized = schedule.sized
+    world.slotted = schedule.spare_slots >= 0
     world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):
         node_rank = index if schedule.ranked else -1
         rack = f"rack{index % schedule.racks}" if schedule.racks > 1 else ""
         slots, number = 1 + (schedule.seed + index) % 2, index if schedule.indexed else -1
-        world.timeline.at(at_s, world.start, f"n{index}", slots, node_rank, rack, number)
+        spare, devices = 0, tuple[str, ...]()
+        if schedule.spare_slots >= 0:
+            slots, spare = 1 + (schedule.seed + index) % 4, schedule.spare_slots
+            devices = tuple(f"GPU-{index}-{slot}" for slot in range(slots + spare)) if schedule.devices else ()
+        world.timeline.at(at_s, world.start, f"n{index}", slots, node_rank, rack, number, spare, devices)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))
     try:
         play_out(world, schedule.plan)
@@ -199,6 +224,11 @@ def play_seed(seed: int) -> Result:
 def play_resized(seed: int) -> Result:
     """Run the schedule of a seed in which people ask for other sizes."""
     return play(Schedule.resized(seed))
+
+
+def play_slotted(seed: int) -> Result:
+    """Run the schedule of a seed in which slots fail, are dropped and come back."""
+    return play(Schedule.slotted(seed))
 
 
 def shrink(schedule: Schedule) -> Schedule:

@@ -153,6 +153,12 @@ class Crew(Group):
             self.job.timeline.after(self.job.rng.uniform(0.01, 1.0), self.job.notice, peer, self)
 
 
+def _leads(worker: Worker, world: World) -> bool:
+    """Whether it is the first worker of its node, who commits for all of them."""
+    member = world.member(worker.node)
+    return member is not None and worker.rank == member.first_rank
+
+
 class SteppingJob(Job):
     """A script with a training loop that commits at each step."""
 
@@ -206,19 +212,19 @@ class SteppingJob(Job):
 
     # --- births ------------------------------------------------------------------------------------------------------
 
-    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
         """Create some of a node's workers."""
         owner = member.node, member.incarnation
-        return [self._born(parent, owner, world.round, index, world) for index in local_ranks]
+        return [self._born(parent, owner, world.round, slot, world) for slot in slots]
 
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
         """Create a worker that waits for its world."""
-        return self._born(parent, owner, born, local_rank, None)
+        return self._born(parent, owner, born, slot, None)
 
     def _born(
-        self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int, world: World | None
+        self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int, world: World | None
     ) -> Worker:
-        worker = Stepper(parent, *owner, born, local_rank, self.deaf())
+        worker = Stepper(parent, *owner, born, slot, self.deaf())
         self.watcher.worker_started(worker, world)
         self.processes.append(worker)
         boot_s = self.rng.uniform(0.02, 0.4) + (2.0 if self.rng.random() < 0.05 else 0.0)
@@ -232,9 +238,9 @@ class SteppingJob(Job):
             self.timeline.after(0.1, self._boots, worker)
             return
         worker.stage = Stage.WAITING
-        self._say(worker, ag.WorkerEntered(worker.born, worker.local_rank, self.script.rejoins))
+        self._say(worker, ag.WorkerEntered(worker.born, worker.slot, self.script.rejoins))
         if self.script.rejoins:
-            self._say(worker, ag.WorkerParked(worker.born, worker.local_rank, Round(0)))
+            self._say(worker, ag.WorkerParked(worker.born, worker.slot, Round(0)))
 
     def _say(self, worker: Stepper, event: ag.Event) -> None:
         worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
@@ -267,7 +273,7 @@ class SteppingJob(Job):
             case local.Hold(round=number, hold=hold):
                 if worker.round == number:
                     passed = worker.boundary.hold(hold)
-                    self._say(worker, ag.WorkerHere(worker.born, worker.local_rank, hold, passed))
+                    self._say(worker, ag.WorkerHere(worker.born, worker.slot, hold, passed))
             case local.Target(hold=hold, commit=commit, purpose=Purpose.SET.value, settings=settings):
                 worker.boundary.set_settings(hold, commit, settings)
                 self._again(worker)
@@ -293,7 +299,7 @@ class SteppingJob(Job):
         assert member is not None  # noqa: S101 - the agent has looked
         self.watcher.placed(worker, world)
         worker.stage, worker.round = Stage.FORMING, world.round
-        worker.rank = Rank(member.first_rank + worker.local_rank)
+        worker.rank = Rank(member.first_rank + member.used.index(worker.slot))
         worker.crew = self.rounds.setdefault(world.round, Crew(self, world))
         worker.crew.join(worker)
         if worker.crew.broken:
@@ -320,7 +326,7 @@ class SteppingJob(Job):
         crew.leave(worker, agreed=agreed)
         worker.stage, worker.standing, worker.up = Stage.WAITING, False, False
         if self.script.rejoins:
-            self._say(worker, ag.WorkerParked(worker.born, worker.local_rank, number))
+            self._say(worker, ag.WorkerParked(worker.born, worker.slot, number))
         else:
             self.timeline.after(0.005, self.end, worker, 0)
 
@@ -346,7 +352,7 @@ class SteppingJob(Job):
             self.position = world.restore.commit
             self.watcher.restored(worker, world, world.restore)
             self.watcher.holds(worker, world, world.restore.commit, worker.boundary.settings)
-            self._say(worker, ag.WorkerUnderway(worker.born, worker.local_rank, world.round))
+            self._say(worker, ag.WorkerUnderway(worker.born, worker.slot, world.round))
             crew.look()
 
         if world.restore == NO_STATE:
@@ -410,7 +416,7 @@ class SteppingJob(Job):
         script, commit = self.script, worker.computed
         save = turn in (Turn.SAVE, Turn.KILL) or bool(script.save_every and commit % script.save_every == 0)
         if (turn in (Turn.PASS, Turn.SET) and commit % script.copy_every and not save) or not (
-            script.sharded or worker.local_rank == 0
+            script.sharded or _leads(worker, world)
         ):
             return
         version = Version(world.era, commit)
@@ -418,7 +424,7 @@ class SteppingJob(Job):
         worker.busy = True
 
         def taken() -> None:
-            worker.parent.keeper.committed(worker.local_rank, holding, save)
+            worker.parent.keeper.committed(worker.slot, holding, save)
             self.watcher.copied(worker.parent, version)
             worker.busy = False
             self._again(worker)
@@ -426,7 +432,7 @@ class SteppingJob(Job):
                 worker.crew.look()
 
         def written() -> None:
-            if self.directory.write(version, holding.shard, holding.shards):
+            if self.directory.write(version, holding.shard, holding.shards, self.timeline.now_s):
                 worker.parent.run(worker.parent.keeper.finish, version)
 
         leaving = turn in (Turn.SWITCH, Turn.KILL)

@@ -81,7 +81,7 @@ class Worker:
     node: NodeId
     incarnation: Incarnation
     born: Round
-    local_rank: int
+    slot: int
     deaf: bool
     """Ignores SIGTERM."""
     round: Round = Round(0)
@@ -95,7 +95,7 @@ class Worker:
     """Its training is complete; it ends with status 0."""
 
     def __str__(self) -> str:
-        return f"worker {self.local_rank} of {self.node} born in {self.born}"
+        return f"worker in slot {self.slot} of {self.node} born in {self.born}"
 
 
 @dataclass(slots=True, eq=False)
@@ -124,11 +124,11 @@ class Job(ABC):
     # --- what a launcher has done ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
         """Create some of a node's workers."""
 
     @abstractmethod
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
         """Create a worker that waits for its world."""
 
     @abstractmethod
@@ -292,20 +292,20 @@ class PlainJob(Job):
         done_s = (self.timeline.now_s - since_s) // step_s * step_s
         self.work_s = max(0.0, self.work_s - done_s)
 
-    def start(self, parent: Parent, world: World, member: Member, local_ranks: Iterable[int]) -> list[Worker]:
+    def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[Worker]:
         """Create a node's workers."""
         training = self.rounds.setdefault(world.round, Training(self, world))
         workers = []
-        for index in local_ranks:
-            rank = Rank(member.first_rank + index)
-            worker = Worker(parent, member.node, member.incarnation, world.round, index, self.deaf(), world.round, rank)
+        for slot in slots:
+            rank = Rank(member.first_rank + member.used.index(slot))
+            worker = Worker(parent, member.node, member.incarnation, world.round, slot, self.deaf(), world.round, rank)
             self.watcher.worker_started(worker, world)
             training.add(worker)
             workers.append(worker)
         self.processes += workers
         return workers
 
-    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, local_rank: int) -> Worker:
+    def start_ahead(self, parent: Parent, owner: tuple[NodeId, Incarnation], born: Round, slot: int) -> Worker:
         """A plain script would not wait for its world."""
         self.watcher.fail(f"{owner[0]} starts a worker ahead although the script is plain")
         raise AssertionError("unreachable")

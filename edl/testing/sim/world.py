@@ -12,6 +12,8 @@ from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
 from edl.master.machine import absent
+from edl.master.policies.slots import places
+from edl.master.restoring import newest_in_memory
 from edl.master.sizing import NO_SIZING, Sizing
 from edl.master.state import Phase, Record
 from edl.rendezvous.rules import next_size
@@ -29,7 +31,7 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose
-from edl.wire.wishes import Drain, Granted, Suspend, Wish
+from edl.wire.wishes import Cordon, Drain, Granted, Suspend, Wish
 
 LOOK_EVERY_S = 0.5
 POLL_S = 1.0
@@ -67,6 +69,7 @@ class SimWorld:
         self.states = StateNet(timeline, rng, self.network, self.directory)
         self.training = self._job(total_s, script)
         checks.training, checks.keepers = self.training, self.states.keepers
+        checks.directory = self.directory
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
         self.around = Surroundings(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
@@ -78,6 +81,8 @@ class SimWorld:
         self._healed = False
         self.sized = False
         """People ask for sizes here: the job goes on until what they want holds."""
+        self.slotted = False
+        """Slots are dropped here: when all is well again, all of them take part again."""
         self._world_since = (Round(0), 0.0)
         """The newest world that was seen, and since when."""
         self.store.changed = self._store_changed
@@ -92,7 +97,16 @@ class SimWorld:
 
     # --- people's doings ---------------------------------------------------------------------------------------------
 
-    def start(self, name: str, slots: int = 2, node_rank: int = -1, rack: str = "", index: int = -1) -> Launcher:
+    def start(
+        self,
+        name: str,
+        slots: int = 2,
+        node_rank: int = -1,
+        rack: str = "",
+        index: int = -1,
+        spare_slots: int = 0,
+        devices: tuple[str, ...] = (),
+    ) -> Launcher:
         """Start a launcher on a node, for the first time or again."""
         node = NodeId(name)
         before = self.launchers.get(node)
@@ -100,7 +114,8 @@ class SimWorld:
             assert not before.alive, f"{name} runs already"  # noqa: S101 - a mistake in the scenario
             self.retired.append(before)
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
-        info = NodeInfo(node, Incarnation(0), name, port, slots, node_rank, port + 5000, rack, index)
+        place = node_rank, port + 5000, rack, index
+        info = NodeInfo(node, Incarnation(0), name, port, slots, *place, spare_slots=spare_slots, devices=devices)
         launcher = Launcher(self.around, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
@@ -109,19 +124,35 @@ class SimWorld:
         """Kill a launcher with its workers."""
         self.launchers[NodeId(name)].crash()
 
-    def kill_worker(self, name: str, local_rank: int = 0) -> None:
+    def kill_worker(self, name: str, slot: int = 0) -> None:
         """SIGKILL one worker."""
-        self.fail_worker(name, local_rank, -SIGKILL)
+        self.fail_worker(name, slot, -SIGKILL)
 
-    def fail_worker(self, name: str, local_rank: int = 0, code: int = 1) -> None:
+    def fail_worker(self, name: str, slot: int = 0, code: int = 1) -> None:
         """Have one worker end with a status."""
-        worker = self.worker(name, local_rank)
+        worker = self.worker(name, slot)
         self.checks.worker_failures += 1
         self.training.end(worker, code)
 
-    def worker(self, name: str, local_rank: int = 0) -> Worker:
+    def worker(self, name: str, slot: int = 0) -> Worker:
         """A node's living worker. Raises ``StopIteration`` when there is none."""
-        return next(w for w in self.launchers[NodeId(name)].workers if w.alive and w.local_rank == local_rank)
+        return next(w for w in self.launchers[NodeId(name)].workers if w.alive and w.slot == slot)
+
+    def spoil_slot(self, node: NodeId, slot: int, for_s: float) -> None:
+        """For so long every worker in this slot fails, wherever its card is used; no more once all is healed."""
+        until_s = self.timeline.now_s + for_s
+
+        def strike() -> None:
+            launcher = self.launchers[node]
+            if self._healed or self.timeline.now_s > until_s:
+                return
+            for worker in launcher.workers:
+                if worker.alive and worker.slot == slot and worker.up and not worker.done:
+                    self.checks.worker_failures += 1
+                    self.training.end(worker, 1)
+            self.timeline.after(self.rng.uniform(0.05, 0.6), strike)
+
+        strike()
 
     def freeze(self, worker: Worker, for_s: float) -> None:
         """SIGSTOP a worker, SIGCONT it later."""
@@ -129,12 +160,12 @@ class SimWorld:
         training.freeze(worker)
         launcher = self.launchers[worker.node]
         if worker in launcher.workers:
-            launcher.after(0.001, launcher.tell_agent, ag.WorkerFroze(worker.born, worker.local_rank))
+            launcher.after(0.001, launcher.tell_agent, ag.WorkerFroze(worker.born, worker.slot))
 
         def go_on() -> None:
             if worker.alive and worker.frozen:
                 training.thaw(worker)
-                launcher.after(0.001, launcher.tell_agent, ag.WorkerThawed(worker.born, worker.local_rank))
+                launcher.after(0.001, launcher.tell_agent, ag.WorkerThawed(worker.born, worker.slot))
 
         self.timeline.after(for_s, go_on)
 
@@ -191,10 +222,12 @@ class SimWorld:
         return self.store.modified(SCALE_KEY)
 
     def _poll(self, launcher: Launcher) -> None:
-        """An agent looks for the switches' files, again and again while they are there."""
-        for asked, purpose in ((self.directory.kill_asked, Purpose.KILL), (self.directory.save_asked, Purpose.SAVE)):
-            if asked:
-                launcher.tell_agent(ag.Report(Asked(purpose, asked)))
+        """An agent looks for the switches' files, again and again while they are there. As in
+        ``edl.agent.switch_watch`` only the first node of a world in training asks for a checkpoint."""
+        if self.directory.kill_asked:
+            launcher.tell_agent(ag.Report(Asked(Purpose.KILL, self.directory.kill_asked)))
+        if self.directory.save_asked and launcher.writes:
+            launcher.tell_agent(ag.Report(Asked(Purpose.SAVE, self.directory.save_asked)))
         if self.directory.kill_asked or self.directory.save_asked:
             launcher.after(POLL_S, self._poll, launcher)
 
@@ -343,7 +376,8 @@ class SimWorld:
             missing = len(self.able()) < self._sizing.bounds(self.spec.nodes).highest
             if not self.ended() and missing and not launcher.alive:
                 info = launcher.info
-                self.start(node, info.slots, info.node_rank, info.rack, info.index)
+                place = info.node_rank, info.rack, info.index
+                self.start(node, info.slots, *place, info.spare_slots, info.devices)
 
     def ended(self) -> bool:
         """Whether the job has its outcome."""
@@ -356,7 +390,8 @@ class SimWorld:
     def able(self) -> list[Launcher]:
         """Launchers whose node can take part as far as people want it to."""
         stay = [one for one in self.usable() if one.agent is not None and one.agent.draining is None]
-        return [one for one in stay if not self._sizing.excludes(one.node)]
+        dropped = self.checks.record.dropped if self.checks.record is not None else ()
+        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info)]
 
     def settled(self) -> bool:
         """Ended, or running a world as large as is wanted and the living nodes allow, or waiting with good reason."""
@@ -381,6 +416,8 @@ class SimWorld:
                 return False
         if record.done or not size or (self.training.sharded and previous != size):
             return True  # a state that is cut to size is kept as it is
+        if self.slotted and not self.training.sharded and any(member.places for member in record.world.members):
+            return False
         if any(self._sizing.excludes(member.node) for member in record.world.members):
             return False
         unseen = record.observed < record.sizing.generation and not record.departing
@@ -394,6 +431,24 @@ class SimWorld:
         idle = not any(worker.alive for launcher in self.usable() for worker in launcher.workers)
         known = record.observed == record.sizing.generation or bool(record.departing)  # those that leave with care stay
         return record.phase is Phase.FORMING and idle and known
+
+    def _written(self) -> bool:
+        """The newest commit that the Master of a suspended job knows to be complete would survive all launchers."""
+        if self.ended() or not self._sizing.suspended:
+            return True  # somebody else has resumed it
+        ruling = self.master.ruling if self.master is not None else None
+        if ruling is None or ruling.state is None:
+            return False
+        known = newest_in_memory([entry for entry in ruling.state.nodes.values() if entry.attached]).version
+        return known <= max((version for version, _ in self.directory.complete()), default=NO_STATE)
+
+    def _mend(self) -> None:
+        """Somebody has put in other cards, and says so until they all take part again."""
+        record = self.checks.record
+        for one in record.dropped if record is not None and not self.ended() else ():
+            self.ask_for(Cordon(one.node, False, "somebody", device=str(one.slot)))
+        if not self.ended():
+            self.timeline.after(1.0, self._mend)
 
     def _go_on(self) -> None:
         """Somebody resumes the job, and asks again until it has been granted."""
@@ -414,8 +469,11 @@ class SimWorld:
             settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_PATIENCE_S + 6.0
         if self.sized:
             self.run(3.0)  # what was wished last is on its way
+        if self.slotted:
+            self._mend()
         self.run_until(self.settled, settle_s, "the job settles")
         if self._sizing.suspended and not self.ended():
+            self.run_until(self._written, settle_s, "what is in memory is in the checkpoint directory")
             self._go_on()
             self.run_until(self.settled, settle_s, "the job settles once it is resumed")
         if self.sized:
@@ -435,8 +493,8 @@ class SimWorld:
         expected = outcome.exit_code
         if expected == ExitCode.OK and self.training.left_s > 0:
             self.checks.fail(f"success with {self.training.left_s:g} s of work left")
-        if expected == ExitCode.CHECKPOINT_UNUSABLE and (not self.checks.rotten or self.directory.usable().commit):
-            self.checks.fail(f"{outcome.reason}, but {self.directory.usable()} is usable")
+        if expected == ExitCode.CHECKPOINT_UNUSABLE and not self.checks.rotten:
+            self.checks.fail(f"{outcome.reason}, but nothing has been spoilt")
         if self.checks.owed is not None:
             version, lost = self.checks.owed
             if lost == self.checks.lost_memories and max(self.directory.entries, default=NO_STATE) < version:

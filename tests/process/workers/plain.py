@@ -28,6 +28,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--free", action="store_true", help="ranks do not wait for each other")
     parser.add_argument("--fail", default="", metavar="RANK:STEP:HOW", help="HOW: a status, raise, or a signal's name")
     parser.add_argument("--fail-rounds", type=int, default=1, help="fail in so many first rounds")
+    parser.add_argument("--bad-slot", default="", metavar="NODE/SLOT", help="fail there until FOLDER/repaired exists")
     parser.add_argument("--on-sigterm", choices=("default", "ignore", "save"), default="default")
     parser.add_argument("--ignore-sigint", action="store_true")
     parser.add_argument("--grandchild", action="store_true", help="leave processes behind, if one may")
@@ -139,6 +140,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.grandchild:
         have_children()
+    here = f"{os.environ['EDL_NODE_ID']}/{os.environ['EDL_SLOT']}"
+    if here == options.bad_slot and not (options.folder / "repaired").exists():
+        raise RuntimeError(f"the card in {here} does not answer")
     if options.say:
         sys.stderr.write(options.say + "\n")
     checkpoint = options.folder / (f"checkpoint.{rank}" if options.free else "checkpoint")

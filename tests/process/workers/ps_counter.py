@@ -28,7 +28,7 @@ EMBED = TableSpec("embed", 16, Optimizer(Rule.ADAGRAD, lr=0.05))
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--pause", type=float, default=0.01)
+    parser.add_argument("--pause", type=float, default=0.03)
     options = parser.parse_args()
     one = trainer.attach()
     assert one.link is not None

@@ -1,0 +1,154 @@
+"""Names of everything that a launcher keeps of its workers' output. Pure: it makes and opens nothing.
+
+Each worker has a folder of its own for each round, the same as under torchrun: ``attempt_<round - 1>/<local rank>``
+below the launcher's folder. A round's folder is never used again, so nothing in it is ever overwritten: where a second
+process takes the same place in the same round, and where the same job is started again, a number is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from string import Template
+
+from edl.config import LogLayout
+from edl.types import Round
+
+LATEST = "latest"
+"""Link in the launcher's folder that leads to the newest round."""
+REPORT = "error.json"
+"""In the launcher's folder: how the job has failed."""
+PADDLE_FOLDER = "log"
+"""Where Paddle's launcher writes when nothing else is said."""
+PREFIX_ALONE = "[${role_name}${rank}]:"
+PREFIX_AMONG_NODES = "[${role_name}${rank}@${node}]:"
+PREFIX_AHEAD = "[${node}/${local_rank}]:"
+"""Before each line on the console of a stream with ``--tee``: in a world of one node, in one of several, and of a
+worker that has no world yet. torchrun's is the first, but with the local rank."""
+UNKNOWN = "-"
+"""In a prefix, for what a worker has not been told yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One worker's part in one round."""
+
+    round: Round
+    """The round; with ``ahead`` the one after which the worker was started, without a world."""
+    local_rank: int
+    rank: int = -1
+    nodes: int = 1
+    """Nodes of its world."""
+    ahead: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Of all workers of this launcher in that round; torchrun counts from 0."""
+        return f"attempt_{self.round}_ahead" if self.ahead else f"attempt_{self.round - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """Paths of one worker in one round. ``root``: the launcher's folder; empty: there are no files."""
+
+    root: str
+    attempt: Attempt
+    again: int = 1
+    """The how manieth process at this place in this round."""
+    layout: LogLayout = LogLayout.TORCHRUN
+
+    @property
+    def folder(self) -> str:
+        """Of this worker alone; empty for none."""
+        number = "" if self.again == 1 else f".{self.again}"
+        return f"{self.root}/{self.attempt.folder}/{self.attempt.local_rank}{number}" if self.root else ""
+
+    @property
+    def stdout(self) -> str:
+        """File of its stdout."""
+        return self._in_folder("stdout.log" if self.layout is LogLayout.TORCHRUN else "workerlog")
+
+    @property
+    def stderr(self) -> str:
+        """File of its stderr; Paddle's launcher has both streams in one."""
+        return self._in_folder("stderr.log" if self.layout is LogLayout.TORCHRUN else "workerlog")
+
+    @property
+    def error_file(self) -> str:
+        """Where an uncaught exception is described (``TORCHELASTIC_ERROR_FILE``)."""
+        return self._in_folder("error.json")
+
+    @property
+    def environment(self) -> str:
+        """Paddle's ``envlog.N``."""
+        return self._in_folder("envlog")
+
+    @property
+    def backup_environment(self) -> str:
+        """Paddle's ``backup_env.N.json``."""
+        return self._in_folder("backup_env.json")
+
+    def filtered(self, stream: str) -> str:
+        """Of all workers of the round: the lines that a filter has let through. ``stream``: stdout or stderr."""
+        return f"{self.root}/{self.attempt.folder}/filtered_{stream}.log" if self.root else ""
+
+    def links(self) -> dict[str, str]:
+        """Paddle's names in the folder that was asked for, and where they lead."""
+        if not self.root or self.attempt.ahead:
+            return {}
+        rank = self.attempt.local_rank
+        return {
+            f"workerlog.{rank}": self.stdout,
+            f"envlog.{rank}": self.environment,
+            f"backup_env.{rank}.json": self.backup_environment,
+        }
+
+    def _in_folder(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.root else ""
+
+
+def launch_folder(name: str, taken: Collection[str]) -> str:
+    """Name of the folder of a launch, below ``--log-dir``: ``name``, or with the lowest number that is free.
+
+    ``taken``: names that exist there already, of earlier launches of the same job on the same node.
+    """
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}.{number}"
+    return candidate
+
+
+def server_log(folder: str, index: int) -> str:
+    """File of a pserver of this launcher under Paddle's name; empty where there is no folder for it."""
+    return f"{folder}/serverlog.{index}" if folder else ""
+
+
+def prefix(template: str, attempt: Attempt, node: str, role: str = "default") -> str:
+    """What stands before a line on the console. ``template``: with ``${role_name}``, ``${rank}``, ``${local_rank}`` as
+    torchrun's, and ``${node}``, ``${round}``; empty for the one that fits. What it names else stays as it is."""
+    if not template:
+        among = PREFIX_AMONG_NODES if attempt.nodes > 1 else PREFIX_ALONE
+        template = PREFIX_AHEAD if attempt.ahead else among
+    fields: Mapping[str, object] = {
+        "role_name": role,
+        "rank": UNKNOWN if attempt.ahead else attempt.rank,
+        "local_rank": attempt.local_rank,
+        "node": node,
+        "round": UNKNOWN if attempt.ahead else attempt.round,
+    }
+    return Template(template).safe_substitute(fields)
+
+
+def selected(lines: Sequence[bytes], filters: Sequence[bytes]) -> list[bytes]:
+    """Lines that hold at least one of the texts."""
+    return [line for line in lines if any(text in line for text in filters)]
+
+
+def told(environment: Mapping[str, str], base: Mapping[str, str]) -> str:
+    """Text of ``envlog.N``: what a worker is told beyond the launcher's own environment, sorted, a line each.
+
+    Paddle's launcher writes all of it; the launcher's own may hold secrets, and is no news.
+    """
+    news = sorted((name, value) for name, value in environment.items() if base.get(name) != value)
+    return "".join(f"{name}={value}\n" for name, value in news)

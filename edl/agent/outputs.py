@@ -1,0 +1,181 @@
+"""Where each worker of a launcher writes in each round: the shell around ``log_tree``.
+
+Nothing here may stop training: what cannot be made is said once and done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.agent.log_tree import LATEST, REPORT, Attempt, WorkerFiles, launch_folder, prefix, told
+from edl.agent.logs import OutputStream, StreamPlan
+from edl.agent.paddle_environment import shortened, too_long
+from edl.config import LogPlan, StreamTarget
+
+
+def claim(plan: LogPlan) -> LogPlan:
+    """The plan with a folder of this launch alone, which exists then. An earlier launch's is left as it is, or, where
+    the plan says ``overwrite``, emptied of its rounds and its report. Where it cannot be made the plan stays; that is
+    said later."""
+    if not plan.folder:
+        return plan
+    wanted = Path(plan.folder)
+    with contextlib.suppress(OSError):
+        if plan.overwrite:
+            for old in (*wanted.glob("attempt_*"), wanted / LATEST, wanted / REPORT):
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
+                else:
+                    old.unlink(missing_ok=True)
+            wanted.mkdir(parents=True, exist_ok=True)
+            return plan
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            name = launch_folder(wanted.name, os.listdir(wanted.parent))
+            with contextlib.suppress(FileExistsError):  # another launcher was quicker
+                (wanted.parent / name).mkdir()
+                return dataclasses.replace(plan, folder=str(wanted.parent / name))
+    return plan
+
+
+@dataclass(slots=True)
+class Output:
+    """The streams of one worker, and its files in the round it is in."""
+
+    stdout: OutputStream
+    stderr: OutputStream
+    files: WorkerFiles
+    error_file: str
+    """Where the worker has been told to describe an uncaught exception; empty: nowhere."""
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self.stdout.close()
+        self.stderr.close()
+
+
+class Outputs:
+    """Gives the workers of one launcher their files.
+
+    ``environment``: the launcher's own. ``told_again``: whether workers that live through several rounds hear where
+    their error file of each is; else the first one counts.
+    """
+
+    def __init__(
+        self,
+        plan: LogPlan,
+        node: str,
+        environment: Mapping[str, str],
+        log: Callable[[str], None],
+        *,
+        told_again: bool = True,
+    ) -> None:
+        self._plan = plan
+        self._node = node
+        self._environment = environment
+        self._log = log
+        self._told_again = told_again
+        self._made: dict[tuple[str, int], int] = {}
+
+    def files(self, attempt: Attempt) -> WorkerFiles:
+        """Files that nobody has had before, in a folder that exists now."""
+        place = (attempt.folder, attempt.local_rank)
+        self._made[place] = again = self._made.get(place, 0) + 1
+        files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout)
+        if files.folder:
+            try:
+                Path(files.folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                self._log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
+        return files
+
+    def log_dir(self, files: WorkerFiles) -> str:
+        """What a worker is told to be the folder for logs (``PADDLE_LOG_DIR``)."""
+        return self._plan.links or files.folder
+
+    def open(self, files: WorkerFiles, environment: Mapping[str, str]) -> Output:
+        """Pipes for a worker with this environment. Raises ``OSError`` when there are none left."""
+        stdout = OutputStream(self._stream(files, environment, stderr=False), self._log)
+        try:
+            stderr = OutputStream(self._stream(files, environment, stderr=True), self._log)
+        except OSError:
+            stdout.close()
+            raise
+        self._note(files, environment)
+        return Output(stdout, stderr, files, files.error_file)
+
+    def move(self, output: Output, files: WorkerFiles, environment: Mapping[str, str]) -> None:
+        """A round begins that this worker lives to see."""
+        output.stdout.switch(self._stream(files, environment, stderr=False))
+        output.stderr.switch(self._stream(files, environment, stderr=True))
+        output.files = files
+        if self._told_again:
+            output.error_file = files.error_file
+        self._note(files, environment)
+
+    def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
+        """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
+        Paddle's layout everybody has the file, as there. Without a folder, or when it cannot be written, all of it."""
+        if not files.folder or not (self._plan.links or too_long(environment)):
+            return environment
+        news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        try:
+            Path(files.backup_environment).write_text(json.dumps(news, indent=4, sort_keys=True))
+        except OSError as error:
+            self._log(f"cannot write {files.backup_environment} ({error.strerror}): workers are told all at once")
+            return environment
+        return shortened(environment, files.backup_environment)
+
+    def _stream(self, files: WorkerFiles, environment: Mapping[str, str], *, stderr: bool) -> StreamPlan:
+        plan, attempt = self._plan, files.attempt
+        name, filters = ("stderr", plan.stderr_filters) if stderr else ("stdout", plan.stdout_filters)
+        target = plan.stderr(attempt.local_rank) if stderr else plan.stdout(attempt.local_rank)
+        both = target is StreamTarget.BOTH
+        shown = prefix(plan.prefix, attempt, self._node, environment.get("ROLE_NAME", "default"))
+        # What Paddle's launcher shows of its first worker comes out of one file, and so on one stream.
+        console = sys.stderr.buffer if stderr and not plan.quiet else sys.stdout.buffer
+        return StreamPlan(
+            console=console if both or target is StreamTarget.CONSOLE else None,
+            prefix=shown.encode() if plan.prefixed(attempt.local_rank, stderr=stderr) else b"",
+            file=Path(files.stderr if stderr else files.stdout) if both or target is StreamTarget.FILE else None,
+            filtered=Path(files.filtered(name)) if both and filters else None,
+            filters=tuple(text.encode() for text in filters) if both else (),
+        )
+
+    def _note(self, files: WorkerFiles, environment: Mapping[str, str]) -> None:
+        """Pointers to the newest files for people, and what Paddle's launcher keeps of environments."""
+        if not files.folder:
+            return
+        if not files.attempt.ahead:
+            _lead(Path(self._plan.folder) / LATEST, Path(self._plan.folder) / files.attempt.folder)
+        if self._plan.links:
+            with contextlib.suppress(OSError):
+                Path(files.environment).write_text(told(environment, self._environment))
+            for name, target in files.links().items():
+                if os.path.exists(target):
+                    _lead(Path(self._plan.links) / name, Path(target), keep=not self._plan.overwrite)
+
+
+def _lead(link: Path, target: Path, *, keep: bool = True) -> None:
+    """Have a link lead there. A file in its place is not ours: with ``keep`` it gets a number, else it goes.
+
+    Where links are not to be had, there are none."""
+    # Launchers of several hosts may share the folder, and containers have the same few process numbers.
+    fresh = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        if keep and link.exists() and not link.is_symlink():
+            link.rename(link.with_name(launch_folder(link.name, os.listdir(link.parent))))
+        fresh.symlink_to(os.path.relpath(target, link.parent))
+        try:
+            fresh.replace(link)
+        except OSError:
+            fresh.unlink()

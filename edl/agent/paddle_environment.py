@@ -1,0 +1,118 @@
+"""What a worker is told in Paddle's words: names and meanings as ``paddle.distributed.launch`` 3.3 gives them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edl.types import NodeId
+from edl.wire.address import address
+
+if TYPE_CHECKING:  # the command line looks at KINDS, and does without the rest
+    from edl.wire.messages import Member, World
+
+LIMITED = ("PADDLE_TRAINER_ENDPOINTS",)
+"""Variables whose length grows with the job. A process cannot be started with one of 128 KiB (Linux)."""
+LIMIT_VARIABLE = "PADDLE_ENV_LIMIT_LEN"
+LIMIT = 48000
+"""Paddle's: characters from which such a variable is left out; Paddle finds it in the backup file."""
+BACKUP_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class PaddleKind:
+    """A kind of accelerator, as Paddle sees it."""
+
+    package: str
+    """The package of a Paddle, or of its plug-in, that is made for it."""
+    name: str
+    """In ``FLAGS_selected_<name>s``."""
+    variable: str
+    """By which a process is told which of them it may use."""
+    plugged_in: bool = False
+    """Paddle knows it by a plug-in, and speaks over the plug-in's own communication library (xccl)."""
+
+
+GPU = PaddleKind("paddlepaddle-gpu", "gpu", "CUDA_VISIBLE_DEVICES")
+KINDS = (
+    GPU,
+    PaddleKind("paddlepaddle-xpu", "xpu", "XPU_VISIBLE_DEVICES"),
+    PaddleKind("paddle-custom-npu", "npu", "ASCEND_RT_VISIBLE_DEVICES", plugged_in=True),
+)
+
+
+def place(
+    base: Mapping[str, str],
+    world: World,
+    node: NodeId,
+    member: Member,
+    endpoints: Sequence[str],
+    local_rank: int,
+    devices: Mapping[str, str],
+) -> dict[str, str]:
+    """A worker's place in a world. ``endpoints``: of all workers, by rank. ``devices``: see ``selected``."""
+    rank = member.first_rank + local_rank
+    master = address(world.master_host, world.master_port)
+    return {
+        "PADDLE_MASTER": master,
+        "PADDLE_GLOBAL_SIZE": str(world.size),
+        "PADDLE_LOCAL_SIZE": str(member.slots),
+        "PADDLE_GLOBAL_RANK": str(rank),
+        "PADDLE_LOCAL_RANK": str(local_rank),
+        "PADDLE_NNODES": str(len(world.members)),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(world.size),
+        "PADDLE_RANK_IN_NODE": str(local_rank),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_AUTO_CLUSTER": base.get("PADDLE_AUTO_CLUSTER", "0"),
+        # For paddle.distributed.rpc. A script has either this store or that of a group, at the same address.
+        "PADDLE_MASTER_ENDPOINT": master,
+        "PADDLE_WORKER_ENDPOINT": endpoints[rank],
+        # By this Paddle's auto parallel API knows that a launcher has started it, and sets up what it needs.
+        "POD_NAME": base.get("POD_NAME", "") or str(node),
+        "TRAINING_ROLE": "TRAINER",
+        **devices,
+    }
+
+
+def backend(base: Mapping[str, str], kind: PaddleKind, devices: int) -> dict[str, str]:
+    """What Paddle's processes communicate over, where it does not find that out by itself."""
+    if devices and kind.plugged_in:
+        return {"PADDLE_DISTRI_BACKEND": "xccl", "PADDLE_XCCL_BACKEND": kind.name}
+    if devices:
+        return {}
+    # Without it Paddle on CPU forms no group at all and says nothing about it.
+    return {"PADDLE_DISTRI_BACKEND": base.get("PADDLE_DISTRI_BACKEND", "gloo")}
+
+
+def selected(kind: PaddleKind, devices: int, local_rank: int, workers: int) -> dict[str, str]:
+    """The devices of one worker, counted among the visible ones, as Paddle does; a lone worker gets all of them.
+
+    ``devices``: how many Paddle may use here, 0 when it runs on the CPU.
+    """
+    if not devices:
+        return {}
+    mine = [local_rank % devices] if workers > 1 else range(devices)
+    return {f"FLAGS_selected_{kind.name}s": ",".join(str(index) for index in mine)}
+
+
+def trainer(endpoint: str) -> dict[str, str]:
+    """What Paddle's launcher adds for a trainer with parameter servers."""
+    host, _, port = endpoint.rpartition(":")
+    # Our pservers do not run the script, so nobody would serve the rendezvous of Paddle's gloo.
+    return {"PADDLE_ROLE": "TRAINER", "POD_IP": host.strip("[]"), "PADDLE_PORT": port, "PADDLE_WITH_GLOO": "0"}
+
+
+def too_long(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that a worker had better be told by file."""
+    text = environment.get(LIMIT_VARIABLE, "")
+    limit = int(text) if text.isdecimal() else LIMIT
+    return tuple(name for name in LIMITED if len(environment.get(name, "")) >= limit)
+
+
+def shortened(environment: Mapping[str, str], path: str) -> dict[str, str]:
+    """The same without what is too long. ``path``: of the file, in JSON, that has it."""
+    left_out = too_long(environment)
+    return {**{name: value for name, value in environment.items() if name not in left_out}, BACKUP_VARIABLE: path}

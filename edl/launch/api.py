@@ -1,0 +1,225 @@
+"""Starting a job from Python: ``elastic_launch(config, entrypoint)(*arguments)``, as in ``torch.distributed.launcher``.
+
+The words are torch's (``torch/distributed/launcher/api.py`` of torch 2.13), the launcher is ours: a process of its own
+with the same command line that a person would type, so that options mean the same and errors read the same. The
+calling process needs no framework, and its signals, environment and event loop are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import multiprocessing  # noqa: F401 - makes __mp_main__, by which workers name what is from the caller's main module
+import os
+import pickle  # noqa: TID251 - to and from files of this user's own only, see edl/worker/call.py
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edl import errors
+from edl.adapters import with_parent
+from edl.config import environment
+from edl.errors import EdlError, JobFailed, UsageError, WorkerFailure
+from edl.launch.api_options import words_of
+from edl.launch.called import REFUSAL, REPORT, WORDS
+from edl.wire.nursery import helper_command
+from edl.worker import call
+
+__all__ = ["JobFailed", "LaunchConfig", "WorkerFailure", "elastic_launch", "launch_agent"]
+
+
+@dataclass
+class LaunchConfig:
+    """What a job is to be. Names and meanings are those of torch's class of the same name, where that has them.
+
+    Nothing is checked here: the launcher does that, with the words of its command line (``--nnodes=0:1: …``). What is
+    left at its default can be said by ``EDL_*`` and ``PET_*`` in the environment.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int | str
+    """Workers on this node: a number, or ``auto``, ``gpu``, ``cpu``."""
+    run_id: str = ""
+    """Name of the job, the same on every node; empty: a private one."""
+    role: str = ""
+    rdzv_backend: str = ""
+    rdzv_endpoint: str = ""
+    """Members of the store, ``HOST:PORT[,…]``; empty: a store of this launcher's own, for one node."""
+    rdzv_configs: Mapping[str, Any] = field(default_factory=dict)
+    max_restarts: int | None = None
+    """Worker failures that the job survives; None: the launcher's default, 3."""
+    monitor_interval: float | None = None
+    """Accepted for torch's sake: the end of a worker is noticed at once."""
+    start_method: str = ""
+    """``spawn``, ``fork`` or ``forkserver``, accepted for torch's sake: what a function may rely on is the same for all
+    (a fresh interpreter, the caller's ``sys.path`` and ``sys.argv``, nothing of its memory)."""
+    log_dir: str = ""
+    redirects: int | Mapping[int, int] | str = 0
+    tee: int | Mapping[int, int] | str = 0
+    local_addr: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Any other option of the launcher, by its name: ``{"standby": "none", "checkpoint_dir": "/ckpt"}``. True stands
+    for a flag, a list for an option that may be given more than once."""
+
+    def words(self) -> list[str]:
+        """The same as words of a command line. Raises ``UsageError`` for what no option can say."""
+        return words_of(self)
+
+
+class elastic_launch:
+    """A function or a program, to be run by the workers of a job.
+
+    ``config``: a ``LaunchConfig``, or torch's own. ``entrypoint``: a function, which the workers call in interpreters
+    of their own; or a program, a Python file, or the interpreter followed by what it is to run, whose arguments follow.
+
+    Calling it takes part in the job with this node and returns when the job has ended: what the function has returned
+    in each worker that this node had in the last world, by global rank; for a program nothing, ``{}``. May be called in
+    any thread. Raises ``JobFailed`` when the job fails, and other errors of ``edl.errors`` as the command would end.
+    """
+
+    def __init__(self, config: Any, entrypoint: Callable[..., Any] | str | None) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run it with these arguments."""
+        return launch_agent(self._config, self._entrypoint, list(args))
+
+
+def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]) -> dict[int, Any]:
+    """``elastic_launch(config, entrypoint)(*args)``, under torch's other name for it."""
+    if call.importing_main:
+        raise UsageError(
+            "elastic_launch was called while a worker imports the caller's main module, which would start a job within "
+            "the job. Put the call below: if __name__ == '__main__':"
+        )
+    words = words_of(config)
+    if not callable(entrypoint) and not isinstance(entrypoint, str):
+        raise UsageError(f"entrypoint={entrypoint!r}: must be a function, or the name of a program")
+    folder = Path(tempfile.mkdtemp(prefix="edl-call-"))
+    try:
+        source = "-"
+        if isinstance(entrypoint, str):
+            words += command_words(entrypoint, args)
+        else:
+            source = _leave(folder, entrypoint, tuple(args))
+        status = _run(folder, source, words)
+        _raise_for(folder, status)
+        return call.results(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def command_words(entrypoint: str, args: Sequence[Any]) -> list[str]:
+    """What stands on the command line for a program: this interpreter's scripts and modules are told from others, so
+    that their workers are kept warm."""
+    rest = [str(one) for one in args]
+    if entrypoint == sys.executable:
+        while rest and rest[0] == "-u":  # workers are unbuffered
+            del rest[0]
+        if rest and rest[0] == "-m":
+            return ["--module", "--", *rest[1:]]
+        if rest and not rest[0].startswith("-"):
+            return ["--", *rest]
+        return ["--no-python", "--", entrypoint, *(str(one) for one in args)]
+    if entrypoint.endswith(".py") and (Path(entrypoint).is_file() or shutil.which(entrypoint) is None):
+        return ["--", entrypoint, *rest]
+    return ["--no-python", "--", entrypoint, *rest]
+
+
+def _leave(folder: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Put the function where the workers find it; returns the file it is from, empty when it is from none."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None) or ""
+    path = os.path.abspath(path) if os.path.isfile(path) else ""  # at a prompt it may be "<stdin>"
+    pickled = _pickled(function, args, main_is_known=bool(spec or path))
+    before = call.Before(tuple(one or os.getcwd() for one in sys.path), tuple(sys.argv))
+    if _from_main(pickled):
+        before = replace(before, main_name=spec.name) if spec else replace(before, main_path=path)
+    call.write_call(folder, before, pickled)
+    with contextlib.suppress(TypeError, OSError):
+        source = inspect.getsourcefile(inspect.unwrap(function)) or ""
+        return source if os.path.isfile(source) else ""
+    return ""
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...], *, main_is_known: bool) -> bytes:
+    """By reference where the workers can import what is referred to, otherwise by value, with ``cloudpickle``."""
+    problem = "it was defined at a prompt or in a notebook, which workers cannot import"
+    try:
+        data = pickle.dumps((function, args))
+        if main_is_known or not _from_main(data):
+            return data
+    except Exception as error:  # noqa: BLE001 - objects may raise anything when they are pickled
+        problem = str(error)
+    try:
+        import cloudpickle
+    except ImportError:
+        name = getattr(function, "__qualname__", repr(function))
+        raise UsageError(
+            f"{name} or an argument of it cannot be sent to the workers: {problem}. Define the function at the top of "
+            "a module, or install cloudpickle, which sends functions by value"
+        ) from None
+    try:
+        return bytes(cloudpickle.dumps((function, args)))
+    except Exception as error:
+        raise UsageError(f"the function or an argument of it cannot be sent to the workers: {error}") from error
+
+
+def _from_main(pickled: bytes) -> bool:
+    """Whether it may refer to the main module, which has its other name in workers that call a function of it."""
+    return b"__main__" in pickled or b"__mp_main__" in pickled
+
+
+def _run(folder: Path, source: str, words: Sequence[str]) -> int:
+    """A launcher from its start to its end; returns its status. It dies with this process."""
+    call.write_private(folder / WORDS, json.dumps(list(words)).encode())
+    launcher = helper_command(sys.executable, "edl.launch.called", str(folder), source)
+    command = [sys.executable, "-I", "-S", with_parent.__file__, str(os.getpid()), *launcher]
+    # In a group of its own: a signal from the keyboard comes to it once, from here.
+    process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait()
+    except BaseException as error:
+        process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        try:
+            process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # the second time: at once
+            process.wait()
+            raise
+        raise
+
+
+def _raise_for(folder: Path, status: int) -> None:
+    """Raise what the launcher has ended with, if not with success."""
+    refusal, report = _read(folder / REFUSAL), _read(folder / REPORT)
+    if refusal:
+        kind = getattr(errors, refusal["kind"], None)
+        while kind is not None and kind.__init__ is not EdlError.__init__:
+            kind = kind.__base__
+        raise (kind or UsageError)(refusal["message"])
+    if status == 0:
+        return
+    reason = str(report.get("reason") or "its launcher says why, in its output")
+    raise JobFailed(reason, status, tuple(_failure(one) for one in report.get("failures", ())))
+
+
+def _failure(plain: Mapping[str, Any]) -> WorkerFailure:
+    kept = {name: plain[name] for name in ("rank", "local_rank", "node", "round", "exit_code", "what")}
+    return WorkerFailure(**kept, message=plain["exception"], traceback=plain["traceback"] or plain["tail"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    return {}

@@ -1,0 +1,121 @@
+"""A config of ``edl.launch.api``, or torch's, as words of the launcher's command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edl.errors import UsageError
+
+_TORCH_PATIENCE_S = 900
+"""What torch's config puts into ``rdzv_configs`` where nobody has said anything."""
+
+_PLAIN: dict[str, str] = {
+    "run_id": "rdzv_id",
+    "role": "role",
+    "rdzv_backend": "rdzv_backend",
+    "rdzv_endpoint": "rdzv_endpoint",
+    "max_restarts": "max_restarts",
+    "monitor_interval": "monitor_interval",
+    "start_method": "start_method",
+    "log_dir": "log_dir",
+    "local_addr": "local_addr",
+    "shutdown_timeout": "shutdown_timeout",
+    "virtual_local_rank": "virtual_local_rank",
+    "signals_to_handle": "signals_to_handle",
+    "event_log_handler": "event_log_handler",
+}
+"""Fields and the options that they become."""
+
+_DEFAULTS: dict[str, Any] = {
+    "monitor_interval": 0.1,
+    "start_method": "spawn",
+    "event_log_handler": "null",
+    "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+}
+"""What torch's config holds where nobody has said anything, and means the launcher's own default."""
+
+
+def words_of(config: Any) -> list[str]:
+    """Options for what the config says. ``config``: ours or torch's ``LaunchConfig``, which is known by its fields.
+
+    Raises ``UsageError`` for what is neither, and for what no option can say.
+    """
+    missing = [name for name in ("min_nodes", "max_nodes", "nproc_per_node") if not hasattr(config, name)]
+    if missing:
+        raise UsageError(f"config={config!r}: not a LaunchConfig, it has no {missing[0]}")
+    words = [f"--nnodes={config.min_nodes}:{config.max_nodes}", f"--nproc-per-node={config.nproc_per_node}"]
+    for name, option in _PLAIN.items():
+        value = getattr(config, name, None)
+        if value != "" and value != _DEFAULTS.get(name):
+            words += option_words(option, value)
+    words += _store_words(config)
+    words += _log_words(config)
+    words += _torchs_words(config)
+    for name, value in (getattr(config, "options", None) or {}).items():
+        words += option_words(name, value)
+    return words
+
+
+def option_words(name: str, value: Any) -> list[str]:
+    """One option: True is a flag, False and None nothing, a list is given once for each of its values."""
+    option = "--" + name.lstrip("-").replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [option]
+    if isinstance(value, list | tuple):
+        return [word for one in value for word in option_words(name, one)]
+    return [f"{option}={value}"]
+
+
+def _store_words(config: Any) -> list[str]:
+    told = {
+        key: value
+        for key, value in (getattr(config, "rdzv_configs", None) or {}).items()
+        if not (key == "timeout" and value == _TORCH_PATIENCE_S)
+    }
+    return [f"--rdzv-conf={_joined(told, '=')}"] if told else []
+
+
+def _log_words(config: Any) -> list[str]:
+    """Where output goes: fields of our own, or torch's ``logs_specs``."""
+    specs = getattr(config, "logs_specs", None)
+    if specs is None:
+        found = {"redirects": getattr(config, "redirects", 0), "tee": getattr(config, "tee", 0)}
+    else:
+        if type(specs).__name__ != "DefaultLogsSpecs":
+            raise UsageError(
+                f"logs_specs={specs!r}: only DefaultLogsSpecs is understood. Use log_dir, redirects and tee"
+            )
+        found = {"redirects": specs._redirects, "tee": specs._tee}
+        found["log_dir"] = specs._root_log_dir
+        shown = specs._local_ranks_filter
+        found["local_ranks_filter"] = ",".join(str(rank) for rank in shown) if shown else None
+    words = []
+    for option, value in found.items():
+        text = _joined({int(key): int(one) for key, one in value.items()}, ":") if isinstance(value, Mapping) else value
+        if text not in (None, 0, "0", ""):
+            words += option_words(option, int(text) if isinstance(text, int) else text)
+    return words
+
+
+def _torchs_words(config: Any) -> list[str]:
+    """What only torch's config has."""
+    if getattr(config, "metrics_cfg", None):
+        raise UsageError(
+            f"metrics_cfg={config.metrics_cfg!r}: there are no such metrics here. Drop it; see edl status, --http-port"
+        )
+    words = []
+    for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+        filters: Iterable[str] = getattr(config, name, None) or ()
+        escaped = [text.replace(",", ",,") for text in filters]
+        words += option_words(name, ",".join(escaped) or None)
+    numa = getattr(config, "numa_options", None)
+    if numa is not None:
+        words += option_words("numa_binding", getattr(numa.affinity_mode, "value", numa.affinity_mode))
+    return words + option_words("log_prefix", getattr(config, "log_line_prefix_template", None))
+
+
+def _joined(told: Mapping[Any, Any], between: str) -> str:
+    return ",".join(f"{key}{between}{value}" for key, value in told.items())

@@ -1,0 +1,85 @@
+"""Where this host's GPUs and processor cores are, for ``--numa-binding``; the rules are in ``arithmetic.affinity``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.agent.devices import Devices
+from edl.arithmetic.affinity import bind, topology
+from edl.errors import SettingError, UsageError
+from edl.launch.accelerators import CUDA, gpu_uuids
+
+_KINDS = (
+    "node/node*/cpulist",
+    "cpu/cpu*/topology/physical_package_id",
+    "cpu/cpu*/topology/thread_siblings_list",
+    "cpu/cpu*/cache/index*/type",
+    "cpu/cpu*/cache/index*/level",
+    "cpu/cpu*/cache/index*/shared_cpu_list",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where the kernel shows them."""
+
+    system: Path = Path("/sys/devices/system")
+    pci: Path = Path("/sys/bus/pci/devices")
+    gpus: Path = Path("/proc/driver/nvidia/gpus")
+
+    def files(self) -> dict[str, str]:
+        """What ``arithmetic.affinity.topology`` reads."""
+        found = {}
+        for kind in _KINDS:
+            for path in self.system.glob(kind):
+                with contextlib.suppress(OSError):
+                    found[str(path.relative_to(self.system))] = path.read_text()
+        return found
+
+    def nodes(self) -> list[int]:
+        """The NUMA node of each GPU, in the order of their places on the bus, as torch counts them."""
+        found = []
+        for place in sorted(path.name for path in self.gpus.glob("*")):
+            try:
+                found.append(int((self.pci / place.lower() / "numa_node").read_text()))
+            except (OSError, ValueError):
+                why = f"the kernel does not tell which NUMA node the GPU at {place} is at"
+                raise UsageError(f"--numa-binding: {why}. Drop --numa-binding") from None
+        return found
+
+
+def cores_of_slots(
+    mode: str, devices: Devices, slots: int, host: Host | None = None, allowed: Sequence[int] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """The cores of each slot's worker; empty without ``--numa-binding``. ``slots``: spare ones included. As in torch
+    slot i goes with the i-th GPU that the launcher may use. Raises ``SettingError`` where the host cannot tell."""
+    if mode == "none":
+        return ()
+    host = host or Host()
+    entries, everywhere = devices.get(CUDA, ()), host.nodes()
+    if not entries or not everywhere:
+        raise SettingError(
+            "--numa-binding", mode, "binds each worker next to its NVIDIA GPU, and none is found here", "Drop it"
+        )
+    if len(entries) < slots:
+        few = f"each worker needs a GPU of its own, and {slots} slots have {len(entries)}"
+        raise SettingError("--numa-binding", mode, few, "Lower --nproc-per-node, or drop --numa-binding")
+    near = [everywhere[_index(mode, entry, len(everywhere))] for entry in entries]
+    plan = topology(host.files(), os.sched_getaffinity(0) if allowed is None else allowed)
+    return tuple(bind(mode, plan, near, slot) for slot in range(slots))
+
+
+def _index(mode: str, entry: str, gpus: int) -> int:
+    """A GPU's number, of one that ``CUDA_VISIBLE_DEVICES`` names by number or by UUID."""
+    if re.fullmatch(r"\d+", entry) and int(entry) < gpus:
+        return int(entry)
+    fitting = [index for index, uuid in enumerate(gpu_uuids()) if entry and uuid.startswith(entry)]
+    if len(fitting) != 1 or fitting[0] >= gpus:
+        why = f"which GPU is {entry!r} of {CUDA} cannot be told"
+        raise SettingError("--numa-binding", mode, why, "Name the GPUs by numbers, or drop --numa-binding")
+    return fitting[0]

@@ -1,0 +1,53 @@
+"""The launcher that ``edl.launch.api`` starts: the same command line, with a function in place of a script.
+
+``sys.argv``: the private folder of the call, and the file that the function is from (``-``: no function is called, the
+command line says what runs). Options and arguments are in the folder, as they would be on the command line: there may
+be a password among them, and a command line is shown to everybody on the host. A launcher of its own process leaves
+the caller's signals, environment and event loop alone, so a call works in any thread and in a notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from edl.errors import EdlError
+from edl.exit_codes import ExitCode
+from edl.launch.cli import with_both_spellings
+from edl.launch.settings import Called
+from edl.ports import CommandKind, WorkerCommand
+from edl.worker.call import read_private, write_private
+
+WORDS, REPORT, REFUSAL = "words.json", "report.json", "refusal.json"
+
+
+def main() -> None:
+    """Take part in the job. Expected errors are left in the folder, for the caller to raise."""
+    from edl.launch.__main__ import run
+    from edl.launch.console import let_go_of_console, open_console
+    from edl.launch.told import forget_exports
+
+    open_console()
+    forget_exports()
+    folder, source = sys.argv[1:]
+    command = None if source == "-" else WorkerCommand(CommandKind.CALL, source, (folder,))
+    called = Called(command, str(Path(folder) / REPORT))
+    try:
+        words = json.loads(read_private(Path(folder) / WORDS))
+        run.main(args=with_both_spellings(words), standalone_mode=False, obj=called)
+    except click.ClickException as error:
+        _refuse(folder, "UsageError", error.format_message(), int(ExitCode.USAGE))
+    except click.Abort:
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except EdlError as error:
+        _refuse(folder, type(error).__name__, str(error), int(error.exit_code))
+    finally:
+        let_go_of_console()
+
+
+def _refuse(folder: str, kind: str, message: str, status: int) -> None:
+    write_private(Path(folder) / REFUSAL, json.dumps({"kind": kind, "message": message}).encode())
+    sys.exit(status)

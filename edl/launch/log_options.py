@@ -1,0 +1,197 @@
+"""The launcher's options for what workers write."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edl.agent.log_tree import PADDLE_FOLDER
+from edl.config import LogLayout, LogPlan
+from edl.errors import SettingError
+from edl.ports import CommandKind, WorkerCommand
+
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+"""torchrun's; ``--log-prefix`` is ours and wins."""
+_TORCHRUNS = {
+    "redirects": "0",
+    "tee": "0",
+    "local_ranks_filter": "",
+    "duplicate_stdout_filters": "",
+    "duplicate_stderr_filters": "",
+}
+"""Options by which torchrun is told where output goes, and their defaults; Paddle's launcher has none of them."""
+_ESCAPED = "\0"
+
+LOG_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option("--log-dir", default="", help="Folder for logs and error files. Default: a temporary one."),
+    click.option(
+        "-t", "--tee", default="0", metavar="0-3|RANK:0-3,…", help="1 stdout, 2 stderr, 3 both: to console and file."
+    ),
+    click.option("-r", "--redirects", default="0", metavar="0-3|RANK:0-3,…", help="The same, to file only."),
+    click.option(
+        "--local-ranks-filter",
+        default="",
+        metavar="RANK,…",
+        help="The console shows only these workers of this node.",
+    ),
+    click.option(
+        "--duplicate-stdout-filters",
+        default="",
+        metavar="TEXT,…",
+        help="With --tee: lines of stdout that hold one of these go to filtered_stdout.log as well; ,, is a comma.",
+    ),
+    click.option("--duplicate-stderr-filters", default="", metavar="TEXT,…", help="The same for stderr."),
+    click.option("--logs-specs", default="", metavar="NAME", help="Accepted from torchrun: default only."),
+    click.option(
+        "--log-prefix",
+        default="",
+        metavar="TEMPLATE",
+        help="Before each console line of --tee, with ${role_name} ${rank} ${local_rank} ${node} ${round}.",
+    ),
+    click.option(
+        "--log-layout",
+        type=click.Choice(["auto", *(layout.value for layout in LogLayout)]),
+        default="auto",
+        help="Whose files and console: see docs/logs-and-errors.md. Default: auto.",
+    ),
+    click.option(
+        "--log-overwrite",
+        type=bool,  # with a value, as Paddle has it
+        default=False,
+        metavar="BOOL",
+        help="Begin anew where the last launch of this job and node wrote. Default: false.",
+    ),
+]
+
+
+def log_plan(
+    options: Mapping[str, Any], job: str, node: str, slots: int, command: WorkerCommand, env: Mapping[str, str]
+) -> LogPlan:
+    """What the options say for the launcher of this job and node. Raises ``SettingError``.
+
+    ``slots``: workers of this node; 0 when that is not known. A temporary folder is made when none is given.
+    """
+    redirect_all, redirects = stream_map("--redirects", options["redirects"], slots)
+    tee_all, tee = stream_map("--tee", options["tee"], slots)
+    shown = frozenset(_ranks("--local-ranks-filter", options["local_ranks_filter"], slots))
+    if options["logs_specs"] not in ("", "default"):
+        raise SettingError(
+            "--logs-specs",
+            options["logs_specs"],
+            "plug-ins of torchrun need torch in the launcher, which this one does without",
+            "Say it with --log-dir, --redirects, --tee, --local-ranks-filter and --log-prefix",
+        )
+    layout = _layout(options, command)
+    said = options["log_layout"] == layout.value
+    base = _base(options["log_dir"], layout, job)
+    return LogPlan(
+        folder=str(base / f"{job}_{node}") if base is not None else "",
+        redirects=redirects,
+        tee=tee,
+        redirect_all=redirect_all,
+        tee_all=tee_all,
+        shown=shown,
+        stdout_filters=texts(options["duplicate_stdout_filters"]),
+        stderr_filters=texts(options["duplicate_stderr_filters"]),
+        prefix=options["log_prefix"] or env.get(PREFIX_VARIABLE, ""),
+        layout=layout,
+        quiet=said and layout is LogLayout.PADDLE,
+        links=str(base) if base is not None and layout is LogLayout.PADDLE else "",
+        overwrite=options["log_overwrite"],
+    )
+
+
+def server_folder(options: Mapping[str, Any]) -> str:
+    """Where pservers of a launcher that has nothing else write; empty: to the console."""
+    base = _base(options["log_dir"], LogLayout.PADDLE, "") if options["log_layout"] == LogLayout.PADDLE.value else None
+    return str(base) if base is not None else ""
+
+
+def stream_map(option: str, text: str, slots: int = 0) -> tuple[int, dict[int, int]]:
+    """``3`` or ``0:3,12:1`` as a default and a map by local rank. Raises ``SettingError``, also for a rank that
+    ``slots`` workers do not have."""
+    if re.fullmatch(r"[0-3]", text):
+        return int(text), {}
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise SettingError(option, text, "must be 0, 1, 2 or 3, or LOCAL_RANK:VALUE pairs such as 0:3,1:1")
+    pairs = [pair.split(":") for pair in text.split(",")]
+    _check_ranks(option, text, [int(rank) for rank, _ in pairs], slots)
+    return 0, {int(rank): int(value) for rank, value in pairs}
+
+
+def texts(text: str) -> tuple[str, ...]:
+    """Comma-separated texts, ``,,`` being a comma in one; empty ones, which every line would hold, are left out."""
+    items = text.replace(",,", _ESCAPED).split(",")
+    return tuple(item.replace(_ESCAPED, ",") for item in items if item)
+
+
+def remarks(plan: LogPlan) -> list[str]:
+    """What the person who gave the options should know, a line each."""
+    said = []
+    if plan.folder and (plan.redirects or plan.tee or plan.redirect_all or plan.tee_all or plan.links):
+        said.append(f"what workers write is kept in {plan.folder}")
+    teed = plan.tee_all | (max(plan.tee.values()) if plan.tee else 0)
+    for option, filters in (("stdout", plan.stdout_filters), ("stderr", plan.stderr_filters)):
+        if filters and not teed and plan.layout is LogLayout.TORCHRUN:
+            said.append(f"--duplicate-{option}-filters looks at streams with --tee only, and there is none")
+    return said
+
+
+def _layout(options: Mapping[str, Any], command: WorkerCommand) -> LogLayout:
+    """``auto``: Paddle's for a script that uses Paddle, where a folder is named and nothing in torchrun's words."""
+    if options["log_layout"] != "auto":
+        return LogLayout(options["log_layout"])
+    if not options["log_dir"] or any(options[name] != default for name, default in _TORCHRUNS.items()):
+        return LogLayout.TORCHRUN
+    return LogLayout.PADDLE if _framework(command) == "paddle" else LogLayout.TORCHRUN
+
+
+def _framework(command: WorkerCommand) -> str:
+    """The one framework that the script imports, as far as can be seen without running it; empty for none or both."""
+    if command.kind is CommandKind.PROGRAM:
+        return ""
+    from edl.worker.warm import ImportFailed, find_plan  # only now: most launchers need not look
+
+    try:
+        found = find_plan(command.kind.value, command.target, ())
+    except ImportFailed:
+        return ""
+    frameworks = {"torch", "paddle"} & {*found.required, *found.optional}
+    return frameworks.pop() if len(frameworks) == 1 else ""
+
+
+def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
+    """Folder of all launches; None: keep nothing. Absolute: scripts change their directory."""
+    if log_dir == os.devnull:
+        return None
+    if not log_dir and layout is LogLayout.PADDLE:
+        log_dir = PADDLE_FOLDER
+    return Path(log_dir or tempfile.mkdtemp(prefix=f"edl-{job}-")).absolute()
+
+
+def _ranks(option: str, text: str, slots: int) -> list[int]:
+    if not text:
+        return []
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise SettingError(option, text, "must be local ranks, separated by commas, such as 0,1")
+    ranks = [int(rank) for rank in text.split(",")]
+    _check_ranks(option, text, ranks, slots)
+    return ranks
+
+
+def _check_ranks(option: str, text: str, ranks: list[int], slots: int) -> None:
+    missing = [rank for rank in ranks if rank >= slots] if slots else []
+    if missing:
+        listed = "only local rank 0" if slots == 1 else f"local ranks 0 to {slots - 1}"
+        raise SettingError(
+            option,
+            text,
+            f"this node has no local rank {missing[0]}: it has {listed}",
+            "Name one of these, or raise --nproc-per-node",
+        )

@@ -1,0 +1,154 @@
+"""What torchrun says about its rendezvous, in terms of our store: ``--master-addr``, ``--rdzv-conf`` and the like."""
+
+from __future__ import annotations
+
+import re
+
+from edl.config import parse_nnodes
+from edl.errors import SettingError
+from edl.launch.dropin_table import Fate
+from edl.launch.told import Told
+from edl.launch.torchrun_table import KEYS, Key
+from edl.wire.address import address
+
+DEFAULT_PORT = 29500
+"""torchrun's, of a static rendezvous."""
+HIGHEST_PORT = 65535
+_KEEP_ALIVE_S, _KEEP_ALIVES = 5.0, 3.0
+"""torchrun's defaults of ``keep_alive_interval`` and ``keep_alive_max_attempt``."""
+
+
+def apply(told: Told) -> None:
+    """Offer it. Raises ``SettingError`` for what cannot be."""
+    _standalone(told)
+    _configuration(told)
+    _static(told)
+
+
+def _standalone(told: Told) -> None:
+    """As there: what else names a store does not count."""
+    if not told.values["standalone"]:
+        return
+    if parse_nnodes(told.values["nnodes"]).minimum > 1:
+        raise SettingError(
+            _said(told, "nnodes"), told.values["nnodes"], "--standalone is a job of one node", "Drop one of them"
+        )
+    for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):
+        if told.values[name] and told.given(name):
+            told.remark(
+                f"--standalone: {_said(told, name)}={told.values[name]} is not used, the job has a store of its own"
+            )
+        told.values[name] = 0 if name == "master_port" else ""
+
+
+def _static(told: Told) -> None:
+    """``--master-addr`` and ``--master-port`` name the store of a job of several nodes."""
+    if not 0 <= told.values["master_port"] <= HIGHEST_PORT:
+        raise SettingError(_said(told, "master_port"), told.values["master_port"], f"must be from 0 to {HIGHEST_PORT}")
+    given = [name for name in ("master_addr", "master_port") if told.given(name) and told.values[name]]
+    if not given:
+        return
+    said = " ".join(f"{_said(told, name)}={told.values[name]}" for name in given)
+    if told.values["rdzv_endpoint"]:
+        told.remark(
+            f"{said}: not used beside {_said(told, 'rdzv_endpoint')}={told.values['rdzv_endpoint']}, as in torchrun"
+        )
+        return
+    if parse_nnodes(told.values["nnodes"]).maximum == 1:
+        told.remark(f"{said}: not used, a job of one node has a store of its own on a free port")
+        return
+    host = (told.values["master_addr"] or "127.0.0.1").strip().removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise SettingError(
+            _said(told, "master_addr"), host, "is no name or address of a host", "Such as node1 or 10.0.0.1"
+        )
+    endpoint = address(host, told.values["master_port"] or DEFAULT_PORT)
+    told.offer("rdzv_endpoint", endpoint, max(told.source(name) for name in given), _said(told, given[0]))
+    told.remark(f"{said}: the job's store is at {endpoint}; MASTER_PORT of the workers is another one in each round")
+
+
+# --- --rdzv-conf -----------------------------------------------------------------------------------------------------
+
+
+def _configuration(told: Told) -> None:
+    """torchrun's keys become options or keys of ours; what is left is read with the store's settings."""
+    kept: list[str] = []
+    found: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in told.values["rdzv_conf"].split(","))):
+        name, _, value = (part.strip() for part in item.partition("="))
+        key = KEYS.get(name)
+        if key is None:
+            kept.append(item)
+            continue
+        if not value:
+            raise _wrong(told, item, "needs a value", f"Write {name}=VALUE")
+        if key.allowed and value.lower() not in key.allowed:
+            raise _wrong(told, item, f"must be {' or '.join(key.allowed)}")
+        if key.fate is Fate.EXPLAINED:
+            _explain(told, key, value)
+        found[name] = value
+    for name in ("ssl_cert", "ssl_cert_key", "ca_cert", "cacert"):
+        if name in found:
+            kept.append(f"{KEYS[name].becomes}={found[name]}")
+    if "read_timeout" in found:
+        kept.append(f"connect_timeout={_seconds(told, 'read_timeout', found):g}")
+    told.values["rdzv_conf"] = ",".join(kept)
+    _encryption(told, found)
+    _times(told, found)
+
+
+def _explain(told: Told, key: Key, value: str) -> None:
+    if (key.key, value.lower()) == ("store_type", "file"):
+        raise _wrong(told, f"{key.key}={value}", key.why, "Drop it, and name the store with --rdzv-endpoint=HOST:PORT")
+    if (key.key, value.lower()) != ("store_type", "tcp"):
+        told.remark(f"{_said(told, 'rdzv_conf')} {key.key}={value} changes nothing: {key.why}")
+
+
+def _encryption(told: Told, found: dict[str, str]) -> None:
+    endpoint = told.values["rdzv_endpoint"]
+    if found.get("protocol", "").lower() == "https" and endpoint and "://" not in endpoint:
+        told.values["rdzv_endpoint"] = f"etcds://{endpoint}"
+
+
+def _times(told: Told, found: dict[str, str]) -> None:
+    for name in ("timeout", "join_timeout"):
+        if name in found:
+            _offer(told, "recover_timeout", _seconds(told, name, found), name)
+    if "last_call_timeout" in found:
+        _offer(told, "join_grace", _seconds(told, "last_call_timeout", found), "last_call_timeout")
+    if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
+        interval = _seconds(told, "keep_alive_interval", found, _KEEP_ALIVE_S)
+        attempts = _seconds(told, "keep_alive_max_attempt", found, _KEEP_ALIVES)
+        _offer(told, "lease_ttl", interval * attempts, "keep_alive_interval*keep_alive_max_attempt")
+
+
+def _offer(told: Told, option: str, value: float, key: str) -> None:
+    """The option itself wins over a key, said by whomever is as strong."""
+    origin = f"{_said(told, 'rdzv_conf')} {key}"
+    if told.source(option) < told.source("rdzv_conf") or told.origin(option).startswith(_said(told, "rdzv_conf")):
+        told.offer(option, value, told.source("rdzv_conf"), origin)
+    elif told.values[option] != value:
+        told.remark(f"{origin}={value:g} is not used beside {_said(told, option)}={told.values[option]:g}")
+
+
+def _seconds(told: Told, name: str, found: dict[str, str], default: float = 0.0) -> float:
+    text = found.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        what = "attempts" if name.endswith("attempt") else "seconds"
+        raise _wrong(told, f"{name}={text}", f"must be a number of {what} above 0")
+    return value
+
+
+def _wrong(told: Told, item: str, allowed: str, advice: str = "") -> SettingError:
+    return SettingError(_said(told, "rdzv_conf"), item, allowed, advice)
+
+
+def _said(told: Told, name: str) -> str:
+    """Where it was said: the variable, or the option."""
+    return told.said(name)

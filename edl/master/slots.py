@@ -1,0 +1,225 @@
+"""Which slots of a node its workers are in: strikes, drops and returns in the Master. The rules are in
+``edl.master.policies.slots``.
+
+Level-triggered like the size: the record says which slots are dropped, and from that follows for each node in which
+slots its next workers are. A world that has others is replaced (``edl.master.resizing``); agents are told, so that they
+keep workers ready where they will be needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edl.master.events import Kind, Unfit
+from edl.master.policies import slots as rules
+from edl.master.policies.slots import Dropped, Strike
+from edl.master.restoring import is_cut
+from edl.master.state import NodeEntry, NodeStatus
+from edl.master.turn import Turn
+from edl.rendezvous.ranks import Candidate, order
+from edl.types import NodeId
+from edl.wire.messages import NodeInfo, UseSlots
+from edl.wire.wishes import Cordon
+
+
+def candidate(turn: Turn, entry: NodeEntry) -> Candidate:
+    """A node as ``edl.rendezvous.ranks`` sees it."""
+    info = entry.info
+    return Candidate(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
+
+
+def is_impaired(turn: Turn, entry: NodeEntry) -> bool:
+    """Whether it can run fewer workers than it is meant to."""
+    return len(turn.places(entry)) < entry.info.slots
+
+
+def workers_of(turn: Turn, entries: Sequence[NodeEntry]) -> int:
+    """Workers of a world of these nodes."""
+    return sum(len(turn.places(entry)) for entry in entries)
+
+
+# --- by itself -------------------------------------------------------------------------------------------------------
+
+
+def judge(turn: Turn) -> None:
+    """Once all that is awaited is known, before a world forms: count what led to the end of the last one."""
+    record = turn.record
+    if record.judged or record.world is None:
+        return
+    turn.write(judged=True)
+    if record.strikes and turn.trained_s:
+        used = [(entry.info, member.used) for entry in turn.members() if (member := turn.member(entry)) is not None]
+        turn.write(strikes=rules.trained(record.strikes, used, turn.trained_s))
+    limit = turn.spec.slots.strikes
+    failure = rules.culprit(record.failures) if record.charged and limit else None
+    entry = turn.nodes.get(failure.node) if failure is not None else None
+    if failure is None or entry is None or turn.member(entry) is None:
+        return
+    slot = rules.slot_in(failure)
+    strikes, strike = rules.struck(turn.record.strikes, entry.info, slot)
+    turn.write(strikes=strikes)
+    if strike.count >= limit:
+        _drop_by_itself(turn, entry, slot, rules.because(strike, failure))
+
+
+def unfit(turn: Turn, event: Unfit) -> None:
+    """A check names a slot."""
+    entry = turn.current(event.node, event.incarnation)
+    if entry is not None and event.slot in rules.usable(turn.record.dropped, entry.info):
+        _drop_by_itself(turn, entry, event.slot, event.why)
+
+
+def _drop_by_itself(turn: Turn, entry: NodeEntry, slot: int, why: str) -> None:
+    """Drop a slot if the job can do without it."""
+    missed = _missed(turn, entry, slot)
+    name = f"slot {slot} of {entry.info.node}"
+    if missed:
+        if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # else there was no choice at all
+            turn.note(Kind.SLOT, f"{name} {why}; it stays: {missed}", entry.info.node)
+        return
+    _drop(turn, entry.info, slot, why, by_hand=False)
+    turn.dropped_s = {**turn.dropped_s, (entry.info.node, slot): turn.now_s}
+    if turn.spec.slots.cooldown_s:
+        turn.wake_at(turn.now_s + turn.spec.slots.cooldown_s)
+    turn.note(Kind.SLOT, f"{name} dropped: {why}", entry.info.node)
+
+
+def _missed(turn: Turn, entry: NodeEntry, slot: int) -> str:
+    """Why the job cannot do without a slot; empty: it can."""
+    left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
+    if not left and not turn.next_size(_others(turn, entry)).nodes:
+        return "it is the last one of its node, and there is no world without that"
+    if len(left) < len(turn.places(entry)) and is_cut(turn.members()):
+        return "the state is sharded and only in memory, and fits no other number of workers"
+    return ""
+
+
+def _others(turn: Turn, entry: NodeEntry) -> int:
+    """Other nodes that can take part, now or once they are ready."""
+    return sum(
+        other.registered
+        and other.info.node != entry.info.node
+        and other.status is not NodeStatus.LEAVING
+        and not other.draining
+        and not turn.excluded(other)
+        for other in turn.nodes.values()
+    )
+
+
+def _drop(turn: Turn, info: NodeInfo, slot: int, why: str, *, by_hand: bool) -> None:
+    device = rules.device_of(info, slot)
+    one = Dropped(info.node, info.host, slot, device, why, turn.record.round, by_hand)
+    others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, slot))
+    turn.write(dropped=(*others, one)[-rules.KEPT :], strikes=rules.without(turn.record.strikes, info, slot))
+
+
+def come_back(turn: Turn) -> None:
+    """Slots that have cooled down take part again, once more before they are dropped again; as long as the restart
+    budget would bear that."""
+    limits = turn.spec.slots
+    cooling = [one for one in turn.record.dropped if not one.by_hand]
+    if not limits.cooldown_s or not cooling or turn.record.restarts >= turn.spec.max_restarts:
+        return
+    for one in cooling:
+        key = (one.node, one.slot)
+        if key not in turn.dropped_s:
+            turn.dropped_s = {**turn.dropped_s, key: turn.now_s}
+        due_s = turn.dropped_s[key] + limits.cooldown_s
+        if turn.now_s < due_s:
+            turn.wake_at(due_s)
+            continue
+        _forget(turn, (one,))
+        if limits.strikes > 1:
+            again = Strike(one.node, one.slot, one.device, limits.strikes - 1)
+            turn.write(strikes=(*turn.record.strikes, again)[-rules.KEPT :])
+        cooled = f"cool-down of {limits.cooldown_s:g} s is over (--slot-cooldown)"
+        turn.note(Kind.SLOT, f"slot {one.slot} of {one.node} may take part again: the {cooled}", one.node)
+
+
+def _forget(turn: Turn, back: Sequence[Dropped]) -> None:
+    turn.write(dropped=tuple(one for one in turn.record.dropped if one not in back))
+    turn.dropped_s = {key: at_s for key, at_s in turn.dropped_s.items() if key not in {(o.node, o.slot) for o in back}}
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def wished(turn: Turn, wish: Cordon) -> None:
+    """Carry out what ``edl.master.sizing`` has accepted."""
+    entry = turn.nodes.get(NodeId(wish.node))
+    info = entry.info if entry is not None else None
+    if not wish.cordoned:
+        _forget(turn, rules.meant(turn.record.dropped, info, wish.node, wish.device))
+    elif wish.device and info is not None:
+        slot = rules.named(info, wish.device)
+        assert slot is not None  # noqa: S101 - else the wish would have been refused
+        why = ": ".join(part for part in (wish.by, " ".join(wish.reason.split())) if part)
+        _drop(turn, info, slot, f"by hand ({why})", by_hand=True)
+
+
+def news(turn: Turn) -> list[str]:
+    """What has been dropped since the last world, in words."""
+    return [
+        f"slot {one.slot} of {one.node} dropped: {one.why}"
+        for one in turn.record.dropped
+        if turn.record.world is not None and one.round == turn.record.round
+    ]
+
+
+def left_out(turn: Turn) -> list[str]:
+    """What was dropped by itself and is so still: a job that ended well may have got over a bug in this way."""
+    return [f"slot {one.slot} of {one.node} was dropped: {one.why}" for one in turn.record.dropped if not one.by_hand]
+
+
+# --- from there to the world -----------------------------------------------------------------------------------------
+
+
+def relieved(turn: Turn, newcomers: Sequence[NodeEntry], nodes: int) -> list[NodeEntry]:
+    """Members with dropped slots that would give way to whole nodes which stand ready, in a world of so many nodes.
+    Not where it costs steps, nor the state."""
+    members = turn.members()
+    impaired = [entry for entry in members if not turn.excluded(entry) and is_impaired(turn, entry)]
+    if not impaired or not newcomers or not turn.underway or is_cut(members):
+        return []
+    staying = [entry for entry in members if not turn.excluded(entry) and not entry.draining]
+    candidates = [candidate(turn, entry) for entry in (*staying, *newcomers)]
+    target = turn.record.sizing.target(turn.spec.nodes)
+    chosen = order([entry.info.node for entry in members], candidates, nodes, target)
+    return [entry for entry in impaired if entry.info.node not in chosen]
+
+
+def misplaced(turn: Turn) -> list[NodeEntry]:
+    """Members whose workers are to be in other slots than they are. Not while the state would be lost by that."""
+    found = []
+    for entry in turn.members():
+        member, places = turn.member(entry), turn.places(entry)
+        if member is None or not places or member.used == places:
+            continue
+        if len(places) == member.slots or not is_cut(turn.members()):
+            found.append(entry)
+    return found
+
+
+def changes(turn: Turn, entries: Sequence[NodeEntry]) -> str:
+    """What is to become of the slots of these members, in words."""
+    said: list[str] = []
+    for entry in entries:
+        member = turn.member(entry)
+        used, places = set(member.used if member is not None else ()), set(turn.places(entry))
+        for slot in sorted(used - places):
+            one = rules.dropped_here(turn.record.dropped, entry.info, slot)
+            why = f" dropped: {one.why}" if one is not None else " not needed any more"
+            said.append(f"slot {slot} of {entry.info.node}{why}")
+        said += [f"slot {slot} of {entry.info.node} takes part" for slot in sorted(places - used)]
+    return "; ".join(said)
+
+
+def tell(turn: Turn) -> None:
+    """Let agents know in which slots their next workers are, where that has changed."""
+    for entry in list(turn.nodes.values()):
+        places = turn.places(entry)
+        known = entry.uses or tuple(range(entry.info.slots))
+        if not entry.attached or entry.status is NodeStatus.LEAVING or not places or known == places:
+            continue
+        entry = turn.update(entry, uses=places)
+        turn.tell(entry, UseSlots(places, "slots of this node are dropped or take part again"))
