@@ -276,12 +276,12 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
 
 
 def _replan_without_source(turn: Turn) -> None:
-    """If a node outside the world was to give it the state, and is gone, the workers may never get it."""
+    """If the last one that had a part of the state to give to the world is gone, the workers may never get it."""
     world = turn.record.world
     if turn.record.phase is not Phase.RUNNING or world is None or turn.record.done or turn.underway:
         return
-    outside = [source.node for source in world.sources if world.member(source.node) is None]
-    gone = [node for node in outside if node not in turn.nodes]
+    there = {source.shard for source in world.sources if source.node in turn.nodes}
+    gone = [source.node for source in world.sources if source.shard not in there]
     if gone:
         stop_world(turn, f"node {gone[0]}, which had the state, is gone")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,23 @@ from edl.worker import feeding
 
 pytestmark = pytest.mark.paddle
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Paddle's processes outlive an iteration that is broken off, and even the test program if that ends abruptly."""
+    opened = []
+    begin = DataLoader._open
+
+    def noted(loader: Any) -> Any:
+        opened.append((loader, begin(loader)))
+        return opened[-1][1]
+
+    monkeypatch.setattr(DataLoader, "_open", noted)
+    yield
+    for loader, source in opened:
+        loader._close(source, False)
+    assert not multiprocessing.active_children()
 
 
 class Numbers(io.Dataset[Any]):

@@ -238,6 +238,20 @@ def test_a_source_that_went_with_the_last_master_is_planned_without() -> None:
     assert {type(message) for message in rule.sent("a")} == {StopRound}
 
 
+def test_a_source_that_is_gone_is_not_missed_where_another_has_the_same() -> None:
+    """Four had the state, the one that trains on among them; the Master was one of those that have left."""
+    rule = Wishing(NodeRange(1, 1))
+    rule.join("a", "b")
+    rule.parked("b", (1, 6), seen=0)
+    rule.parked("a", (1, 6), seen=1)
+    world = rule.state.record.world
+    assert world is not None
+    assert (rule.members, sorted(source.node for source in world.sources)) == ("a", ["a", "b"])
+    succeed(rule, "a")
+    rule.feed(ev.NodeAttached(Attach(info("a"), world.round, world.round, False)))
+    assert (rule.phase, rule.members) == (Phase.RUNNING, "a")
+
+
 def test_where_no_survivor_has_its_state_yet_spares_are_asked_for_it() -> None:
     rule = training("ab", NodeRange(1, 2))
     rule.arrive("c")
