@@ -408,7 +408,7 @@ def dismiss(turn: Turn, reason: str, *, needed: bool = False, only: NodeEntry | 
     for entry in [only] if only is not None else list(turn.nodes.values()):
         if entry.draining and entry.status is NodeStatus.READY:
             if entry.hurried and not needed:
-                turn.save_owed = f"node {entry.info.node} has left in a hurry"
+                turn.write(owed=f"node {entry.info.node} has left in a hurry")
             entry = turn.update(entry, status=NodeStatus.LEAVING)
             turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 

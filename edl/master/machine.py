@@ -139,6 +139,7 @@ def _settle(turn: Turn) -> None:
         planning.see_off,
         resizing.suspend,
         resizing.consider_size,
+        planning.consider_checkpoint,
         planning.consider_settings,
         planning.assign_keepers,
     )

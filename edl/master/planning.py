@@ -70,6 +70,7 @@ def _settle(turn: Turn, agreement: Agreement, commit: int) -> None:
     members = turn.members()
     if agreement.purpose is Purpose.SAVE:
         turn.note(Kind.BOUNDARY, f"{agreement.reason}: saving commit {commit}")
+        turn.write(owed="")
         _wait_for_it(turn, commit)
     elif agreement.purpose is Purpose.SET:
         order = hyper.agreed(turn, agreement.number, commit, agreement.reason)
@@ -102,6 +103,7 @@ def look_at_agreement(turn: Turn) -> None:
         why = f"no answer from {', '.join(silent[:5])} within {turn.spec.timeouts.boundary_s:g} s"
         if agreement.purpose is Purpose.SAVE:
             turn.note(Kind.BOUNDARY, f"{agreement.reason}: not saved, {why}")
+            turn.write(owed="")
             _give_up(turn, agreement)
         elif agreement.purpose is Purpose.SET:
             hyper.failed(turn, agreement.reason, why)
@@ -127,6 +129,12 @@ def ask_again(turn: Turn, entry: NodeEntry) -> None:
         answers = {node: commit for node, commit in agreement.answers.items() if node != entry.info.node}
         turn.agreement = dataclasses.replace(agreement, answers=answers)
         turn.tell(entry, _hold(turn, agreement))
+
+
+def consider_checkpoint(turn: Turn) -> None:
+    """Have the world write the checkpoint that it owes, also if the Master has left that knew of it first."""
+    if turn.record.owed and turn.underway and turn.agreement is None and not turn.record.done:
+        agree(turn, Purpose.SAVE, turn.record.owed)
 
 
 def consider_settings(turn: Turn) -> None:
@@ -164,9 +172,6 @@ def underway(turn: Turn, entry: NodeEntry, message: Underway) -> None:
         ways = sorted({member.how for member in turn.members()})
         turn.note(Kind.WORLD_UNDERWAY, f"round {turn.record.round} is underway: {'; '.join(ways)}")
         dismiss(turn, "the others go on without this node")
-        if turn.save_owed:
-            agree(turn, Purpose.SAVE, turn.save_owed)
-            turn.save_owed = ""
 
 
 def drain(turn: Turn, entry: NodeEntry, leaving: Leaving) -> bool:

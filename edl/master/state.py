@@ -110,6 +110,8 @@ class Record:
     """Wishes that came with a key, oldest first."""
     departing: tuple[Departing, ...] = ()
     """Nodes that have to leave, until they are gone."""
+    owed: str = ""
+    """Why the world is to write a checkpoint as soon as it trains: somebody has left who had not the time."""
     learnt: Learnt = NOTHING_LEARNT
     """What the autoscale policy knows about sizes."""
     strikes: tuple[Strike, ...] = ()
@@ -212,8 +214,6 @@ class MasterState:
     """Until then other sizes wait; see ``JobSpec.cooldown_s``."""
     save_s: float = 0.0
     """What it took to write the last checkpoint; 0: none has been written."""
-    save_owed: str = ""
-    """Why the next world is to write a checkpoint as soon as it trains."""
     scaling: Memory = NO_MEMORY
     """What the autoscale policy measures just now."""
     reason: str = ""

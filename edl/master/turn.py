@@ -40,7 +40,6 @@ class Turn:
         self.resizing = state.resizing
         self.cooling_until_s = state.cooling_until_s
         self.save_s = state.save_s
-        self.save_owed = state.save_owed
         self.scaling = state.scaling
         self.reason = state.reason
         self.effects: list[Effect] = []
@@ -70,7 +69,6 @@ class Turn:
             resizing=self.resizing,
             cooling_until_s=self.cooling_until_s,
             save_s=self.save_s,
-            save_owed=self.save_owed,
             scaling=self.scaling,
             reason=self.reason,
         )

@@ -55,7 +55,7 @@ def test_too_little_those_who_hold_a_copy_write_and_the_doomed_does_nothing() ->
     assert (rule.state.agreement.purpose, rule.state.agreement.reason) == (Purpose.SAVE, "node b has left in a hurry")
     assert rule.members == "ac"
     assert rule.boundary(20) is Purpose.SAVE
-    assert rule.state.save_owed == "" and rule.state.agreement is None, "once"
+    assert rule.state.record.owed == "" and rule.state.agreement is None, "once"
 
 
 def test_nothing_is_known_of_saving_so_it_tries() -> None:

@@ -17,13 +17,16 @@ from edl.wire.messages import (
     Depart,
     Dismissed,
     Hold,
+    Kept,
     Leaving,
+    Pace,
     Purpose,
     Ready,
     StartRound,
     StopRound,
     Switch,
     Underway,
+    Version,
 )
 from edl.wire.wishes import Drain, Resize
 from tests.unit.test_master_machine import info
@@ -211,6 +214,25 @@ class TestDismissed:
         assert set(rule.state.nodes) <= {NodeId("c")}
         rule.wait(10.0)
         assert ev.Conclude() in rule.effects
+
+
+def test_a_checkpoint_that_is_owed_is_written_under_the_next_master() -> None:
+    """The Master was on the node that has left in a hurry."""
+    rule = training("ab", NodeRange(1, 2))
+    for name in "ab":
+        rule.say(name, Pace(Round(1), 5, 1.0))
+    rule.say("a", Kept(Version(1, 5), "dir", took_s=4.0))
+    rule.say("b", Leaving("spot", 0.5))
+    assert rule.boundary() is Purpose.SWITCH
+    rule.park("ab")
+    rule.underway("a")
+    assert rule.state.record.owed == "node b has left in a hurry"
+    succeed(rule, "a")
+    attach(rule, "a")
+    assert rule.state.agreement is not None and rule.state.agreement.purpose is Purpose.SAVE
+    assert rule.boundary(20) is Purpose.SAVE
+    assert rule.state.record.owed == ""
+    assert rule.state.agreement is None
 
 
 def test_the_reason_of_a_stop_names_all_that_leave() -> None:
