@@ -443,6 +443,7 @@ def test_a_worker_takes_them_up_at_the_boundary_and_goes_on() -> None:
             environment = worker.session.environment
             seen.append((state.commits, worker.session.settings.global_batch, environment.get("EDL_LOCAL_BATCH", "")))
             if state.commits == 2:
+                worker.agent.expect(local.Underway)
                 worker.agent.send(local.Hold(1, 1))
                 assert worker.agent.expect(local.Here).commit == 2
                 held = Settings(2, global_batch=100)
@@ -452,7 +453,6 @@ def test_a_worker_takes_them_up_at_the_boundary_and_goes_on() -> None:
     worker.agent.expect(local.Enter)
     worker.agent.expect(local.Parked)
     worker.agent.place(a_seat(1, settings=Settings(1, global_batch=64)))
-    worker.agent.expect(local.Underway)
     worker.join()
     worker.settle()
     assert seen == [(1, 64, ""), (2, 64, ""), (3, 64, ""), (4, 100, "100"), (5, 100, "100")]
