@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import NoReturn
 
@@ -68,16 +69,16 @@ def run(order: Order, imported_under: dict[str, str]) -> None:
     if order.kind == "module":
         sys.argv[:] = ["-m", *order.arguments]
         _search_first(os.getcwd())
-        _guarded_module(order.target, alter_argv=True)
+        _run_module(order.target, alter_argv=True)
         return
     if order.kind == "call":
-        _guarded_call(*order.arguments)
+        _run_call(*order.arguments)
         return
     sys.argv[:] = [order.target, *order.arguments]
     path = os.path.abspath(order.target)
     if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
         sys.path.insert(0, order.target)
-        _guarded_module("__main__", alter_argv=False)
+        _run_module("__main__", alter_argv=False)
         return
     _search_first(os.path.dirname(os.path.realpath(path)))
     _run_script(path, namespace)
@@ -127,35 +128,24 @@ def _run_script(path: str, namespace: types.ModuleType) -> None:
         sys.exit(_CANNOT_OPEN)
     scope = vars(namespace)
     scope.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path), __spec__=None)
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), scope)  # noqa: S102 - running it is the purpose
-    except SystemExit:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the top of the user's program
-        failure = error
-    else:
-        return
-    _fail(failure)
+    _guarded(lambda: exec(compile(source, path, "exec", dont_inherit=True), scope))  # noqa: S102 - it is the purpose
 
 
-def _guarded_module(name: str, *, alter_argv: bool) -> None:
-    try:
-        # The function that the interpreter itself calls for "-m".
-        runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
-    except SystemExit:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the top of the user's program
-        failure = error
-    else:
-        return
-    _fail(failure)
+def _run_module(name: str, *, alter_argv: bool) -> None:
+    # The function that the interpreter itself calls for "-m".
+    _guarded(lambda: runpy._run_module_as_main(name, alter_argv))  # type: ignore[attr-defined]
 
 
-def _guarded_call(folder: str) -> None:
+def _run_call(folder: str) -> None:
     from edl.worker import call  # only now: what it imports is nothing that a script should find imported
 
+    _guarded(lambda: call.run(folder, _search_first))
+
+
+def _guarded(work: Callable[[], object]) -> None:
+    """Do what the user's program is; an exception that it does not catch ends this process."""
     try:
-        call.run(folder, _search_first)
+        work()
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the top of the user's program

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,16 @@ from edl.agent.paddle_environment import GPU, KINDS
 from edl.config import LogLayout, NodeRange, changed
 from edl.errors import SettingError, UsageError
 from edl.exit_codes import ExitCode
-from edl.launch import __main__ as program
 from edl.launch import paddle_devices, paddle_options
-from edl.launch.cli import settings_from, value_options, with_both_spellings
+from edl.launch.cli import value_options
 from edl.launch.launcher import status_of_worker
 from edl.launch.scale_options import launcher_again
-from edl.launch.settings import Backend, LaunchSettings
-from edl.launch.told import Source, Told
+from edl.launch.settings import Backend
+from edl.launch.told import Source
 from edl.ports import CommandKind
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure
+from tests.unit.launching import read, tell
 
 
 @pytest.fixture(autouse=True)
@@ -35,26 +34,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paddle_devices, "count_gpus", lambda: 0)
     monkeypatch.setattr(paddle_options, "paddle_devices", lambda: (GPU, 0))
     return tmp_path
-
-
-def tell(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
-    """What the launcher makes of a command line and of variables."""
-    given = [*arguments] if arguments and arguments[-1].endswith((".py", ".sh")) else [*arguments, "train.py"]
-    context = program.run.make_context("edl-run", with_both_spellings(given))
-    told = Told.by(context, context.params["script"], context.params["arguments"])
-    try:
-        program.settle(told, env or {})
-    except SettingError as error:
-        raise told.named(error) from error
-    return told
-
-
-def read(*arguments: str, env: Mapping[str, str] | None = None) -> LaunchSettings:
-    told = tell(*arguments, env=env)
-    try:
-        return settings_from(told.values, told.script, told.arguments)
-    except SettingError as error:
-        raise told.named(error) from error
 
 
 class TestDialect:

@@ -16,7 +16,7 @@ from edl.config import NodeRange, StreamTarget
 from edl.errors import EdlError, ScriptError, SettingError, UsageError
 from edl.launch import __main__ as program
 from edl.launch import torchrun_options
-from edl.launch.cli import CONF_KEYS, settings_from, with_both_spellings
+from edl.launch.cli import CONF_KEYS, with_both_spellings
 from edl.launch.dropin_table import Fate, Row
 from edl.launch.settings import Backend, LaunchSettings
 from edl.launch.told import Source, Told
@@ -25,6 +25,7 @@ from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
 from edl.ports import CommandKind
 from scripts import dropin, dropin_torchrun
 from scripts.dropin_torchrun import Theirs
+from tests.unit.launching import read, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ("--nnodes=1:2", "--rdzv-endpoint=h:1")
@@ -46,26 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def theirs() -> dict[str, Theirs]:
     pytest.importorskip("torch")
     return {one.name: one for one in dropin_torchrun.options()}
-
-
-def tell(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
-    """What the launcher makes of a command line and of variables. The script is ``train.py`` unless one is named."""
-    given = [*arguments] if any(one.endswith((".py", "json.tool")) for one in arguments) else [*arguments, "train.py"]
-    context = program.run.make_context("edl-run", with_both_spellings(given))
-    told = Told.by(context, context.params["script"], context.params["arguments"])
-    try:
-        program.settle(told, env or {})
-    except SettingError as error:
-        raise told.named(error) from error
-    return told
-
-
-def read(*arguments: str, env: Mapping[str, str] | None = None) -> LaunchSettings:
-    told = tell(*arguments, env=env)
-    try:
-        return settings_from(told.values, told.script, told.arguments)
-    except SettingError as error:
-        raise told.named(error) from error
 
 
 # --- the table against torch's own parser ----------------------------------------------------------------------------

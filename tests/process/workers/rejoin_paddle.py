@@ -30,7 +30,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--digests", action="store_true", help="write a digest of the state at each commit and restore")
     parser.add_argument("--results", action="store_true", help="write down the model's sum and norm after each step")
-    parser.add_argument("--hang-at", type=int, default=0, help="rank 1 makes no progress after this step, once")
     parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
     return parser.parse_args()
 
@@ -102,9 +101,6 @@ def train(state: edl.State) -> None:
                 state.save()
             else:
                 state.commit()
-            if state.step == options.hang_at and here.rank == 1 and not (options.folder / "hung").exists():
-                (options.folder / "hung").touch()
-                time.sleep(3600)
             if options.pause:
                 time.sleep(options.pause)
 
