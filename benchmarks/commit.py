@@ -73,7 +73,7 @@ async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: 
         vault=vault,
         on_kept=lambda *_: told.put_nowait(KEPT),
     )
-    keeper.writer(True)
+    keeper.enter(Version(), 1, writes=True)
     passing_on = asyncio.create_task(_pass_on(told, agent))
     try:
         while data := await loop.sock_recv(agent, 65536):

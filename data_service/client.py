@@ -11,7 +11,21 @@ from typing import Any, TypeVar
 
 from data_service import wire
 from data_service.lines import Line
-from data_service.wire import Ack, Commit, Gone, Granted, Lease, NextEpoch, Open, Opened, Refused, Register, Rollback
+from data_service.trainers import trainers
+from data_service.wire import (
+    Ack,
+    Commit,
+    Done,
+    Gone,
+    Granted,
+    Lease,
+    NextEpoch,
+    Open,
+    Opened,
+    Refused,
+    Register,
+    Rollback,
+)
 from edl.errors import DataError
 
 LOOK_S = 0.05
@@ -55,6 +69,8 @@ class Client:
         self._queue: collections.deque[Asked] = collections.deque()
         self._sent: Asked | None = None
         self._closed = False
+        self.ended = threading.Event()
+        """It is closed, or its round is over."""
         self._register: Register | None = None
         self._open: Open | None = None
         self._granted: set[int] = set()
@@ -64,11 +80,13 @@ class Client:
         """Mode "free": acknowledged records of shards that are begun."""
         self._unkept: list[tuple[int, Ack]] = []
         """Mode "free": acknowledgements that may not be in the store yet, with their numbers; 0 until it is known."""
+        self._uncounted: dict[int, tuple[int, bool]] = {}
+        """Mode "free": acknowledgements of this epoch that the Master refused: the records are used all the same."""
         self._acks_due: list[Asked] = []
         """Mode "free": acknowledgements that nobody has answered yet."""
         self._fence = 0
-        self.on_readers: Callable[[Any], None] | None = None
-        """Takes the list of other processes that read for this one."""
+        self.on_news: Callable[[Any], None] | None = None
+        """Takes what is told without having been asked for. Must not block."""
         line.listen(dataset, self._heard)
 
     # --- asking ------------------------------------------------------------------------------------------------------
@@ -82,7 +100,8 @@ class Client:
         """Take part in this round."""
         position = self._position() if self._rank == 0 else ""
         with self._lock:
-            self._open = Open(0, self.dataset, self._rank, epoch, digest=digest, fence=self._fence)
+            trainer = trainers.number if self._lasting else 0
+            self._open = Open(0, self.dataset, self._rank, epoch, digest=digest, fence=self._fence, trainer=trainer)
         return self._ask(replace(self._open, ledger=position))
 
     def lease(
@@ -91,9 +110,10 @@ class Client:
         want: int,
         finished: Iterable[tuple[int, int]] = (),
         failed: Iterable[tuple[int, int, str]] = (),
+        unreached: Iterable[int] = (),
     ) -> Asked:
         """Ask for more shards, and say what became of earlier ones."""
-        word = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed))
+        word = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed), wire.ranges(unreached))
         with self._lock:
             if self._current(epoch):  # else it comes late, from a thread that reads for the epoch before
                 for shard, upto, _ in word.failed:
@@ -109,6 +129,7 @@ class Client:
             self._finished.clear()
             self._returned.clear()
             self._acked.clear()
+            self._uncounted.clear()
             if self._open is not None:
                 self._open = replace(self._open, epoch=epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
@@ -127,6 +148,10 @@ class Client:
             self._granted.clear()
             self._acked.clear()
         return self._ask(Gone(0, self.dataset))
+
+    def ask(self, word: Any) -> Asked:
+        """Anything else that has an answer."""
+        return self._ask(word)
 
     def withdraw(self, asked: Asked) -> None:
         """Do not wait for this answer any more."""
@@ -151,6 +176,14 @@ class Client:
         with self._lock:
             self._acks_due = [one for one in self._acks_due if not one.done.is_set()]
             self._acks_due.append(asked)
+
+    def unkept(self) -> tuple[tuple[int, int, bool], ...]:
+        """Mode "free": what this worker has used that may not be in the store yet, or never will, of this epoch."""
+        with self._lock:
+            found = {shard: (shard, upto, complete) for shard, upto, complete in self._acks()}
+            for shard, one in self._uncounted.items():
+                found[shard] = max(found.get(shard, (shard, 0, False)), (shard, *one))
+            return tuple(found.values())
 
     def all_counted(self, check: Callable[[], None]) -> None:
         """Wait until every acknowledgement has been answered, or has gone along with a later ``Open`` that has."""
@@ -188,6 +221,7 @@ class Client:
         """Say no more. Nothing is answered any more."""
         with self._lock:
             self._closed = True
+            self.ended.set()
             self._queue.clear()
         self._line.forget(self.dataset, self._heard)
 
@@ -217,8 +251,8 @@ class Client:
         if word is None:
             self._say_again()
         elif getattr(word, "id", None) is None:
-            if self.on_readers is not None:
-                self.on_readers(word)
+            if self.on_news is not None:
+                self.on_news(word)
         else:
             self._answered(word)
         self._go_on()
@@ -251,6 +285,8 @@ class Client:
                 for given in word.leases:
                     self._granted.add(given.shard.index)
                     self._returned.pop(given.shard.index, None)
+                    if self._lasting and given.upto:  # another Master wants to hear how far it was
+                        self._acked[given.shard.index] = given.upto
             self._remember(asked.word, word)
         asked.answer = word
         asked.done.set()
@@ -265,7 +301,13 @@ class Client:
     def _remember(self, said: Any, word: Any) -> None:
         if isinstance(word, Opened):
             self._fence = word.fence
+            fresh = not (self._granted or self._acked or self._unkept)
+            if self._lasting and self._open is not None and fresh:
+                self._open = replace(self._open, epoch=word.epoch)  # it begins where the others are
             lost = {shard for shard, _ in word.refused}
+            self._keep_refused(lost, self._acks())
+            for shard in lost:
+                self._acked.pop(shard, None)
             self._granted -= lost
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
@@ -274,9 +316,17 @@ class Client:
             self._open = replace(self._open, epoch=getattr(word, "epoch", self._open.epoch))
         if isinstance(said, Ack):
             number = getattr(word, "number", -1)  # -1: refused, so there is nothing to keep
+            lost = {shard for shard, _ in word.refused} if isinstance(word, Done) else {one[0] for one in said.shards}
+            if self._current(said.epoch):
+                self._keep_refused(lost, said.shards)
             self._unkept = [(number if ack.shards == said.shards else old, ack) for old, ack in self._unkept]
         kept = getattr(word, "kept", 0)
         self._unkept = [(number, ack) for number, ack in self._unkept if not number or number > kept]
+
+    def _keep_refused(self, shards: set[int], acks: Iterable[tuple[int, int, bool]]) -> None:
+        for shard, upto, complete in acks:
+            if shard in shards:
+                self._uncounted[shard] = max(self._uncounted.get(shard, (0, False)), (upto, complete))
 
     def _acks(self) -> tuple[tuple[int, int, bool], ...]:
         found = {shard: (upto, False) for shard, upto in self._acked.items()}

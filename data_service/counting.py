@@ -27,14 +27,14 @@ def take(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, compl
 
 def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], ...] = ()) -> Opened:
     """The answer to ``Open``."""
-    manifest, now = data.known, data.free
+    version, now = data.listed.at(epoch), data.free
     return Opened(
         id,
         data.name,
-        manifest.digest,
-        manifest.format,
-        len(manifest),
-        manifest.records,
+        version.digest,
+        data.known.format,
+        version.shards,
+        data.records(version),
         data.options,
         epoch,
         data.quarantined(),

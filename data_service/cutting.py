@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from data_service.readers.ragged import joined
 from data_service.window import Segment
 from edl.arithmetic.permutation import Permutation, key
 
@@ -38,7 +39,9 @@ class Cursor:
         self.shard = shard
         self.records = records
         self.upto = upto
-        self._columns = columns
+        self.columns = columns
+        self.nbytes = sum(int(array.nbytes) for array in columns.values())
+        """What they take, mapped ones included."""
         self._first = upto
         self._order = None if order is None else Permutation(records, order).array(upto, records)
 
@@ -47,13 +50,20 @@ class Cursor:
         """Records still to come."""
         return self.records - self.upto
 
-    def take(self, count: int) -> Columns:
-        """The next records. The arrays may be views that must not be written to."""
+    def rows(self, count: int) -> Any:
+        """Places in the file of the next records, which are taken with that."""
         begin, self.upto = self.upto, self.upto + count
         if self._order is None:
-            return {name: array[begin : self.upto] for name, array in self._columns.items()}
-        rows = self._order[begin - self._first : self.upto - self._first]
-        return {name: array.take(rows, axis=0) for name, array in self._columns.items()}
+            return np.arange(begin, self.upto)
+        return self._order[begin - self._first : self.upto - self._first]
+
+    def take(self, count: int) -> Columns:
+        """The next records. The arrays may be views that must not be written to."""
+        if self._order is None:
+            begin, self.upto = self.upto, self.upto + count
+            return {name: array[begin : self.upto] for name, array in self.columns.items()}
+        rows = self.rows(count)
+        return {name: array.take(rows, axis=0) for name, array in self.columns.items()}
 
     @property
     def segment(self) -> Segment:
@@ -66,39 +76,72 @@ def order_of(seed: int, epoch: int, shard: int) -> int:
     return key(seed, epoch, shard)
 
 
-def shares(cursors: Sequence[Cursor], count: int, mixed: bool, seed: int, epoch: int) -> list[int]:
-    """How many of the next ``count`` records each shard gives: ``mixed``, at random by what they have left; else one
-    after the other. They must have so many."""
-    if not mixed:
-        given = []
-        for cursor in cursors:
-            given.append(min(count, cursor.left))
-            count -= given[-1]
-        return given
-    draw = _random(cursors, seed, epoch)
-    return [int(one) for one in draw.multivariate_hypergeometric([cursor.left for cursor in cursors], count)]
-
-
 def take(cursors: Sequence[Cursor], count: int, mixed: bool, seed: int, epoch: int) -> tuple[Columns, list[Segment]]:
-    """The next ``count`` records of some shards, and how far these are consumed then."""
-    draw = _random(cursors, seed, epoch) if mixed else None
+    """The next ``count`` records of some shards, which must have so many, and how far these are consumed then.
+
+    ``mixed``: from all of them, as many of each as it is large; else one shard after the other. Where
+    each comes from depends on nothing but the position: what is taken again after a fault comes in the same order.
+    """
+    if not mixed:
+        return _in_turn(cursors, count)
+    draw = np.random.default_rng(key(seed, epoch, *(number for one in cursors for number in (one.shard, one.upto))))
+    counts = _quotas(cursors, count, draw)
+    order = draw.permutation(count)
+    chosen = [(cursor, int(some)) for cursor, some in zip(cursors, counts, strict=True) if some]
+    gathered = _gathered([(cursor.columns, cursor.rows(some)) for cursor, some in chosen], count)
+    whole = {name: array.take(order, axis=0) for name, array in gathered.items()}
+    return whole, [cursor.segment for cursor, _ in chosen]
+
+
+def _quotas(cursors: Sequence[Cursor], count: int, draw: np.random.Generator) -> list[int]:
+    """How many each shard gives: in proportion to its size, so that the open ones end together or one by one as they
+    were opened, and no newcomer outweighs those that are nearly read. What is left of a record is drawn by lot."""
+    left = np.array([cursor.left for cursor in cursors], np.int64)
+    sizes = np.array([cursor.records for cursor in cursors], np.float64)
+    given = np.zeros_like(left)
+    while count:
+        shares = np.cumsum(np.where(left > given, sizes, 0.0))
+        edges = np.floor(shares / shares[-1] * count + draw.random()).astype(np.int64)
+        part = np.minimum(np.diff(edges, prepend=0), left - given)
+        given += part
+        count -= int(part.sum())
+    return [int(one) for one in given]
+
+
+def _in_turn(cursors: Sequence[Cursor], count: int) -> tuple[Columns, list[Segment]]:
     parts, segments = [], []
-    for cursor, some in zip(cursors, shares(cursors, count, mixed, seed, epoch), strict=True):
+    for cursor in cursors:
+        some = min(count, cursor.left)
         if some:
             parts.append(cursor.take(some))
             segments.append(cursor.segment)
+            count -= some
     if len(parts) == 1:
         return parts[0], segments
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
-    if draw is not None:
-        rows = draw.permutation(count)
-        whole = {name: array.take(rows, axis=0) for name, array in whole.items()}
-    return whole, segments
+    return {name: joined([part[name] for part in parts]) for name in parts[0]} if parts else {}, segments
 
 
-def _random(cursors: Sequence[Cursor], seed: int, epoch: int) -> np.random.Generator:
-    """Depends on nothing but the position: what is taken again after a fault comes in the same order."""
-    return np.random.default_rng(key(seed, epoch, *(number for one in cursors for number in (one.shard, one.upto))))
+def _gathered(parts: Sequence[tuple[Mapping[str, Any], Any]], count: int) -> Columns:
+    """Rows of several shards one after the other. Numbers go straight to their place: one copy, and no more."""
+    found: Columns = {}
+    for name, first in parts[0][0].items():
+        alike = all(
+            isinstance(columns[name], np.ndarray)
+            and columns[name].dtype == first.dtype
+            and columns[name].shape[1:] == first.shape[1:]
+            for columns, _ in parts
+        )
+        if not alike or first.dtype == object:
+            found[name] = joined([columns[name].take(rows, axis=0) for columns, rows in parts])
+            continue
+        whole = np.empty((count, *first.shape[1:]), first.dtype)
+        begin = 0
+        for columns, rows in parts:
+            # Rows are within their shard; "raise" would go through a buffer.
+            columns[name].take(rows, axis=0, out=whole[begin : begin + len(rows)], mode="clip")
+            begin += len(rows)
+        found[name] = whole
+    return found
 
 
 def micro_batches(columns: Columns, count: int, sizes: Sequence[int]) -> list[tuple[Columns, int]]:

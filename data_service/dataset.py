@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from data_service.file_list import FileList, Version
 from data_service.keeping import Shelf
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
@@ -52,6 +53,8 @@ class Attempt:
 
     by: Caller
     reason: str
+    unreached: bool = False
+    """The file could not be reached: nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,16 @@ class Poison:
     upto: int
     epoch: int
     reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Somebody outside of the world wants files to be added, and a worker has to look at them first."""
+
+    number: int
+    by: str
+    files: tuple[str, ...]
+    when: str
 
 
 @dataclass(slots=True)
@@ -86,6 +99,12 @@ class Free:
     """Who takes part, by what is kept."""
     doers: dict[int, Caller] = field(default_factory=dict)
     """Who has last acknowledged records of a shard; of the last shards of this epoch, oldest first."""
+    trainers: dict[Caller, int] = field(default_factory=dict)
+    """By caller, the number of its process in the parameter servers."""
+    ended: list[int] = field(default_factory=list)
+    """Of those, who was lost in this epoch, oldest first: some of their last push may be in the parameters."""
+    crowd: int = 0
+    """The most trainers that there were at a time: as many may be lost together."""
     dirty: bool = False
     awaited: set[Caller] = field(default_factory=set)
     """After a change of the Master: whose ``Open`` is waited for before anything is given out."""
@@ -103,9 +122,18 @@ class DataSet:
     def __init__(self, name: str, shelf: Shelf) -> None:
         self.name = name
         self.shelf = shelf
-        self.manifest: Manifest | None = None
+        self.files: FileList | None = None
         self.blob = b""
-        """Hash of the encoded manifest."""
+        """Hash of the encoded list that was registered."""
+        self.registered = 0
+        """Segments of the list that were registered at once; each later one has a key of its own in the store."""
+        self.orders: dict[int, Order] = {}
+        """By number: files that are to be added."""
+        self.ordered = 0
+        """Number of the last order."""
+        self.lister: Caller | None = None
+        """Who has been told of the orders."""
+        self._records: tuple[int, int] = (-1, -1)
         self.previous: Manifest | None = None
         """Of the one that was registered before it, to tell the difference."""
         self.options = Options()
@@ -128,11 +156,47 @@ class DataSet:
         return self.options.mode == FREE
 
     @property
+    def manifest(self) -> Manifest | None:
+        """All of its shards, also those of epochs to come; None before it has been registered."""
+        return None if self.files is None else self.files.manifest
+
+    @property
+    def listed(self) -> FileList:
+        """Its files, where it is clear that it has been registered."""
+        if self.files is None:
+            raise LookupError(f"{self.name} has not been registered")
+        return self.files
+
+    @property
     def known(self) -> Manifest:
         """Its shards, where it is clear that it has been registered."""
-        if self.manifest is None:
-            raise LookupError(f"{self.name} has not been registered")
-        return self.manifest
+        return self.listed.manifest
+
+    def records(self, version: Version) -> int:
+        """Of the list as it is, or was; -1 when that is not known before they are read."""
+        manifest = self.known
+        if version.shards == len(manifest) or manifest.records < 0:
+            return manifest.records
+        if self._records[0] != version.shards:
+            self._records = (version.shards, sum(map(manifest.count, range(version.shards))))
+        return self._records[1]
+
+    def fit(self, ledger: Ledger) -> Ledger:
+        """A position that somebody brings, as one in the list that its epoch has now: files that have joined the epoch
+        since are not consumed. Raises ``DataError`` when it is one in other files, or in another order."""
+        files = self.listed
+        if not files.knows(ledger.digest, ledger.shards):
+            ledger.belongs(files.digest, len(files), self.options.seed, self.options.shuffle)
+        ledger.belongs(ledger.digest, ledger.shards, self.options.seed, self.options.shuffle)
+        version = files.at(ledger.epoch)
+        if version.shards >= ledger.shards:
+            ledger.extend(version.shards, version.digest)
+        return ledger
+
+    def fresh(self, epoch: int) -> Ledger:
+        """Nothing of this epoch is consumed."""
+        version, options = self.listed.at(epoch), self.options
+        return Ledger(version.digest, version.shards, seed=options.seed, shuffle=options.shuffle, epoch=epoch)
 
     @property
     def position(self) -> Table:

@@ -6,7 +6,7 @@ import collections
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,10 +14,12 @@ from data_service.client import LOOK_S, Asked, Client
 from data_service.cutting import Columns, Cursor, Cut, micro_batches, order_of, take
 from data_service.manifest import ShardRef
 from data_service.readers import Reader
+from data_service.redoing import Ended, Piece, Redo, plan
+from data_service.trainers import trainers
 from data_service.window import Ready, Segment, Supply
 from data_service.wire import Given, Granted, Refused
 from edl.adapters.clock import SystemClock
-from edl.errors import DataError, EdlError
+from edl.errors import DataError, EdlError, UnreachableData, UnsupportedData
 
 _CLOCK = SystemClock()
 AHEAD_S = 1.0
@@ -52,15 +54,8 @@ class Order:
     """Shards that are open at once, their records mixed; 1 for one after the other."""
     short: bool
     """Steps with fewer records than asked for are handed out at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some records of a shard, in its order of the epoch."""
-
-    ref: ShardRef
-    begin: int
-    upto: int
+    open_bytes: int = 0
+    """No further shard is opened to be mixed while those that are take so much; 0: whatever they take."""
 
 
 @dataclass(slots=True)
@@ -72,6 +67,18 @@ class ReadyStep:
     offer: Ready
     pieces: tuple[Piece, ...]
     """Where its records are from."""
+    redo: Redo | None = None
+    """The push of a trainer that is gone, if it is made once more of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an epoch consists of (``data_service.file_list``)."""
+
+    version: int
+    shards: int
+    digest: str
+    records: int
 
 
 @dataclass
@@ -87,6 +94,8 @@ class Held:
     """Announced in part or whole, and not handed out to the end."""
     failed: list[tuple[int, int, str]] = field(default_factory=list)
     """Not yet reported."""
+    unreached: set[int] = field(default_factory=set)
+    """Those of ``failed`` whose file could not be reached: nothing is known against it."""
     asked: Asked | None = None
     """A request for more that is on its way."""
 
@@ -107,12 +116,13 @@ class Held:
             elif given is not None:
                 self.leases[segment.shard] = Given(given.shard, segment.upto)
 
-    def report(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
-        """What is complete and what has failed; each is said once."""
+    def report(self) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]], set[int]]:
+        """What is complete, what has failed, and what of that was out of reach; each is said once."""
         complete, self.complete = list(self.complete.items()), {}
         failed, self.failed = self.failed, []
         self.reported.update(shard for shard, _ in complete)
-        return complete, failed
+        unreached, self.unreached = self.unreached, set()
+        return complete, failed, unreached
 
 
 class Feed:
@@ -147,6 +157,8 @@ class Feed:
         self._changed = threading.Condition()
         self._steps: collections.deque[ReadyStep] = collections.deque()
         self._supply = Supply.MORE
+        self.known = Known(0, 0, "", -1)
+        """The list of files of this epoch, as told with the last shards."""
         self._idle = False
         self._asked_again = 0
         self._error: BaseException | None = None
@@ -214,6 +226,11 @@ class Feed:
             self._changed.notify_all()
             return step
 
+    def next_redo(self) -> Redo | None:
+        """Of the next step."""
+        with self._changed:
+            return self._steps[0].redo if self._steps else None
+
     def first(self) -> Any:
         """What the next step's first micro-batch holds, if it is ready; else None. It stays here."""
         with self._changed:
@@ -255,11 +272,74 @@ class Feed:
         if isinstance(answer, Refused):
             raise DataError(f"data set {self._client.dataset}: {answer.text}")
         assert isinstance(answer, Granted), "the client matches answers with questions"  # noqa: S101
+        leases: Sequence[Given] = answer.leases
         with self._changed:
-            for given in answer.leases:
+            for given in leases:
                 self.held.leases[given.shard.index] = given
-            self._supply = Supply.MORE if answer.leases else Supply(answer.state)
-        self._unread.extend(answer.leases)
+            self._supply = Supply.MORE if leases else Supply(answer.state)
+            if answer.version >= self.known.version:
+                self.known = Known(answer.version, answer.shards, answer.digest, answer.records)
+        if leases and answer.ended:
+            leases = self._take_over(leases, answer.ended)
+        self._unread.extend(leases)
+
+    def _take_over(self, leases: Sequence[Given], trainers_gone: Sequence[int]) -> Sequence[Given]:
+        """What trainers that are gone had begun with these shards comes first. Returns what is left to read."""
+        epoch, name = self._order.epoch, self._client.dataset
+        found = plan(leases, trainers.ended(trainers_gone, name, epoch))
+        with self._changed:
+            for given in found.leases:
+                self.held.leases[given.shard.index] = given
+            for shard, upto, complete in found.acks:
+                if complete:
+                    self.held.leases.pop(shard, None)
+                elif shard in self.held.leases:
+                    ref = self.held.leases[shard].shard
+                    self.held.leases[shard] = Given(ref, max(upto, self.held.leases[shard].upto))
+        if found.acks:
+            self._client.ack(epoch, tuple(found.acks))
+        # Those that one shard is home to follow one another.
+        given_up = {
+            home
+            for home, redos in itertools.groupby(found.redos, lambda ended: ended.home)
+            if not self._make_redos(home, list(redos))
+        }
+        return [given for given in found.leases if given.shard.index not in given_up]
+
+    def _make_redos(self, home: int, redos: Sequence[Ended]) -> bool:
+        """Make steps of the pushes that this shard is home to. False when some of their records cannot be read: then
+        the shard has failed, as if it were the one that cannot be read, and whoever gets it next tries all of them
+        again. Everything is read before the first step: a part of a push must not go out under its number."""
+        pieces = [piece for ended in redos for batch in ended.batches for piece in batch]
+        most = {piece.ref.index: piece for piece in sorted(pieces, key=lambda piece: piece.upto)}
+        tables: dict[int, tuple[Columns, int]] = {}
+        for piece in most.values():
+            try:
+                tables[piece.ref.index] = self._read(piece.ref, piece.upto)
+            except (EdlError, OSError, ValueError, KeyError) as error:
+                begin, _, _ = redos[0].span(home) or (0, 0, False)
+                self._not_read(error, piece.ref, home, begin)
+                return False
+        for ended in redos:
+            self._make_redo(ended, tables)
+        return True
+
+    def _make_redo(self, ended: Ended, tables: Mapping[int, tuple[Columns, int]]) -> None:
+        """The batches of a push, of the very same records."""
+        _, upto, complete = ended.span(ended.home) or (0, 0, False)
+        for number, batch in enumerate(ended.batches, 1):
+            cursors = []
+            for piece in batch:
+                columns, records = tables[piece.ref.index]
+                cursor = Cursor(piece.ref.index, columns, records, piece.begin, self._order_of(piece.ref))
+                cursor.records = piece.upto
+                cursors.append(cursor)
+            count = sum(cursor.left for cursor in cursors)
+            columns, _ = take(cursors, count, False, 0, 0)
+            last = number == len(ended.batches)
+            taken = (Segment(ended.home, upto, complete),) if last else ()
+            redo = Redo(ended.trainer, ended.seq, last)
+            self._put_step(ReadyStep([(self._finish(columns), count)], Ready(count, taken), batch, redo))
 
     def _ask_ahead(self) -> None:
         """Ask for more while there is still some left."""
@@ -275,46 +355,73 @@ class Feed:
 
     def _ask(self, want: int) -> None:
         with self._changed:
-            complete, failed = self.held.report()
-        self.held.asked = self._client.lease(self._order.epoch, want, complete, failed)
+            complete, failed, unreached = self.held.report()
+        self.held.asked = self._client.lease(self._order.epoch, want, complete, failed, unreached)
 
     def _open_shards(self) -> None:
-        while self._unread and len(self._open) < self._order.mixed and not self._ended():
+        while self._unread and self._mixes_more() and not self._ended():
             self._open_shard(self._unread.popleft())
         enough = self.cut.total
         while self._unread and sum(one.left for one in self._open) < enough and not self._ended():
             self._open_shard(self._unread.popleft())
+
+    def _mixes_more(self) -> bool:
+        """Whether one more is to be opened. Those that cannot give their part of a step are as good as read."""
+        limit, mixed = self._order.open_bytes, self._order.mixed
+        if mixed == 1:
+            return not self._open
+        full = limit and sum(cursor.nbytes for cursor in self._open) >= limit
+        return not full and sum(cursor.left * mixed >= self.cut.total for cursor in self._open) < mixed
 
     def _open_shard(self, given: Given) -> None:
         ref, upto = given.shard, given.upto
         try:
             if isinstance(self._reader, Ahead):
                 self._reader.expect([ref, *(one.shard for one in itertools.islice(self._unread, MOST_AHEAD))])
-            table = self._reader.read(ref)
-            columns, records = self._columns(table), int(table.num_rows)
-            if upto > records:
-                raise DataError(f"{ref.file}, shard {ref.index}: {records} records, of which {upto} are consumed")
+            columns, records = self._read(ref, upto)
         except (EdlError, OSError, ValueError, KeyError) as error:
-            if isinstance(error, EdlError) and not isinstance(error, DataError):
-                raise
-            if self._ended():
-                return  # it has been interrupted; the lease is kept for the feed after this one
-            reason = str(error) if isinstance(error, EdlError) else f"{ref.file}, shard {ref.index}: {error}"
-            self.troubles.append(reason)
-            if ref.index in self.held.announced:
-                # It is cut again, and was read before. The Master may count it as done, and would give it to nobody.
-                raise DataError(f"{reason}; and it has been announced to all workers") from error
-            with self._changed:
-                self.held.leases.pop(ref.index, None)
-                self.held.failed.append((ref.index, upto, reason))
+            self._not_read(error, ref, ref.index, upto)
             return
         self._shards_read += 1
         if records == upto:
             self._nothing_left(ref.index, upto)
             return
-        order = order_of(self._order.seed, self._order.epoch, ref.index) if self._order.shuffle else None
         self._refs[ref.index] = ref
-        self._open.append(Cursor(ref.index, columns, records, upto, order))
+        self._open.append(Cursor(ref.index, columns, records, upto, self._order_of(ref)))
+
+    def _read(self, ref: ShardRef, upto: int) -> tuple[Columns, int]:
+        """A shard, and its number of records, of which the first ``upto`` have been used."""
+        table = self._reader.read(ref)
+        columns, records = self._columns(table), int(table.num_rows)
+        if upto > records:
+            raise DataError(f"{ref.file}, shard {ref.index}: {records} records, of which {upto} are consumed")
+        return columns, records
+
+    def _not_read(self, error: Exception, ref: ShardRef, leased: int, upto: int) -> None:
+        """This shard cannot be read, so the leased one, the same or one whose push is made of it, is given back, used
+        up to there: the Master counts attempts, and leaves it out in the end. Raises what is not the data's fault."""
+        if isinstance(error, UnsupportedData):
+            text = str(error)
+            raise UnsupportedData(text if ref.file in text else f"{ref.file}, shard {ref.index}: {text}") from error
+        if isinstance(error, EdlError) and not isinstance(error, DataError):
+            raise error
+        if self._ended():
+            return  # it has been interrupted; the lease is kept for the feed after this one
+        reason = str(error) if isinstance(error, EdlError) else f"{ref.file}, shard {ref.index}: {error}"
+        if leased != ref.index:
+            reason = f"a push of shard {leased} cannot be made again: {reason}"
+        self.troubles.append(reason)
+        if leased in self.held.announced:
+            # It is cut again, and was read before. The Master may count it as done, and would give it to nobody.
+            raise DataError(f"{reason}; and it has been announced to all workers") from error
+        with self._changed:
+            self.held.leases.pop(leased, None)
+            self.held.failed.append((leased, upto, reason))
+            if isinstance(error, UnreachableData):
+                self.held.unreached.add(leased)
+
+    def _order_of(self, ref: ShardRef) -> int | None:
+        return order_of(self._order.seed, self._order.epoch, ref.index) if self._order.shuffle else None
 
     def _nothing_left(self, shard: int, upto: int) -> None:
         """There is no record to announce its end with: that goes along with the next step, if there is one."""
@@ -328,13 +435,15 @@ class Feed:
         mixed = self._order.mixed > 1
         begins = {cursor.shard: cursor.upto for cursor in self._open}
         columns, segments = take(self._open, count, mixed, self._order.seed, self._order.epoch)
-        pieces = tuple(Piece(self._refs[one.shard], begins[one.shard], one.upto) for one in segments)
+        pieces = tuple(Piece(self._refs[one.shard], begins[one.shard], one.upto, one.complete) for one in segments)
         self._open = [cursor for cursor in self._open if cursor.left]
         parts = []
         for part, samples in micro_batches(columns, count, self.cut.sizes):
             parts.append((self._finish(part), samples))
         loose, self._loose = self._loose, []
-        step = ReadyStep(parts, Ready(count, (*segments, *loose)), pieces)
+        self._put_step(ReadyStep(parts, Ready(count, (*segments, *loose)), pieces))
+
+    def _put_step(self, step: ReadyStep) -> None:
         with self._changed:
             while len(self._steps) >= self._prefetch and not self._ended():
                 self._changed.wait(LOOK_S)

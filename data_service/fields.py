@@ -17,6 +17,13 @@ def natural(value: object) -> int:
     return value
 
 
+def naturals(value: object) -> tuple[int, ...]:
+    """A list of them."""
+    if not isinstance(value, list):
+        raise ValueError("a list of whole numbers is needed")
+    return tuple(natural(one) for one in value)
+
+
 def whole(value: object) -> int:
     """A whole number of less than 62 bits."""
     if type(value) is not int or not -_LIMIT <= value < _LIMIT:
@@ -89,6 +96,13 @@ def strings(value: object) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError("a list of texts is needed")
     return tuple(string(one) for one in value)
+
+
+def wholes(value: object) -> tuple[int, ...]:
+    """A list of whole numbers."""
+    if not isinstance(value, list):
+        raise ValueError("a list of whole numbers is needed")
+    return tuple(whole(one) for one in value)
 
 
 def encoded(value: object) -> bytes:

@@ -6,6 +6,7 @@ a package for S3 or Google's store, the client that pyarrow brings is used; for 
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import importlib
 import os
@@ -157,18 +158,18 @@ def _find_local(pattern: str) -> Iterator[Found]:
 
 def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
     """All files below a folder. A link to a folder that it lies in is not followed for ever."""
-    status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
+    with _while_it_exists():
+        status = os.stat(folder)
+        here = (status.st_dev, status.st_ino)
+        if here in above:
+            return
+        for entry in _entries(folder):
             if _hidden(entry.name):
                 continue
             if entry.is_dir():
                 yield from _below(entry.path, (*above, here))
-            elif entry.is_file():
-                yield Found(entry.path, entry.stat().st_size, named=False)
+            else:
+                yield from _file(entry, named=False)
 
 
 def _matching(folder: str, parts: list[str]) -> Iterator[Found]:
@@ -179,21 +180,37 @@ def _matching(folder: str, parts: list[str]) -> Iterator[Found]:
         if rest and os.path.isdir(path):
             yield from _matching(path, rest)
         elif not rest and os.path.isfile(path):
-            yield Found(path, os.stat(path).st_size, named=True)
+            with _while_it_exists():
+                yield Found(path, os.stat(path).st_size, named=True)
         return
     if part == "**" and rest:
         yield from _matching(folder, rest)  # "**" is no folder, or this and more
     matches = re.compile(fnmatch.translate("*" if part == "**" else part)).match
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not matches(entry.name) or (entry.name.startswith(".") and not part.startswith(".")):
-                continue
-            if not rest and entry.is_file():
-                yield Found(entry.path, entry.stat().st_size, named=True)
-            elif part == "**" and entry.is_dir(follow_symlinks=False):
-                yield from _matching(entry.path, parts)
-            elif rest and part != "**" and entry.is_dir():
-                yield from _matching(entry.path, rest)
+    for entry in _entries(folder):
+        if not matches(entry.name) or (entry.name.startswith(".") and not part.startswith(".")):
+            continue
+        if part == "**" and entry.is_dir(follow_symlinks=False):
+            yield from _matching(entry.path, parts)
+        elif rest and part != "**" and entry.is_dir():
+            yield from _matching(entry.path, rest)
+        elif not rest:
+            yield from _file(entry, named=True)
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    with _while_it_exists(), os.scandir(folder) as entries:
+        yield from entries
+
+
+def _file(entry: os.DirEntry[str], *, named: bool) -> Iterator[Found]:
+    with _while_it_exists():
+        if entry.is_file():
+            yield Found(entry.path, entry.stat().st_size, named=named)
+
+
+def _while_it_exists() -> contextlib.AbstractContextManager[None]:
+    """Others rename and delete files while we look: what has gone since the folder was read was never there."""
+    return contextlib.suppress(FileNotFoundError)
 
 
 def _hidden(name: str) -> bool:

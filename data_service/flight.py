@@ -24,7 +24,7 @@ from data_service.manifest import ShardRef
 from data_service.readers import Reader, open_reader
 from data_service.readers.options import Options
 from edl.arithmetic.permutation import Permutation
-from edl.errors import DataError, EdlError, PortInUse, UsageError
+from edl.errors import DataError, DataFunctionError, EdlError, PortInUse, UsageError
 from edl.wire.address import address
 
 BATCH_BYTES = 1 << 20
@@ -128,8 +128,8 @@ def cut(
 ) -> Iterator[pa.RecordBatch]:
     """A shard in batches, from record ``upto`` of the order on; a single empty batch when nothing is left.
 
-    Readers and trainers both cut with this, so that it does not matter who has read a shard. Raises ``DataError`` when
-    ``decode`` fails and ``UsageError`` when it gives something else than a batch of as many rows.
+    Readers and trainers both cut with this, so that it does not matter who has read a shard. Raises
+    ``DataFunctionError`` when ``decode`` fails and ``UsageError`` when it gives no batch of as many rows.
     """
     total = table.num_rows
     rows = rows or max(1, total * BATCH_BYTES // max(1, table.nbytes))
@@ -163,7 +163,8 @@ def _decoded(batch: pa.RecordBatch, decode: Decode, name: str) -> pa.RecordBatch
     except EdlError:
         raise
     except Exception as error:
-        raise DataError(f"decode={name} has failed: {type(error).__name__}: {error}") from error
+        advice = "Mend it; where the data are damaged, let it raise edl.errors.DataError, and the shard is left out"
+        raise DataFunctionError(f"decode={name} has failed: {type(error).__name__}: {error}. {advice}") from error
     if isinstance(made, pa.Table):
         made = _one_batch(made)
     if not isinstance(made, pa.RecordBatch):

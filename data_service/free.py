@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from data_service.counting import opened, take, unopened
 from data_service.dataset import Client, DataSet, Free, Turn
+from data_service.file_list import with_files
 from data_service.ledger import Ledger
 from data_service.manifest import counted
 from data_service.order import FRESH
@@ -25,6 +26,8 @@ COMMITS = 8
 """So many named positions are remembered; the oldest goes first."""
 TAKE_OVER_WAIT_S = 10.0
 DOERS = 4096
+MOST_ENDED = 256
+"""So many lost trainers are named to others, or as many as there were at a time; pservers remember as many."""
 KEPT_DOERS = 256
 """For so many of the last shards it is remembered, and kept, who has acknowledged records of them last."""
 LEAST_SILENCE_S = 30.0
@@ -36,8 +39,7 @@ Refusals = tuple[tuple[int, str], ...]
 
 def begin(data: DataSet, turn: Turn) -> None:
     """Nothing of a newly registered set is consumed."""
-    options = data.options
-    data.begin(Ledger.of(data.known, seed=options.seed, shuffle=options.shuffle))
+    data.begin(data.fresh(0))
     data.free = Free()
     keep(data, turn)
 
@@ -45,8 +47,16 @@ def begin(data: DataSet, turn: Turn) -> None:
 def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open) -> Opened:
     """A worker takes part, possibly with shards in hand and acknowledgements that may be lost."""
     table, now = data.position, data.free
+    replaced = now.trainers.get(caller, 0) != word.trainer
+    if replaced:
+        lost(data, caller)
+        if word.trainer:
+            now.trainers[caller] = word.trainer
+            now.crowd = max(now.crowd, len(now.trainers))
     if word.fence == now.fence and word.epoch == table.epoch:
         refused = _claims(data, turn, table, caller, word)
+        if refused and word.trainer:
+            _ended(now, word.trainer)  # others may have these shards, and have to know what it had begun
     else:
         table.release(caller, turn.now_s)
         since = "the position was rolled back" if word.fence != now.fence else f"it is epoch {table.epoch}"
@@ -54,7 +64,7 @@ def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open)
         refused = tuple((shard, f"{since}: what was leased before does not count") for shard in sorted(shards))
     now.awaited.discard(caller)
     client.heard_s = client.completed_s = turn.now_s
-    if caller not in now.callers:
+    if caller not in now.callers or replaced:
         now.callers.add(caller)
         keep(data, turn)
     return opened(data, word.id, table.epoch, refused)
@@ -108,8 +118,8 @@ def commit(data: DataSet, turn: Turn, client: Client, word: Commit) -> Answer | 
         del now.commits[next(iter(now.commits))]
     _keep_commits(data, turn)
     keep(data, turn)
-    ledger = now.commits[word.name]
-    return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=ledger)
+    position = with_files(now.commits[word.name], data.listed)
+    return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=position)
 
 
 def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answer | None:
@@ -123,12 +133,11 @@ def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answe
         return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept)
     if word.ledger:
         try:
-            ledger = Ledger.decode(word.ledger)
-            ledger.belongs(data.known.digest, len(data.known), data.options.seed, data.options.shuffle)
+            ledger = data.fit(Ledger.decode(word.ledger))
         except DataError as error:
             return Refused(word.id, data.name, "ledger", f"{data.name}: {error}")
     elif word.name in now.commits:
-        ledger = Ledger.decode(now.commits[word.name])
+        ledger = data.fit(Ledger.decode(now.commits[word.name]))
     else:
         known = ", ".join(now.commits) or "none"
         text = f"{data.name} has no position named {word.name}; it has {known} (the last {COMMITS} are remembered)"
@@ -138,6 +147,8 @@ def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answe
     data.failures = {}
     now.fence += 1
     now.doers.clear()
+    now.trainers.clear()
+    now.ended.clear()
     for one in data.clients.values():
         data.set_open(one, False)
     keep(data, turn)
@@ -154,6 +165,7 @@ def gone(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Gone) 
             data.table.release(caller, turn.now_s)
             data.set_open(client, False)
             data.free.callers.discard(caller)
+            data.free.trainers.pop(caller, None)
             data.free.awaited.discard(caller)
             keep(data, turn)
     return Done(word.id, data.name, epoch, number=data.free.number, kept=data.free.kept)
@@ -168,6 +180,9 @@ def world_began(data: DataSet, turn: Turn) -> None:
         if table.release(caller, turn.now_s):
             now.dirty = True
         del table.hands[caller]
+    for caller in [one for one in now.trainers if one not in turn.ranks]:
+        lost(data, caller)
+        now.dirty = True
     now.callers = {one for one in now.callers if one in turn.ranks}
     now.awaited &= now.callers
     if now.awaited:
@@ -183,6 +198,9 @@ def tick(data: DataSet, turn: Turn) -> None:
     if now.awaited and turn.world is not None and turn.now_s >= now.until_s:
         names = ", ".join(who(one) for one in sorted(now.awaited))
         turn.note(f"data {data.name}: leases go on without {names}, not heard of for {TAKE_OVER_WAIT_S:g} s")
+        for caller in sorted(now.awaited):
+            lost(data, caller)
+        now.dirty = True
         now.awaited.clear()
     if now.check_s and turn.now_s >= now.check_s:
         now.check_s = 0.0
@@ -191,10 +209,23 @@ def tick(data: DataSet, turn: Turn) -> None:
             client = data.clients.get(caller)
             if hand and (client is None or turn.now_s >= client.heard_s + limit_s):
                 shards = table.release(caller, turn.now_s)
+                lost(data, caller)
                 turn.note(
                     f"data {data.name}: {who(caller)} said nothing about its leases for {limit_s:.0f} s; "
                     f"{counted(shards, 'shard')} go to others"
                 )
+
+
+def lost(data: DataSet, caller: Caller) -> None:
+    """The trainer in this place is gone, or counts as gone: others go on with what it had in hand."""
+    _ended(data.free, data.free.trainers.pop(caller, 0))
+
+
+def _ended(now: Free, trainer: int) -> None:
+    if trainer and trainer not in now.ended:
+        now.ended.append(trainer)
+        del now.ended[: -max(MOST_ENDED, now.crowd)]
+        now.dirty = True
 
 
 def settle(data: DataSet, turn: Turn) -> None:
@@ -233,6 +264,8 @@ def keep(data: DataSet, turn: Turn) -> None:
         "history": now.history,
         "callers": [[one.node, one.slot] for one in sorted(now.callers)],
         "doers": [[shard, one.node, one.slot] for shard, one in last],
+        "trainers": [[one.node, one.slot, trainer] for one, trainer in sorted(now.trainers.items())],
+        "ended": now.ended,
     }
     value = json.dumps(head).encode("ascii") + b"\n" + table.ledger.encode().encode("ascii")
     turn.effects += data.shelf.put(f"free/{data.name}", value)
@@ -252,14 +285,15 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
         now.fence = int(head["fence"])
         now.history = int(head.get("history", 0))
         now.callers = {Caller(NodeId(str(node)), int(slot)) for node, slot in head["callers"]}
+        now.trainers = {Caller(NodeId(str(n)), int(slot)): int(one) for n, slot, one in head.get("trainers", ())}
+        now.ended = [int(one) for one in head.get("ended", ())]
+        now.crowd = max(len(now.trainers), len(now.ended))
         doers = {int(shard): Caller(NodeId(str(node)), int(slot)) for shard, node, slot in head["doers"]}
         if f"commits/{data.name}" in kept:
             now.commits = dict(json.loads(data.shelf.get(kept, f"commits/{data.name}")))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{name} in the store is damaged: {error}") from None
-    ledger = Ledger.decode(ledger_text.decode("ascii", "replace"))
-    ledger.belongs(data.known.digest, len(data.known), data.options.seed, data.options.shuffle)
-    data.begin(ledger)
+    data.begin(data.fit(Ledger.decode(ledger_text.decode("ascii", "replace"))))
     now.doers = doers
     now.awaited = set(now.callers)
 

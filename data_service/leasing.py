@@ -12,9 +12,21 @@ from data_service.ledger import Ledger
 from data_service.manifest import RECORD_FORMATS, counted, named
 from data_service.opening import is_open
 from data_service.table import PENDING, Table, who
-from data_service.wire import DRY, FINISHED, MORE, Answer, Done, Granted, Lease, NextEpoch, Refused, encode_granted
+from data_service.wire import (
+    DRY,
+    FINISHED,
+    MORE,
+    Answer,
+    Done,
+    Granted,
+    Lease,
+    NextEpoch,
+    Refused,
+    encode_granted,
+    shards_of,
+)
 from edl.errors import DataError
-from edl.master.service import Caller, Flaw
+from edl.master.service import Caller, Fail, Flaw
 
 REASON_LETTERS = 300
 """So much of a reason is kept."""
@@ -74,13 +86,22 @@ def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: 
             )
         ledger = table.ledger.copy()
         ledger.next_epoch()
+        data.fit(ledger)
         _begin_epoch(data, turn, ledger)
     return Done(word.id, data.name, word.epoch, number=data.free.number, kept=data.free.kept)
 
 
 def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
     now = data.free
-    return Granted(word.id, data.name, word.epoch, (), state, refused, now.number, now.kept)
+    version = data.listed.at(word.epoch)
+    return Granted(
+        *(word.id, data.name, word.epoch, (), state, refused, now.number, now.kept),
+        ended=tuple(now.ended),
+        version=version.number,
+        shards=version.shards,
+        digest=version.digest,
+        records=data.records(version),
+    )
 
 
 def _takers(data: DataSet, turn: Turn) -> int:
@@ -108,8 +129,10 @@ def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease
             problem = take(data, turn, caller, shard, records, True)
         if problem:
             refused.append((shard, problem))
+    unreached = frozenset(shards_of(word.unreached))
     for shard, upto, reason in word.failed:
-        problem = _failed(data, turn, table, caller, shard, upto, reason)
+        attempt = Attempt(caller, printable(reason[:REASON_LETTERS]), shard in unreached)
+        problem = _failed(data, turn, table, shard, upto, attempt)
         if problem:
             refused.append((shard, problem))
     return tuple(refused)
@@ -120,7 +143,8 @@ def _forget_failures(data: DataSet, table: Table) -> None:
         del data.failures[shard]
 
 
-def _failed(data: DataSet, turn: Turn, table: Table, caller: Caller, shard: int, upto: int, reason: str) -> str:
+def _failed(data: DataSet, turn: Turn, table: Table, shard: int, upto: int, attempt: Attempt) -> str:
+    caller = attempt.by
     held = table.holders.get(shard) == caller
     if not held and not _returned(data, table, caller, shard):
         return table.whose(shard, caller)
@@ -129,10 +153,10 @@ def _failed(data: DataSet, turn: Turn, table: Table, caller: Caller, shard: int,
         count = free.ack if data.is_free else take
         problem = count(data, turn, caller, shard, upto, False)
     attempts = data.failures.setdefault(shard, [])
-    attempts.append(Attempt(caller, printable(reason[:REASON_LETTERS])))
+    attempts.append(attempt)
     failed = tuple(attempt.by for attempt in attempts)
     if held:
-        table.put_back(shard, turn.now_s, failed)
+        table.put_back(shard, turn.now_s, failed, unreached=attempt.unreached)
     elif shard in table.back:
         table.back[shard].failed = failed
     if len(attempts) < data.options.failures:
@@ -141,8 +165,13 @@ def _failed(data: DataSet, turn: Turn, table: Table, caller: Caller, shard: int,
             f"data {data.name}: {who(caller)} could not read {ref.file}, {ref.begin} to {ref.end} "
             f"(attempt {len(attempts)} of {data.options.failures}): {attempts[-1].reason}"
         )
-    else:
+    elif any(not one.unreached for one in attempts):
         _quarantine(data, turn, table, shard, attempts)
+    else:
+        ref = table.manifest.ref(shard)
+        reasons = "; ".join(dict.fromkeys(f"{who(one.by)}: {one.reason}" for one in attempts))
+        text = f"data {data.name}: nobody can reach {ref.file} ({len(attempts)} attempts: {reasons})"
+        turn.effects.append(Fail(f"{text}. It may be sound, so it is not left out: mend that, and start the job again"))
     return problem
 
 
@@ -200,11 +229,12 @@ def _begin_epoch(data: DataSet, turn: Turn, ledger: Ledger) -> None:
     data.begin(ledger)
     data.failures = {}
     if data.is_free:
+        data.free.ended.clear()
         free.keep(data, turn)
 
 
 def _is_done(table: Table, shard: int) -> bool:
-    return 0 <= shard < len(table.manifest) and table.ledger.is_done(shard)
+    return 0 <= shard < table.ledger.shards and table.ledger.is_done(shard)
 
 
 def _left(data: DataSet, table: Table) -> str:

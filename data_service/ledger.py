@@ -94,6 +94,13 @@ class Ledger:
         self.records += upto - before
         return upto - before
 
+    def extend(self, shards: int, digest: str) -> None:
+        """The list of files has grown to so many shards, known by this digest: the new ones are not consumed."""
+        if shards < self.shards:
+            raise DataError(f"a position among {self.shards:,} shards cannot become one among {shards:,}")
+        self.done.extend(bytes((shards + 7) // 8 - len(self.done)))
+        self.shards, self.digest = shards, digest
+
     def next_epoch(self) -> None:
         """The next epoch begins: nothing of it is consumed."""
         self.start(self.epoch + 1)

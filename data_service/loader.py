@@ -10,26 +10,35 @@ from typing import Any
 
 from data_service.client import Client
 from data_service.cutting import Columns, Cut
-from data_service.feed import Feed, Held, Order, ReadyStep
+from data_service.feed import Feed, Held, Known, Order, ReadyStep
 from data_service.handed import Handed
 from data_service.ledger import Ledger
+from data_service.listing import Listing
+from data_service.loader_files import WithFiles
 from data_service.lone import Lone, Patience, open_lasting
 from data_service.meter import Meter
 from data_service.post import Place, Post, converted
 from data_service.readers import Reader
 from data_service.readers import options as reading
+from data_service.readers.ragged import RaggedColumn, checked_pad
 from data_service.source import Source, Wishes, checked_name
 from data_service.standin import StandIn
+from data_service.trainers import trainers
 from data_service.window import Offer, Step, Supply, Tail, decode, encode, plan, tail_named
-from data_service.wire import FREE, STEPS, Done, Opened, Options, Registered
+from data_service.wire import FREE, STEPS, Done, Opened, Options
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, SettingError, StateError
 from edl.worker.session import note
 from edl.worker.steps import Share
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 GONE_S = 2.0
 """So long the Master may take to hear that a worker takes no more part."""
+MIXED, MIXED_FREE = 16, 4
+"""Shards whose records are mixed unless the script says otherwise. Trainers that do not step together have fewer in
+hand: at the end of an epoch nobody waits long for a slow one."""
+MIXED_BYTES = 1 << 30
+"""So much of them, then."""
 AGAIN_S = 0.01
 """When nobody has anything, but something may come back."""
 
@@ -48,7 +57,7 @@ class Progress:
     of_shards: int
 
 
-class Loader(Lone):
+class Loader(WithFiles, Lone):
     """One data set, iterated by all workers of a world together: each record once in an epoch, whatever happens.
 
     An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
@@ -59,14 +68,17 @@ class Loader(Lone):
 
     ``batch_size``: samples of one batch of one worker, unless the job prescribes other batches. ``format``: by the
     files' names if not given. ``columns``: only these. ``shuffle`` (default True): another order in each epoch, by
-    ``seed`` (default 0). ``shuffle_shards``: so many shards are open at once and their records mixed.
+    ``seed`` (default 0). ``shuffle_shards``: so many shards are open at once and their records mixed; by default 16,
+    or 4 in mode "free", and fewer where they take more than a gigabyte.
 
     ``tail``: what a worker does that has nothing while others still have some. ``"pad"`` (default): it repeats
     samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which everybody has
     a whole batch. ``"join"``: it takes part with stand-ins whose share has 0 samples.
 
     ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
-    of dicts, lists and tuples. ``fill``: by column, what stands for null. ``prefetch``: steps kept ready.
+    of dicts, lists and tuples. ``fill``: by column, what stands for null. ``pad``: by column of lists that
+    differ in length, what fills them up; without it they come as ``Ragged(values, offsets)``. ``prefetch``: steps kept
+    ready.
     ``mode``: ``"free"`` for workers that have nothing to do with each other. Each batch then counts when the next one
     is asked for (``acknowledge="next"``) or when ``done`` says so (``"done"``); by default when the next one is asked
     for, but with parameter servers when its push is acknowledged. ``failures``: attempts to read a shard before it is
@@ -74,6 +86,10 @@ class Loader(Lone):
     ``options``: of the format.
     ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``:
     ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
+
+    ``rescan``: files that match the patterns later join as well: looked for every so many seconds, or at the end of
+    each epoch (``"epoch"``). ``when``: they join the epoch under way (``"now"``, the default) or the next one
+    (``"next-epoch"``). See also ``add``.
     """
 
     def __init__(
@@ -88,9 +104,10 @@ class Loader(Lone):
         seed: int | None = None,
         tail: str | None = None,
         prefetch: int = 4,
-        shuffle_shards: int = 1,
+        shuffle_shards: int | None = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
         fill: Mapping[str, Any] | None = None,
+        pad: Mapping[str, Any] | None = None,
         mode: str = STEPS,
         acknowledge: str | None = None,
         failures: int = 3,
@@ -100,6 +117,8 @@ class Loader(Lone):
         options: reading.Options | Mapping[str, Any] | None = None,
         remote: str | None = None,
         decode: str | None = None,
+        rescan: str | float | None = None,
+        when: str | None = None,
     ) -> None:
         """See the class. Raises ``SettingError``."""
         self._post = self._make_post()
@@ -108,7 +127,7 @@ class Loader(Lone):
         if mode not in (STEPS, FREE):
             raise SettingError("mode", mode, f"must be {STEPS} or {FREE}")
         self._batch_size, self._prefetch, self._shuffle_shards = batch_size, prefetch, shuffle_shards
-        self._transform, self._fill = transform, fill
+        self._transform, self._fill, self._pad = transform, fill, checked_pad(dict(pad or {}))
         self._wishes = Wishes(
             files=(files,) if isinstance(files, str) else None if files is None else tuple(files),
             format=format,
@@ -122,6 +141,8 @@ class Loader(Lone):
             options=options if options is None or isinstance(options, reading.Options) else reading.Options.of(options),
             remote=remote,
             decode=decode,
+            rescan=None if rescan is None else str(rescan),
+            when=when,
         )
         if acknowledge not in (None, "next", "done") or (acknowledge and mode != FREE):
             raise SettingError("acknowledge", acknowledge, f"must be next or done, and is for mode={FREE}")
@@ -153,6 +174,8 @@ class Loader(Lone):
         self._share: Share | None = None
         self._ready: ReadyStep | None = None
         self._handed = Handed()
+        self._listing = Listing(self._name, note)
+        self._known: Known | None = None
         self._meter = Meter()
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
@@ -183,7 +206,7 @@ class Loader(Lone):
     def progress(self) -> Progress:
         """Where training is, batches included that have been handed out and not been committed yet."""
         ledger, opened = self._ledger, self._opened
-        total = opened.records if opened is not None else -1
+        total = self._known.records if self._known is not None else opened.records if opened is not None else -1
         if ledger is None:
             return Progress(0, 0, total, 0, opened.shards if opened is not None else 0)
         return Progress(ledger.epoch, ledger.records, total, ledger.done_shards, ledger.shards)
@@ -222,6 +245,7 @@ class Loader(Lone):
             "version": STATE_VERSION,
             "dataset": self._name,
             "ledger": None if ledger is None or self._free else ledger.state_dict(),
+            "files": b"" if ledger is None or self._free else self._files_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -229,7 +253,7 @@ class Loader(Lone):
 
         Raises ``DataError`` when it is the position in another data set or in another order.
         """
-        if state.get("version") != STATE_VERSION:
+        if state.get("version") not in (1, STATE_VERSION):
             raise DataError(f"data set {self._name}: a position of version {state.get('version')!r}, not known here")
         if state["dataset"] != self._name:
             raise DataError(f"the position belongs to the data set {state['dataset']!r}, this one is {self._name!r}")
@@ -245,8 +269,9 @@ class Loader(Lone):
         with self._lock:
             self._ledger = ledger
         self._restored = True
-        if ledger is not None:
-            self._check_ledger(ledger.digest, ledger.shards)
+        self._restore_files(state)
+        if ledger is not None and self._listing.files.segments:
+            self._listing.check(ledger, self._options)
 
     # --- iterating ---------------------------------------------------------------------------------------------------
 
@@ -270,6 +295,8 @@ class Loader(Lone):
 
     def _begin_step(self) -> bool:
         """Have the micro-batches of the next step; False when the epoch is over."""
+        if self._free and self._handed.redone:
+            trainers.push()
         place, feed = self._attach()
         if feed.cut.number != self._post.settings() and not self._free:
             feed = self._cut_anew(place, feed)
@@ -278,6 +305,8 @@ class Loader(Lone):
             return False
         step = self._window[0]
         if step.own[place.rank if not self._free else 0]:
+            if self._free and self._handed.must_be_pushed(feed.next_redo()):
+                trainers.push()
             ready = feed.pop()
             self._stand_in.remember(self.epoch, ready)
             self._ready = ready
@@ -301,10 +330,14 @@ class Loader(Lone):
         with self._lock:
             self._window.popleft()
             for segment in step.taken:
-                self._ledger.take(segment.shard, segment.upto, segment.complete)
+                # Mode "free": a shard may come back to who had it, when its acknowledgement did not count.
+                ledger, shard = self._ledger, segment.shard
+                if not self._free or not (ledger.is_done(shard) or segment.upto < ledger.count(shard)):
+                    ledger.take(shard, segment.upto, segment.complete)
         ready, self._ready = self._ready, None
         if self._free and ready is not None:
-            self._handed.add(self.epoch, tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken))
+            shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
+            self._handed.add(self.epoch, shards, ready.pieces, ready.redo)
         self._meter.tell(self._client, self._name)
 
     def _plan_steps(self, place: Place, feed: Feed) -> bool:
@@ -323,6 +356,8 @@ class Loader(Lone):
             offer = self._offer(feed, steps, supply)
             offers = [offer] if alone else [decode(data) for data in self._post.exchange(encode(offer))]
             window = plan(offers, self._tail if not self._free else Tail.JOIN)
+            assert self._client is not None, "attached"  # noqa: S101
+            self._grow_to(window.version, self._client, feed.known, check)
             self._stand_in.pattern = self._stand_in.pattern or window.pattern
             if window.steps:
                 with self._lock:
@@ -330,6 +365,8 @@ class Loader(Lone):
                 if not self._free:  # there each batch is acknowledged
                     feed.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
+            if self._free and self.held and len(self._handed):
+                trainers.push()  # the script cannot know that these were the last: the epoch ends when they count
             if window.over:
                 return False
             with self._meter.waiting():
@@ -338,20 +375,22 @@ class Loader(Lone):
 
     def _offer(self, feed: Feed, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
         spare, micros = self._stand_in.spare(feed.cut.total), len(feed.cut.sizes)
-        return Offer(tuple(step.offer for step in steps), supply, spare, micros, self._stand_in.pattern_of(steps))
+        pattern = self._stand_in.pattern_of(steps)
+        return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, feed.known.version)
 
     def _end_epoch(self, place: Place) -> None:
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
-        ledger, client, total = self._ledger, self._client, self._opened.records if self._opened else -1
+        ledger, client, total = self._ledger, self._client, self.progress().of_records
         if not ledger.records and not ledger.done_shards and not self._free:
             raise DataError(self._nothing())
         dropped = 0
-        if self._tail is Tail.DROP and not self._free and ledger.done_shards < ledger.shards:
-            dropped = max(1, total - ledger.records)
-            if place.rank == 0:
+        if self._tail is Tail.DROP and not self._free:
+            dropped = max(1, total - ledger.records)  # also if nothing is left: files may have joined just now
+            if place.rank == 0 and ledger.done_shards < ledger.shards:
                 left = f"{dropped:,}" if total >= 0 else "some"
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are left out (tail=drop)")
         self._end_feed()
+        self._look_at_epochs_end(place, client, ledger)
         # First: a Master that comes from here on is told of the new epoch, of which others may have shards already.
         with self._lock:
             ledger.next_epoch()
@@ -412,17 +451,13 @@ class Loader(Lone):
         def check() -> None:
             self._post.check(place.round)
 
-        if source.remote:
-            from data_service.remote import shared_pool  # Flight takes a moment to load
-
-            pool = shared_pool(place.rank)
-            client.on_readers = lambda word: pool.update(word.readers)
+        self._hear(place, client, source)
         try:
             if place.rank == 0 and self._opened is None:
-                self._register(client, source, check)
+                self._list_files(client, source, check)
             epoch, digest = (self._ledger.epoch, self._ledger.digest) if self._ledger is not None else (0, "")
             if self._lasting:
-                again = lambda: self._register(client, source, check)  # noqa: E731
+                again = lambda: self._list_files(client, source, check)  # noqa: E731
                 opened = open_lasting(self, client, place.rank == 0, again, check)
             else:
                 opened = client.wait(client.open(epoch, digest), check, Opened)
@@ -432,19 +467,14 @@ class Loader(Lone):
         if self._ledger is None:
             seed, shuffle = self._options.seed, self._options.shuffle
             self._ledger = Ledger(opened.digest, opened.shards, seed=seed, shuffle=shuffle, epoch=opened.epoch)
-        self._check_ledger(opened.digest, opened.shards)
+        self._fit_ledger(client, opened, check)
         if self._free and opened.epoch != self._ledger.epoch:
             self._ledger.start(opened.epoch)
         if self._reader is None:
             self._reader = source.reader(opened.format, place.rank)
         self._client, self._opened, self._place = client, opened, place
+        self._look_again(place, client, source)
         self._stand_in.pattern = ""
-
-    def _register(self, client: Client, source: Source, check: Callable[[], None]) -> None:
-        manifest = source.scan(check, note)
-        if self._ledger is not None:
-            self._check_ledger(manifest.digest, len(manifest))
-        client.wait(client.register(manifest.encode(), self._options), check, Registered)
 
     def _position(self) -> str:
         """What is announced to all ranks, also if not handed out yet. On any thread."""
@@ -456,13 +486,6 @@ class Loader(Lone):
                 for segment in step.taken:
                     ledger.take(segment.shard, segment.upto, segment.complete)
         return ledger.encode()
-
-    def _check_ledger(self, digest: str, shards: int) -> None:
-        assert self._ledger is not None  # noqa: S101
-        try:
-            self._ledger.belongs(digest, shards, self._options.seed, self._options.shuffle)
-        except DataError as error:
-            raise DataError(f"data set {self._name}: {error}") from None
 
     def _settle(self) -> Source:
         """What the data set is, once it is known what the launcher says of it."""
@@ -483,6 +506,8 @@ class Loader(Lone):
                 wishes.options,
                 wishes.remote or "",
                 wishes.decode or "",
+                wishes.rescan or "",
+                wishes.when or "",
             )
         return self._source
 
@@ -503,8 +528,9 @@ class Loader(Lone):
             self._options.seed,
             self.epoch,
             self._options.shuffle,
-            self._shuffle_shards if self._options.shuffle else 1,
+            (self._shuffle_shards or (MIXED_FREE if free else MIXED)) if self._options.shuffle else 1,
             free or self._tail is not Tail.DROP,
+            0 if self._shuffle_shards else MIXED_BYTES,
         )
         feed = Feed(
             self._client,
@@ -557,10 +583,13 @@ class Loader(Lone):
         """What the script gets of a micro-batch. On the reading thread."""
         # Records that are not mixed are views of the file.
         whole = {name: array if array.flags.writeable else array.copy() for name, array in columns.items()}
+        for name, array in whole.items():
+            if isinstance(array, RaggedColumn):
+                whole[name] = array.public(self._pad.get(name))
         return converted(whole if self._transform is None else self._transform(whole), self._tensor)
 
 
-def _check(**options: int) -> None:
+def _check(**options: int | None) -> None:
     for option, value in options.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise SettingError(option, value, "must be at least 1")

@@ -11,6 +11,7 @@ from data_service.feed import Feed
 from data_service.handed import Handed
 from data_service.ledger import Ledger
 from data_service.post import Place, Post
+from data_service.redoing import encode
 from data_service.trainers import trainers
 from data_service.wire import Done, Opened, Pace
 from edl.adapters.clock import SystemClock
@@ -88,6 +89,24 @@ class Lone:
     def handed_out(self) -> int:
         """Batches that the script has got, for ``done``."""
         return self._handed.count
+
+    @property
+    def records(self) -> tuple[str, tuple[int, int] | None]:
+        """What has been handed out and does not count yet: as a text, or as the push that is being made again."""
+        waiting, client = self._handed.waiting(), self._client
+        pushes = {one.redo.push if one.redo is not None else None for one in waiting}
+        epochs = {one.epoch for one in waiting}
+        if client is None or len(pushes) != 1 or len(epochs) != 1:
+            return "", None
+        push = pushes.pop()
+        if push is not None:
+            return "", push
+        return encode(self._name, epochs.pop(), client.unkept(), [one.pieces for one in waiting]), None
+
+    @property
+    def redoing(self) -> bool:
+        """A push that is made again lacks batches that come next."""
+        return self._handed.redoing
 
     def done(self, upto: int | None = None) -> None:
         """What has been handed out is used: all of it, or the first ``upto`` batches (see ``handed_out``). The Master

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from data_service import free, leasing, opening
+from data_service import free, growing, leasing, opening
 from data_service.dataset import Client, DataSet, Turn
 from data_service.keeping import Shelf
+from data_service.list_words import Grow, ListFiles
+from data_service.orders import Wanted, wanted
 from data_service.progress import duration, scaled
 from data_service.readers_known import ReadersKnown
 from data_service.wire import (
@@ -33,11 +35,13 @@ from data_service.wire import (
 )
 from edl.errors import DataError
 from edl.master.service import (
+    Answered,
     Caller,
     Effect,
     Event,
     KeyGone,
     KeyPut,
+    Ordered,
     Progress,
     Said,
     Tell,
@@ -92,6 +96,8 @@ class LeaseMachine:
             self._ended()
         elif isinstance(event, Tick):
             self._tick(turn)
+        elif isinstance(event, Ordered):
+            self._ordered(turn, event)
         elif isinstance(event, KeyPut | KeyGone):
             turn.effects += self._readers.changed(event)
         self._tell_readers(turn)
@@ -118,6 +124,7 @@ class LeaseMachine:
             data.parked.clear()
             data.clients = {one: its for one, its in data.clients.items() if one in self._ranks}
             data.opened = 0
+            data.lister = None
             for client in data.clients.values():
                 client.last, client.answer, client.parked = -1, "", None
                 client.opened, client.conflict, client.claim = False, "", None
@@ -141,6 +148,16 @@ class LeaseMachine:
                 free.tick(data, turn)
                 self._go_on(turn, data)
                 free.settle(data, turn)
+
+    def _ordered(self, turn: Turn, event: Ordered) -> None:
+        """Somebody outside of the world asks for something."""
+        known = [name for name, data in self.sets.items() if data.files is not None]
+        asked = wanted(event.body, known)
+        if not isinstance(asked, Wanted):
+            turn.effects.append(Answered(event.number, False, asked))
+            return
+        text = growing.order(self.sets[asked.dataset], turn, event.by, asked.files, asked.when)
+        turn.effects.append(Answered(event.number, True, text))
 
     def _said(self, turn: Turn, event: Said) -> None:
         try:
@@ -192,6 +209,9 @@ class LeaseMachine:
             turn.reply(data, caller, client, answer)
             if data.parked and not isinstance(word, Lease | Ack):
                 self._go_on(turn, data)
+            if isinstance(word, Open):
+                data.lister = None if data.lister == caller else data.lister  # what it was told may be lost
+                growing.tell_orders(data, turn)
         if data.is_free:
             free.settle(data, turn)
 
@@ -220,6 +240,10 @@ class LeaseMachine:
                 return leasing.lease(data, turn, caller, client, word)
             case NextEpoch():
                 return leasing.next_epoch(data, turn, caller, client, word)
+            case ListFiles():
+                return growing.list_files(data, word)
+            case Grow():
+                return growing.grow(data, turn, word, is_open=opening.is_open(data, turn))
             case Gone():
                 return free.gone(data, turn, caller, client, word)
         if data.options.mode == STEPS:
@@ -249,7 +273,7 @@ class LeaseMachine:
     def _find(self, word: Request) -> DataSet | Refused:
         data = self.sets.get(word.dataset)
         if data is None:
-            if not isinstance(word, Register | Open):
+            if not isinstance(word, Register | Open | ListFiles):
                 text = f"there are no data named {word.dataset}: rank 0 registers them, and each worker opens them"
                 return Refused(word.id, word.dataset, "unknown", text)
             if len(self.sets) >= MOST_SETS:
@@ -262,6 +286,7 @@ class LeaseMachine:
         data = self.sets[name] = DataSet(name, self._shelf)
         try:
             opening.load_set(data, self._shelf.get(kept, _SETS + name))
+            growing.load(data, kept)
             if kept.get(f"quarantine/{name}"):
                 data.poison = leasing.decode_poison(self._shelf.get(kept, f"quarantine/{name}"))
                 if data.poison:
@@ -272,7 +297,7 @@ class LeaseMachine:
             turn.note(f"data {name}: what the last Master kept cannot be used: {error}")
             if data.is_free:
                 data.broken = f"{name}: its accounting in the store cannot be used: {error}. Register other data anew"
-            data.manifest = None
+            data.files = None
 
     def _turn(self, now_s: float) -> Turn:
         self._now_s = now_s
@@ -297,6 +322,7 @@ def progress(data: DataSet, now_s: float) -> Progress:
     if table is None:
         return Progress(data.name, f"{data.name}: {manifest.describe()}; not opened", {"shards": float(shards)})
     ledger = table.ledger
+    shards, records = ledger.shards, data.records(data.listed.at(table.epoch))
     left_out = sum(manifest.count(shard) for shard in data.poison) if manifest.records >= 0 else 0
     counts: dict[str, float] = {
         "epoch": table.epoch,
@@ -305,7 +331,7 @@ def progress(data: DataSet, now_s: float) -> Progress:
         "leased_shards": len(table.holders),
         "pending_shards": table.pending,
         "quarantined_shards": table.quarantined,
-        "records": manifest.records,
+        "records": records,
         "done_records": ledger.records,
         "quarantined_records": left_out,
         "records_per_s": per_s,
@@ -318,8 +344,8 @@ def progress(data: DataSet, now_s: float) -> Progress:
     if per_s:
         parts.append(f"{scaled(per_s)} records/s")
     left_s = 0.0
-    if manifest.records >= 0 and per_s:
-        left_s = max(0, manifest.records - left_out - ledger.records) / per_s
+    if records >= 0 and per_s:
+        left_s = max(0, records - left_out - ledger.records) / per_s
     elif shards_per_s:
         left_s = (table.pending + len(table.holders)) / shards_per_s
     if table.finished:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-from data_service import free
+from data_service import free, growing
 from data_service.counting import opened
 from data_service.dataset import RANK_0, Client, DataSet, Turn
+from data_service.file_list import FileList
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.wire import FREE, Answer, Open, Options, Refused, Register, Registered, options_from, shards_of
@@ -21,21 +22,20 @@ def register(data: DataSet, turn: Turn, caller: Caller, word: Register) -> Answe
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
         return Refused(word.id, data.name, "rank", text)
     blob = hashlib.blake2b(word.manifest, digest_size=16).digest()
-    if data.manifest is None or data.blob != blob:
+    if data.files is None or data.blob != blob or word.options != data.options:
         try:
-            manifest = Manifest.decode(word.manifest)
-        except DataError as error:
+            files = FileList.decode(word.manifest)
+            manifest = files.manifest
+        except (DataError, LookupError) as error:
             return Refused(word.id, data.name, "malformed", f"{data.name}: {error}")
-    else:
-        manifest = data.manifest
-    if data.manifest is None or manifest.digest != data.manifest.digest or word.options != data.options:
-        difference = _difference(data, manifest, word.options)
-        if difference and _in_use(data):
-            text = f"{data.name} is in use and was registered otherwise: {difference}. Use another name for other data"
-            return Refused(word.id, data.name, "differs", text)
-        _replace(data, turn, manifest, word, difference)
+        if word.options != data.options or data.files is None or not data.files.extends(files):
+            difference = _difference(data, manifest, word.options)
+            if difference and _in_use(data):
+                text = f"{data.name} is in use and was registered otherwise: {difference}"
+                return Refused(word.id, data.name, "differs", f"{text}. Use another name for other data")
+            _replace(data, turn, files, word, difference)
     data.blob = blob
-    return Registered(word.id, data.name, manifest.digest, len(manifest), manifest.records)
+    return Registered(word.id, data.name, data.listed.digest, len(data.listed), data.known.records)
 
 
 def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open) -> Answer | None:
@@ -46,13 +46,15 @@ def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open)
     problem = _unfit(data, manifest, turn, caller, word)
     if problem:
         return problem
+    if word.digest and not data.listed.knows(word.digest):
+        return None  # a long list comes in parts; with rank 0's position all of it is there
     data.set_open(client, True)
     client.conflict = ""
     if data.is_free:
         return free.open_(data, turn, caller, client, word)
     if word.rank == RANK_0 and data.table is None:
         try:
-            _begin(data, turn, manifest, word)
+            _begin(data, turn, word)
         except DataError as error:
             data.set_open(client, False)
             return Refused(word.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
@@ -97,15 +99,9 @@ def claim(data: DataSet, turn: Turn, caller: Caller, client: Client) -> None:
         table.raise_count(shard, upto)
 
 
-def _begin(data: DataSet, turn: Turn, manifest: Manifest, word: Open) -> None:
+def _begin(data: DataSet, turn: Turn, word: Open) -> None:
     """The round's position is the one that rank 0 brings."""
-    options = data.options
-    if word.ledger:
-        ledger = Ledger.decode(word.ledger)
-        ledger.belongs(manifest.digest, len(manifest), options.seed, options.shuffle)
-    else:
-        ledger = Ledger.of(manifest, seed=options.seed, shuffle=options.shuffle, epoch=word.epoch)
-    data.begin(ledger)
+    data.begin(data.fit(Ledger.decode(word.ledger)) if word.ledger else data.fresh(word.epoch))
     for caller, client in data.clients.items():
         if client.claim is not None:
             claim(data, turn, caller, client)
@@ -116,7 +112,7 @@ def _unfit(data: DataSet, manifest: Manifest, turn: Turn, caller: Caller, word: 
     if word.rank != rank:
         text = f"{data.name}: this worker has rank {rank} in this round, not {word.rank}"
         return Refused(word.id, data.name, "rank", text)
-    if word.digest and word.digest != manifest.digest:
+    if word.digest and not data.listed.knows(word.digest) and (word.rank == RANK_0 or data.table is not None):
         text = (
             f"{data.name} has digest {manifest.digest[:12]} ({manifest.describe()}), not {word.digest[:12]}"
             f"{_was(data)}. All ranks must use the same files"
@@ -124,8 +120,9 @@ def _unfit(data: DataSet, manifest: Manifest, turn: Turn, caller: Caller, word: 
         return Refused(word.id, data.name, "differs", text)
     numbers = [end - 1 for _, end in (*word.granted[-1:], *word.finished[-1:])]
     numbers += [shard for shard, _ in word.returned] + [shard for shard, _, _ in word.acks]
-    if numbers and max(numbers) >= len(manifest):
-        text = f"{data.name}: there is no shard {max(numbers)}; there are {len(manifest)}"
+    shards = data.listed.at(word.epoch).shards if data.table is None else data.table.ledger.shards
+    if numbers and max(numbers) >= max(shards, data.listed.at(word.epoch).shards):
+        text = f"{data.name}: there is no shard {max(numbers)}; there are {shards}"
         return Refused(word.id, data.name, "malformed", text)
     return None
 
@@ -155,7 +152,10 @@ def _was(data: DataSet) -> str:
     return f" ({data.previous.difference(data.manifest)})"
 
 
-def _replace(data: DataSet, turn: Turn, manifest: Manifest, word: Register, difference: str) -> None:
+def _replace(data: DataSet, turn: Turn, files: FileList, word: Register, difference: str) -> None:
+    manifest = files.manifest
+    if data.files is not None:
+        turn.effects += growing.forget(data)
     if data.manifest is not None and data.manifest.digest != manifest.digest:
         data.previous = data.manifest
         if data.poison or data.failures:
@@ -165,7 +165,8 @@ def _replace(data: DataSet, turn: Turn, manifest: Manifest, word: Register, diff
         turn.note(f"data {data.name} registered: {manifest.describe()}, {manifest.format}")
     else:
         turn.note(f"data {data.name} registered anew: {difference}")
-    data.manifest, data.options, data.table, data.broken = manifest, word.options, None, ""
+    data.files, data.options, data.table, data.broken = files, word.options, None, ""
+    data.registered = len(files.segments)
     turn.effects += keep_set(data, word.manifest)
     if data.is_free:
         free.begin(data, turn)
@@ -185,5 +186,6 @@ def load_set(data: DataSet, value: bytes) -> None:
         data.options = options_from(json.loads(head))
     except ValueError as error:
         raise DataError(f"the options of {data.name} in the store are damaged: {error}") from None
-    data.manifest = Manifest.decode(encoded)
+    data.files = FileList.decode(encoded)
+    data.registered = len(data.files.segments)
     data.blob = hashlib.blake2b(encoded, digest_size=16).digest()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from data_service.readers.arrays import filled, from_numpy, to_numpy
 from data_service.readers.lines import column_types
 from data_service.scan import SHARD_RECORDS
-from edl.errors import DataError, SettingError
+from edl.errors import DataError, SettingError, UnsupportedData
 
 FILE_BYTES = 256 << 20
 COMPRESSIONS = ("none", "lz4", "zstd")
@@ -105,8 +105,8 @@ class Recipe:
             return column
         try:
             return filled(name, column, value)
-        except DataError as error:
-            raise DataError(f"{file}: {error}") from None
+        except UnsupportedData as error:
+            raise UnsupportedData(f"{file}: {error}") from None
 
 
 def parsed_fill(texts: tuple[str, ...]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from data_service.file_list import REPLACED
 from data_service.filesystems import Found, Storage, is_url
-from data_service.manifest import FORMATS, Manifest, ManifestBuilder, counted, named
+from data_service.manifest import FORMATS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
 from data_service.readers import open_reader
 from data_service.readers.options import Options, format_of
 from edl.errors import DataError, SettingError
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
-MAX_FILES = 1_000_000
-"""A manifest of so many files takes 7 MB in the store, one second to encode or to decode, and 0.5 GB while it is made;
-all workers start later by that. And opening a file takes longer than reading a small one."""
-MAX_SHARDS = 4_000_000
+MANY_FILES = 1_000_000
+"""From here on somebody is told that fewer, larger files would be read faster: opening one costs more than that."""
 SAMPLED_FILES = 16
 THREADS = 16
 AHEAD = 256
@@ -44,8 +43,9 @@ def scan(
     storage_options: Mapping[str, Any] | None = None,
     options: Options | None = None,
     say: Say | None = None,
+    known: Known | None = None,
 ) -> Manifest:
-    """The shards of all files, in the order of their names.
+    """The shards of all files, in the order of their names; with ``known``, of those that are not known yet.
 
     ``patterns``: files, folders with all below them, or globs (``*``, ``?``, ``[…]``, ``**``); local or URLs.
     ``format``: one of ``manifest.FORMATS``; default what the names' suffixes say. ``columns``: the ones that will be
@@ -53,8 +53,9 @@ def scan(
     of Parquet, and compressed batches, are not cut. ``shard_bytes``: about so large are the shards of lines. ``say``
     hears what may be of interest: empty files, files that were left out.
 
-    Only the ends of files, or their beginnings and the edges of shards, are read. Raises ``DataError``: nothing found,
-    a file is damaged, formats or columns differ, more than ``MAX_FILES`` files; ``SettingError`` for wrong options.
+    Only the ends of files, or their beginnings and the edges of shards, are read. 250 bytes of memory a file are used
+    meanwhile. Raises ``DataError``: nothing found, a file is damaged or is just being written, formats or columns
+    differ, a known file has changed; ``SettingError`` for wrong options.
     """
     for name, value in (("shard_records", shard_records), ("shard_bytes", shard_bytes)):
         if value < 1:
@@ -63,14 +64,84 @@ def scan(
         raise SettingError("format", format, f"no such format; there are {', '.join(FORMATS)}")
     hear = say or (lambda text: None)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    kind, files = _files(wanted, format, Storage(storage_options), hear)
-    paths = [file.path for file in files if file.size_bytes]
+    storage = Storage(storage_options)
+    kind, files = _files(wanted, format, storage, hear)
+    pattern = known.like if known is not None else ""
+    if known is not None:
+        files = known.others(files)
+    unready = known.unready if known is not None else None
+    if unready is not None:
+        files = [file for file in files if _is_ready(file, kind, columns, storage_options, options, unready)]
+    paths = [*([pattern] if pattern else []), *(file.path for file in files if file.size_bytes)]
     settled = _settled(kind, paths, columns, storage_options, options or Options())
     reader = open_reader(kind, columns, storage_options=storage_options, options=settled)
     try:
-        return _manifest(kind, files, reader, (shard_records, shard_bytes), hear)
+        if pattern and files and kind != USER_FORMAT:
+            reader.schema(pattern)  # what the others are compared with
+        manifest = _manifest(kind, files, reader, (shard_records, shard_bytes), hear, unready)
+        _check_settled(files, storage if kind != USER_FORMAT else None)
+        return manifest
     finally:
         reader.close()
+
+
+@dataclass
+class Known:
+    """A list of files that is held against what is found."""
+
+    sizes: Mapping[str, int]
+    like: str = ""
+    """One of them that has records: new ones must have its columns."""
+    seen: set[str] = field(default_factory=set)
+    """Those that have been found again."""
+    unready: Callable[[str, DataError], None] | None = None
+    """Told of new files that cannot be listed, and why; they are left out. None: the first one ends the scan."""
+
+    def others(self, files: list[Found]) -> list[Found]:
+        """Files that are not known. Raises ``DataError`` for known ones that have another size now."""
+        changed = [
+            f"{file.path} ({file.size_bytes:,} bytes instead of {self.sizes[file.path]:,})"
+            for file in files
+            if self.sizes.get(file.path, file.size_bytes) != file.size_bytes
+        ]
+        if changed:
+            raise DataError(f"{named('of another length than when they were listed', changed)}. {REPLACED}")
+        self.seen.update(file.path for file in files if file.path in self.sizes)
+        return [file for file in files if file.path not in self.sizes]
+
+
+def _is_ready(
+    file: Found,
+    kind: str,
+    columns: Sequence[str] | None,
+    storage_options: Mapping[str, Any] | None,
+    options: Options | None,
+    unready: Callable[[str, DataError], None],
+) -> bool:
+    """Whether the columns of a file of CSV or JSON lines can be told."""
+    if kind not in ("csv", "jsonl") or not file.size_bytes:
+        return True
+    reader: Any = open_reader(kind, columns, storage_options=storage_options, options=options)
+    try:
+        reader.found(file.path)
+    except DataError as error:
+        unready(file.path, error)
+        return False
+    return True
+
+
+def _check_settled(files: list[Found], storage: Storage | None) -> None:
+    """Raises ``DataError`` for a file that has grown since it was found: it is just being written."""
+    for file in files if storage is not None else ():
+        if is_url(file.path):
+            continue  # stores of objects show them whole or not at all
+        advice = "Write it under another name, and rename it when it is complete"
+        try:
+            size = storage.size(file.path) if storage is not None else 0
+        except FileNotFoundError:
+            raise DataError(f"{file.path}: was there a moment ago and is gone. {advice}") from None
+        if size != file.size_bytes:
+            raise DataError(f"{file.path}: is being written ({file.size_bytes:,} bytes, then {size:,}). {advice}")
 
 
 def settle_types(
@@ -129,14 +200,13 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
             if format is None and not kind:
                 if one.named:
                     raise DataError(f"{one.path}: its name does not say its format. Give format={'|'.join(FORMATS)}")
-                if len(ignored) < MAX_FILES:
-                    ignored.append(one.path)
+                ignored.append(one.path)
                 continue
             if format in (None, "ipc", "parquet", "csv", "jsonl") and kind:
                 kinds.setdefault(kind, one.path)
             found[one.path] = one
-            if len(found) > MAX_FILES:
-                raise DataError(_too_many(f"more than {MAX_FILES:,} files", pattern))
+            if len(found) == MANY_FILES:
+                say(_too_many(f"more than {MANY_FILES:,} files", pattern))
         if len(found) + len(ignored) == before and not any(one in pattern for one in "*?["):
             say(f"{pattern}: nothing in this folder, or nothing that was not named already")
     _check_kinds(kinds, format)
@@ -149,6 +219,13 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
 
 
 def _found(pattern: str, format: str | None, storage: Storage) -> Iterator[Found]:
+    try:
+        yield from _found_or_named(pattern, format, storage)
+    except OSError as error:
+        raise DataError(f"{pattern}: cannot be listed: {error}. Check the path and its permissions") from error
+
+
+def _found_or_named(pattern: str, format: str | None, storage: Storage) -> Iterator[Found]:
     if format != "user":
         yield from storage.find(pattern)
         return
@@ -173,21 +250,24 @@ def _check_kinds(kinds: dict[str, str], format: str | None) -> None:
         )
 
 
-def _manifest(kind: str, files: list[Found], reader: FileReader[Any], sizes: tuple[int, int], say: Say) -> Manifest:
+def _manifest(
+    kind: str,
+    files: list[Found],
+    reader: FileReader[Any],
+    sizes: tuple[int, int],
+    say: Say,
+    unready: Callable[[str, DataError], None] | None = None,
+) -> Manifest:
     builder = ManifestBuilder(kind)
     empty: list[str] = []
-    shards, large = 0, 0
-    for number, (file, splits) in enumerate(_split_all(files, reader, sizes), 1):
+    large = 0
+    for number, (file, splits) in enumerate(_split_all(files, reader, sizes, unready), 1):
         builder.file(file.path, file.size_bytes)
         for split in splits:
             builder.shard(split.begin, split.end, split.records)
             large += split.records > 16 * sizes[0]
         if not splits:
             empty.append(file.path)
-        shards += len(splits)
-        if shards > MAX_SHARDS:
-            advice = "Make shards larger (shard_records, shard_bytes), or convert"
-            raise DataError(f"{file.path}: more than {MAX_SHARDS:,} shards up to here. {advice}")
         if number % SAY_EVERY == 0:
             say(f"{number:,} of {counted(len(files), 'file')} looked at")
     if empty:
@@ -201,35 +281,49 @@ def _manifest(kind: str, files: list[Found], reader: FileReader[Any], sizes: tup
 
 
 def _split_all(
-    files: list[Found], reader: FileReader[Any], sizes: tuple[int, int]
+    files: list[Found],
+    reader: FileReader[Any],
+    sizes: tuple[int, int],
+    unready: Callable[[str, DataError], None] | None = None,
 ) -> Iterator[tuple[Found, list[Split]]]:
     """Each file's shards, in order; a few files are looked at at a time. All are compared with the first."""
 
-    def split(file: Found) -> list[Split]:
+    def split(file: Found) -> list[Split] | None:
         if not file.size_bytes and reader.format != "user":
             return []
-        return reader.split(file.path, file.size_bytes, *sizes)
+        try:
+            return reader.split(file.path, file.size_bytes, *sizes)
+        except DataError as error:
+            if unready is None:
+                raise
+            unready(file.path, error)
+            return None
 
     rest = iter(files)
     for file in rest:
         splits = split(file)
-        yield file, splits
-        if file.size_bytes:
+        if splits is not None:
+            yield file, splits
+        if splits is not None and file.size_bytes:
             break  # an empty one has no columns that others could be compared with
-    waiting: deque[tuple[Found, Future[list[Split]]]] = deque()
+    waiting: deque[tuple[Found, Future[list[Split] | None]]] = deque()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="scan") as pool:
         try:
             for file in rest:
                 waiting.append((file, pool.submit(split, file)))
                 if len(waiting) >= AHEAD:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
+                    yield from _taken(*waiting.popleft())
             while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
+                yield from _taken(*waiting.popleft())
         finally:
             for _, future in waiting:
                 future.cancel()
+
+
+def _taken(file: Found, splits: Future[list[Split] | None]) -> Iterator[tuple[Found, list[Split]]]:
+    found = splits.result()
+    if found is not None:
+        yield file, found
 
 
 def _too_many(what: str, pattern: str) -> str:

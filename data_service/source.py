@@ -7,13 +7,19 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from data_service.manifest import Manifest
+from data_service.list_words import NEXT_EPOCH, NOW
+from data_service.manifest import USER_FORMAT, Manifest
 from data_service.readers import Reader, open_reader
 from data_service.readers.options import Options
 from edl.errors import SettingError
 
+if TYPE_CHECKING:
+    from data_service.scan import Known
+
+EPOCH = "epoch"
+"""Value of ``rescan``: the patterns are looked at again at the end of each epoch."""
 VARIABLE = "EDL_DATA_SETS"
 """What the launcher was told with ``--data``, as JSON: by name, ``files`` and texts for the other settings."""
 SHARD_RECORDS = 65536
@@ -40,27 +46,45 @@ class Source:
     """Whether remote readers read: empty, ``prefer`` or ``only``."""
     decode: str = ""
     """``module:function``, applied to each batch of records where it is read."""
+    rescan: str = ""
+    """Whether the patterns are looked at again: empty, ``epoch``, or after so many seconds."""
+    when: str = NOW
+    """When what is found then joins."""
 
-    def scan(self, check: Callable[[], None], say: Callable[[str], None]) -> Manifest:
-        """List the shards, on another thread, since ``check`` is to be called now and then. Raises ``DataError``."""
+    @property
+    def rescan_s(self) -> float:
+        """Seconds between two looks; 0: none because of time."""
+        return 0.0 if self.rescan in ("", EPOCH) else float(self.rescan)
+
+    def scan(
+        self,
+        check: Callable[[], None],
+        say: Callable[[str], None],
+        files: tuple[str, ...] = (),
+        known: Known | None = None,
+        format: str = "",
+    ) -> Manifest:
+        """List the shards, on another thread, since ``check`` is to be called now and then. ``files``: instead of its
+        own. ``known``, ``format``: of a list that they are to fit to. Raises ``DataError``."""
         from data_service.scan import scan
 
         result: list[Any] = []
 
         def work() -> None:
             try:
-                result.append(
-                    scan(
-                        self.files,
-                        self.format,
-                        columns=self.columns,
-                        shard_records=self.shard_records,
-                        shard_bytes=self.shard_bytes,
-                        storage_options=dict(self.storage_options),
-                        options=self.options,
-                        say=say,
-                    )
+                found = scan(
+                    files or self.files,
+                    self.format or format or None,
+                    columns=self.columns,
+                    shard_records=self.shard_records,
+                    shard_bytes=self.shard_bytes,
+                    storage_options=dict(self.storage_options),
+                    options=self.options,
+                    say=say,
+                    known=known,
                 )
+                self._check_types(found)
+                result.append(found)
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
                 result.append(error)
 
@@ -73,6 +97,20 @@ class Source:
             raise result[0]
         manifest: Manifest = result[0]
         return manifest
+
+    def _check_types(self, manifest: Manifest) -> None:
+        """Raises ``UnsupportedData``. What functions of the user's make of columns shows when they do."""
+        if not len(manifest) or self.decode or manifest.format == USER_FORMAT:
+            return
+        from data_service.readers.arrays import check_types
+
+        file = manifest.ref(0).file
+        storage = dict(self.storage_options)
+        reader = open_reader(manifest.format, self.columns, storage_options=storage, options=self.options)
+        try:
+            check_types(reader.schema(file), file)
+        finally:
+            reader.close()
 
     def reader(self, format: str, rank: int) -> Reader:
         """What reads its shards, for the worker of this rank."""
@@ -111,6 +149,8 @@ class Wishes:
     options: Options | None = None
     remote: str | None = None
     decode: str | None = None
+    rescan: str | None = None
+    when: str | None = None
 
     def settle(self, name: str, environment: Mapping[str, str]) -> Wishes:
         """With what ``--data`` says where the script says nothing, and defaults where nobody does. Raises
@@ -126,6 +166,8 @@ class Wishes:
             "storage_options": {},
             "remote": "",
             "decode": "",
+            "rescan": "",
+            "when": NOW,
         }
         found: dict[str, Any] = {}
         for name_ in (one.name for one in fields(Wishes)):
@@ -138,7 +180,18 @@ class Wishes:
         for size in ("shard_records", "shard_bytes"):
             if found[size] < 1:
                 raise SettingError(size, found[size], "must be at least 1")
+        if not _is_rescan(found["rescan"]):
+            raise SettingError("rescan", found["rescan"], f"must be a number of seconds above 0, or {EPOCH}")
+        if found["when"] not in (NOW, NEXT_EPOCH):
+            raise SettingError("when", found["when"], f"must be {NOW} or {NEXT_EPOCH}")
         return Wishes(**found)
+
+
+def _is_rescan(value: str) -> bool:
+    try:
+        return value in ("", EPOCH) or 0 < float(value) < float("inf")
+    except ValueError:
+        return False
 
 
 def checked_name(name: str) -> str:
@@ -168,7 +221,7 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
                 found[key] = tuple(value)
             case "columns":
                 found[key] = tuple(value.split(","))
-            case "format" | "tail" | "remote" | "decode":
+            case "format" | "tail" | "remote" | "decode" | "rescan" | "when":
                 found[key] = value
             case "shuffle":
                 found[key] = _truth(key, value)
@@ -177,7 +230,7 @@ def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
             case _ if key in kinds:
                 options[key] = _as_kind(key, value, str(kinds[key]))
             case _:
-                ours = "format columns shuffle seed tail shard_records shard_bytes remote decode"
+                ours = "format columns shuffle seed tail shard_records shard_bytes remote decode rescan when"
                 known = [*ours.split(), *kinds]
                 raise SettingError(f"--data {name}", f"{key}={value}", f"no such setting; there are {', '.join(known)}")
     if options:

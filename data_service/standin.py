@@ -8,9 +8,10 @@ from dataclasses import astuple
 from typing import Any
 
 from data_service.cutting import Columns, Cursor, micro_batches, order_of, take
-from data_service.feed import Piece, ReadyStep
+from data_service.feed import ReadyStep
 from data_service.manifest import ShardRef
 from data_service.readers import Reader
+from data_service.redoing import Piece
 
 
 class StandIn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from data_service.file_list import Version
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.order import FRESH, Order
@@ -29,6 +30,8 @@ class Returned:
     since_s: float = 0.0
     failed: tuple[Caller, ...] = ()
     """Who could not read it."""
+    unreached: bool = False
+    """Its file could not be reached: whoever failed tries again after a while only, also if there is nobody else."""
 
 
 class Table:
@@ -45,12 +48,13 @@ class Table:
         """What each has, with the time at which it was given."""
         self.back: dict[int, Returned] = {}
         self.quarantined = 0
-        shards = len(manifest)
+        shards = ledger.shards
         self._states = bytearray(b"".join(map(_EIGHT.__getitem__, ledger.done))[:shards])
         self._fresh = shards - ledger.done_shards
         self._order = Order(shards, ledger.seed, ledger.epoch, ledger.shuffle, ledger.done_shards)
         for shard in quarantined:
-            self.quarantine(shard)
+            if shard < shards:
+                self.quarantine(shard)
         for shard in ledger.partial:
             if self._states[shard] == FRESH:
                 self._put_back(shard, Returned())
@@ -164,12 +168,21 @@ class Table:
         ledger.records += new
         return new, shards, rest
 
-    def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = ()) -> None:
+    def extend(self, manifest: Manifest, version: Version) -> None:
+        """Files have joined this epoch: their shards can be given out from now on, among those that are left."""
+        ledger, before = self.ledger, len(self._states)
+        self.manifest = manifest
+        ledger.extend(version.shards, version.digest)
+        self._states.extend(bytes([FRESH]) * (version.shards - before))
+        self._fresh += version.shards - before
+        self._order = Order(version.shards, ledger.seed, ledger.epoch, ledger.shuffle)
+
+    def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = (), *, unreached: bool = False) -> None:
         """A leased shard is pending again."""
         self._let_go(shard)
         self._states[shard] = FRESH
         self._fresh += 1
-        self._put_back(shard, Returned(now_s, failed))
+        self._put_back(shard, Returned(now_s, failed, unreached))
 
     def release(self, holder: Caller, now_s: float, but: Collection[int] = ()) -> int:
         """What these hands hold is pending again, except ``but``. Returns how many shards."""
@@ -210,7 +223,7 @@ class Table:
     def _suits(self, returned: Returned, to: Caller, now_s: float, others: Collection[Caller]) -> bool:
         if to not in returned.failed or now_s - returned.since_s >= PATIENCE_S:
             return True
-        return all(other in returned.failed for other in others)
+        return not returned.unreached and all(other in returned.failed for other in others)
 
     def _put_back(self, shard: int, returned: Returned) -> None:
         self._states[shard] = BACK

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from data_service.redoing import Ended, decode
 
 
 class FreeData(Protocol):
@@ -34,6 +36,16 @@ class FreeData(Protocol):
     @property
     def handed_out(self) -> int:
         """Batches that the script has got."""
+        ...
+
+    @property
+    def records(self) -> tuple[str, tuple[int, int] | None]:
+        """What the next push is made of, see ``records`` below."""
+        ...
+
+    @property
+    def redoing(self) -> bool:
+        """A push that is made again lacks batches that come next."""
         ...
 
     def done(self, upto: int | None = None) -> None:
@@ -77,6 +89,12 @@ class Trainers:
         self._sets: weakref.WeakSet[FreeData] = weakref.WeakSet()
         self._idle: Callable[[], object] | None = None
         self._opening: Callable[[], object] | None = None
+        self._push: Callable[[], object] | None = None
+        self._fence: Callable[[int], tuple[int, str]] | None = None
+        self._said: dict[int, tuple[int, str]] = {}
+        """By trainer that is gone: the number of its last push, and what it had said of it."""
+        self.number = 0
+        """This process's in the parameter servers; 0: it has none."""
         self.held = False
         """Batches count when they are said to be pushed, and not when the next one is asked for."""
         self.beginning: Beginning | None = None
@@ -109,6 +127,26 @@ class Trainers:
         """See the function."""
         self._opening = call
 
+    def push(self) -> None:
+        """What has been handed out has to be pushed before anything else is."""
+        if self._push is not None:
+            self._push()
+
+    def joined(self, number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
+        """See the function."""
+        self.number, self._push, self._fence = number, push, fence
+
+    def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[Ended]:
+        """What these trainers had said last of a data set; they push nothing new from now on. Any thread."""
+        found = []
+        for trainer in trainers_gone:
+            if trainer not in self._said and self._fence is not None:
+                self._said[trainer] = self._fence(trainer)
+            seq, text = self._said.get(trainer, (-1, ""))
+            one = decode(text, name, epoch, trainer, seq)
+            found += [one] if one is not None else []
+        return found
+
 
 trainers = Trainers()
 
@@ -122,6 +160,27 @@ def hold() -> None:
 def mark() -> Mark:
     """What has been handed out so far, for ``pushed``."""
     return {data: data.handed_out for data in trainers.all()}
+
+
+def joined(number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
+    """This process is trainer ``number`` of the parameter servers. ``push()`` ends a step with what has been handed out
+    so far. ``fence(number)`` keeps a trainer that is gone from pushing anything new; it gives the number of its last
+    push and what it had said of it."""
+    trainers.joined(number, push, fence)
+
+
+def records() -> tuple[str, tuple[int, int] | None]:
+    """What the next push is made of: a text for whoever has to make it again; or the trainer and the number of the push
+    that is being made again. Nothing is known of pushes that are made of several data sets."""
+    used = [data for data in trainers.all() if data.held and data.used]
+    found = [one for one in (data.records for data in used) if one != ("", None)]
+    return found[0] if len(found) == 1 else ("", None)
+
+
+def redoing() -> bool:
+    """Whether to collect more before the next push: it is one that is made again, of all its records or not at all.
+    Under its old number a second half would be left out wherever the first is."""
+    return any(data.redoing for data in trainers.all() if data.held and data.used)
 
 
 def pushed(upto: Mark | None = None) -> None:

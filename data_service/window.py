@@ -67,6 +67,8 @@ class Offer:
     """Micro-batches of each of its steps."""
     pattern: str = ""
     """Where a record can be found, for a rank that has never had one and needs something of the right form."""
+    version: int = 0
+    """Segments of the list of files that it knows this epoch to consist of; all that it has ready is from those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Window:
     over: bool
     """The epoch ends after them."""
     pattern: str = ""
+    version: int = 0
+    """Segments of the list of files that the epoch consists of from these steps on, as far as any rank knows."""
 
 
 def tail_named(name: str) -> Tail:
@@ -109,14 +113,15 @@ def plan(offers: Sequence[Offer], tail: Tail) -> Window:
     if len(micros) > 1:
         raise DataError(f"the workers cut their steps into different numbers of micro-batches: {sorted(micros)}")
     pattern = next((offer.pattern for offer in offers if offer.pattern), "")
+    version = max(offer.version for offer in offers)
     lengths = [len(offer.ready) for offer in offers if offer.ready]
     if not lengths:
         finished = any(offer.supply is Supply.FINISHED for offer in offers)
         dropped = tail is Tail.DROP and all(offer.supply is not Supply.MORE for offer in offers)
-        return Window((), finished or dropped, pattern)
+        return Window((), finished or dropped, pattern, version)
     if tail is Tail.DROP and len(lengths) < len(offers):
-        return Window((), True, pattern)
-    return Window(tuple(_step(offers, index, tail) for index in range(min(lengths))), False, pattern)
+        return Window((), True, pattern, version)
+    return Window(tuple(_step(offers, index, tail) for index in range(min(lengths))), False, pattern, version)
 
 
 def _step(offers: Sequence[Offer], index: int, tail: Tail) -> Step:
@@ -129,19 +134,19 @@ def _step(offers: Sequence[Offer], index: int, tail: Tail) -> Step:
 
 
 def encode(offer: Offer) -> bytes:
-    """Compact JSON: supply, spare, micro-batches, pattern, then each step as one list of whole numbers."""
+    """Compact JSON: supply, spare, micro-batches, pattern, version, then each step as one list of whole numbers."""
     steps = [
         [ready.samples, *(number for one in ready.taken for number in (one.shard, 2 * one.upto + one.complete))]
         for ready in offer.ready
     ]
-    fields = [offer.supply.value, offer.spare, offer.micros, offer.pattern, steps]
+    fields = [offer.supply.value, offer.spare, offer.micros, offer.pattern, offer.version, steps]
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Offer:
     """The inverse. Raises ``DataError`` for anything else."""
     try:
-        supply, spare, micros, pattern, steps = json.loads(data)
+        supply, spare, micros, pattern, version, steps = json.loads(data)
         ready = tuple(
             Ready(
                 int(numbers[0]),
@@ -152,7 +157,7 @@ def decode(data: bytes) -> Offer:
             )
             for numbers in steps
         )
-        return Offer(ready, Supply(supply), int(spare), int(micros), str(pattern))
+        return Offer(ready, Supply(supply), int(spare), int(micros), str(pattern), int(version))
     except (ValueError, TypeError, IndexError) as error:
         raise DataError(
             f"another worker offered {data[:80]!r}…, which is no offer of data: do all workers run the same loop?"

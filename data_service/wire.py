@@ -29,6 +29,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 from data_service import fields as needs
+from data_service import list_words
+from data_service.list_words import AddFiles, Grow, Grown, Listed, ListFiles
 from data_service.manifest import ShardRef
 from edl.errors import DataError
 
@@ -98,6 +100,8 @@ class Open:
     begun the count of its records acknowledged so far."""
     fence: int = 0
     """Mode "free": of the last ``Opened``. ``granted`` and ``acks`` from before a rollback do not count."""
+    trainer: int = 0
+    """Mode "free": the number of this worker's process in the parameter servers; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ class Lease:
     failed: tuple[tuple[int, int, str], ...] = ()
     """Shards that cannot be read on, the count of their records that are consumed all the same (in mode "steps":
     announced; report the failure only then), and why."""
+    unreached: Ranges = ()
+    """Those of ``failed`` whose files could not be reached: they are never left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,7 @@ class Pace:
     """Share of the time in which training waited for data, 0 to 1."""
 
 
-Request = Register | Open | Lease | NextEpoch | Ack | Commit | Rollback | Gone | Pace
+Request = Register | Open | Lease | NextEpoch | Ack | Commit | Rollback | Gone | ListFiles | Grow | Pace
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
@@ -245,6 +251,13 @@ class Granted:
     """Of ``finished`` and ``failed``, those that do not count: shard, and why."""
     number: int = 0
     kept: int = 0
+    ended: tuple[int, ...] = ()
+    """Mode "free": trainers (``Open.trainer``) that were lost with shards in hand in this epoch, oldest first."""
+    version: int = 0
+    """Segments of the list of files that ``epoch`` consists of; then its shards, digest and records (-1: unknown)."""
+    shards: int = 0
+    digest: str = ""
+    records: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +300,8 @@ class Readers:
     """Name, host, port and secret of each."""
 
 
-Answer = Registered | Opened | Granted | Done | Refused
-Word = Request | Answer | Readers
+Answer = Registered | Opened | Granted | Done | Listed | Grown | Refused
+Word = Request | Answer | Readers | AddFiles
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
@@ -303,15 +316,22 @@ _KINDS: dict[str, type[Any]] = {
         Commit,
         Rollback,
         Gone,
+        ListFiles,
+        Grow,
         Pace,
         Registered,
         Opened,
         Granted,
         Done,
+        Listed,
+        Grown,
         Refused,
         Readers,
+        AddFiles,
     )
 }
+_BYTES = {"manifest", "data"}
+"""Fields that are base64 in the text."""
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {kind: tuple(one.name for one in fields(kind)) for kind in _NAMES}
 _dump = json.JSONEncoder(separators=(",", ":")).encode
@@ -324,21 +344,21 @@ def encode(word: Word) -> str:
     body: dict[str, Any] = {"word": _NAMES[kind]}
     for name in _FIELDS[kind]:
         body[name] = getattr(word, name)
-    if isinstance(word, Register):
-        body["manifest"] = base64.b64encode(word.manifest).decode("ascii")
+    for name in _BYTES & body.keys():
+        body[name] = base64.b64encode(body[name]).decode("ascii")
     if isinstance(word, Register | Opened):
         body["options"] = _options_body(word.options)
     if isinstance(word, Granted):
-        body["leases"], body["files"] = _pack(word.leases)
+        body["leases"], body["files"], body["sizes"] = _pack(word.leases)
     return _dump(body)
 
 
-def encode_granted(granted: Granted, rows: list[list[int]], files: list[str]) -> str:
+def encode_granted(granted: Granted, rows: list[list[int]], files: list[str], sizes: list[int]) -> str:
     """The text of a ``Granted`` whose leases are given as ``Manifest.rows`` makes them: without an object for each."""
     body: dict[str, Any] = {"word": "granted"}
     for name in _FIELDS[Granted]:
         body[name] = getattr(granted, name)
-    body["leases"], body["files"] = rows, files
+    body["leases"], body["files"], body["sizes"] = rows, files, sizes
     return _dump(body)
 
 
@@ -365,7 +385,7 @@ def decode(text: str) -> Word:
             raise DataError(f"{body['word']}.{name}={needs.short(value)}: {error}") from None
     try:
         if kind is Granted:
-            values["leases"] = _unpack(values.pop("leases"), values.pop("files"))
+            values["leases"] = _unpack(values.pop("leases"), values.pop("files"), values.pop("sizes"))
         return cast(Word, kind(**values))
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise DataError(f"{body['word']}: {error}") from None
@@ -410,19 +430,23 @@ def _options_body(options: Options) -> dict[str, Any]:
     return {one.name: getattr(options, one.name) for one in fields(Options)}
 
 
-def _pack(leases: tuple[Given, ...]) -> tuple[list[list[int]], list[str]]:
-    """Rows of numbers, and the paths that they point into: many shards lie in one file."""
+def _pack(leases: tuple[Given, ...]) -> tuple[list[list[int]], list[str], list[int]]:
+    """Rows of numbers, the paths that they point into, since many shards lie in one file, and the sizes of those."""
     files: dict[str, int] = {}
+    sizes: list[int] = []
     rows = []
     for given in leases:
         ref = given.shard
-        rows.append([ref.index, given.upto, files.setdefault(ref.file, len(files)), ref.begin, ref.end, ref.records])
-    return rows, list(files)
+        file = files.setdefault(ref.file, len(files))
+        if file == len(sizes):
+            sizes.append(ref.size_bytes)
+        rows.append([ref.index, given.upto, file, ref.begin, ref.end, ref.records])
+    return rows, list(files), sizes
 
 
-def _unpack(rows: list[list[int]], files: tuple[str, ...]) -> tuple[Given, ...]:
+def _unpack(rows: list[list[int]], files: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[Given, ...]:
     return tuple(
-        Given(ShardRef(index, files[file], begin, end, records), upto)
+        Given(ShardRef(index, files[file], begin, end, records, sizes[file]), upto)
         for index, upto, file, begin, end, records in rows
     )
 
@@ -463,7 +487,7 @@ def _leases(value: object) -> list[list[int]]:
     return value
 
 
-_HEAD: dict[str, Callable[[object], Any]] = {"id": needs.natural, "dataset": needs.name}
+_HEAD = list_words.HEAD
 _COUNTS: dict[str, Callable[[object], Any]] = {
     "refused": needs.rows(needs.natural, needs.string),
     "number": needs.natural,
@@ -484,6 +508,7 @@ _CHECKS: dict[type[Any], dict[str, Callable[[object], Any]]] = {
         "returned": needs.rows(needs.natural, needs.natural),
         "acks": _ACKS,
         "fence": needs.natural,
+        "trainer": needs.natural,
     },
     Lease: {
         **_HEAD,
@@ -491,12 +516,14 @@ _CHECKS: dict[type[Any], dict[str, Callable[[object], Any]]] = {
         "want": needs.natural,
         "finished": needs.rows(needs.natural, needs.natural),
         "failed": needs.rows(needs.natural, needs.natural, needs.string),
+        "unreached": needs.rising,
     },
     NextEpoch: {**_HEAD, "epoch": needs.natural, "dropped": needs.natural},
     Ack: {**_HEAD, "epoch": needs.natural, "shards": _ACKS},
     Commit: {**_HEAD, "name": needs.name},
     Rollback: {**_HEAD, "name": needs.name, "ledger": needs.string, "history": needs.natural},
     Gone: dict(_HEAD),
+    **list_words.CHECKS,
     Pace: {**_HEAD, "records_per_s": needs.number, "waited": needs.number},
     Registered: {**_HEAD, **_SET},
     Opened: {
@@ -515,7 +542,11 @@ _CHECKS: dict[type[Any], dict[str, Callable[[object], Any]]] = {
         "epoch": needs.natural,
         "leases": _leases,
         "files": needs.strings,
+        "sizes": needs.wholes,
         "state": needs.string,
+        "ended": needs.naturals,
+        "version": needs.natural,
+        **_SET,
     },
     Done: {**_HEAD, **_COUNTS, "epoch": needs.natural, "ledger": needs.string},
     Refused: {

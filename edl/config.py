@@ -259,6 +259,48 @@ class SlotRules:
         return {"--slot-strikes": str(self.strikes), "--slot-cooldown": f"{self.cooldown_s:g}"}
 
 
+class OnMismatch(enum.Enum):
+    """What happens when ranks turn out to hold different parameters or optimizer values."""
+
+    STOP = "stop"
+    """End the job: a person has to look."""
+    ROLLBACK = "rollback"
+    """Restart the ranks that differ, and go on from the last commit that was compared."""
+    SYNC = "sync"
+    """Take over what the majority holds, or rank 0 where there is none, and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRules:
+    """When ranks compare the state they hold, and what a difference leads to."""
+
+    every: int = 0
+    """Commits from one comparison to the next; 0: only after each restore."""
+    on_mismatch: OnMismatch = OnMismatch.STOP
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise SettingError("--verify-state", self.every, "must be 0 or more", "0 compares after each restore only")
+
+    def flags(self) -> dict[str, str]:
+        """Each option and its value, as every launcher of a job must give them."""
+        return {"--verify-state": str(self.every), "--on-state-mismatch": self.on_mismatch.value}
+
+    @property
+    def text(self) -> str:
+        """The value of ``EDL_VERIFY`` in a worker: ``100:stop``."""
+        return f"{self.every}:{self.on_mismatch.value}"
+
+    @classmethod
+    def parse(cls, text: str) -> VerifyRules:
+        """The inverse of ``text``; an empty one is the default. Raises ``SettingError``."""
+        every, _, action = text.partition(":")
+        try:
+            return cls(int(every), OnMismatch(action)) if text else cls()
+        except ValueError:
+            raise SettingError("EDL_VERIFY", repr(text), "must be COMMITS:ACTION, such as 100:stop") from None
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What every launcher of a job must agree on."""
@@ -281,6 +323,7 @@ class JobSpec:
     """After a resize the next one waits so long."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
     slots: SlotRules = field(default_factory=SlotRules)
+    verify: VerifyRules = field(default_factory=VerifyRules)
 
     @property
     def size_owner(self) -> str:
@@ -341,6 +384,7 @@ class JobSpec:
             "--scale-cooldown": f"{self.cooldown_s:g}",
             **self.autoscale.flags(),
             **self.slots.flags(),
+            **self.verify.flags(),
             **self._scheduling,
         }
 

@@ -12,6 +12,7 @@
     │   ├── LeaseLost           the lease is gone for good; a new one is needed
     │   └── FencedOut           another Master holds the election key; this one must step down
     ├── PortInUse           an address this process must serve is taken
+    ├── StateDiffers        ranks that should hold the same parameters do not
     ├── CheckpointError     what lies in the checkpoint directory cannot be used, or nothing can be written there
     ├── DataError           a data set changed, is damaged or missing, or its position does not fit it
     ├── PsError             a parameter server refused, cannot be reached, or has lost what a trainer needs
@@ -112,6 +113,12 @@ class PortInUse(EdlError):
     exit_code = ExitCode.PORT_IN_USE
 
 
+class StateDiffers(EdlError):
+    """Ranks hold different values where all must be equal: names ranks and tensors."""
+
+    exit_code = ExitCode.STATE_DIFFERS
+
+
 class CheckpointError(EdlError):
     """A checkpoint is damaged, incomplete or another job's, or the checkpoint directory cannot be used."""
 
@@ -122,6 +129,19 @@ class DataError(EdlError):
     """A data set is missing, damaged or not the one that a position belongs to: names the file or the difference."""
 
     exit_code = ExitCode.USAGE
+
+
+class UnreachableData(DataError):
+    """A file of a data set cannot be reached just now: a full table of descriptors, a lost mount, a network. Nothing is
+    known against the file."""
+
+
+class UnsupportedData(UsageError):
+    """Sound data that cannot be handed out like this: names file, column and type, and what to do."""
+
+
+class DataFunctionError(UsageError):
+    """A function of the user's that reads or decodes data has raised."""
 
 
 class PsError(EdlError):

@@ -35,6 +35,9 @@ class ExitCode(enum.IntEnum):
     INCOMPLETE = 10
     """Every worker ended with status 0, but something was left out, such as data that nobody could read; the report
     names it."""
+    STATE_DIFFERS = 11
+    """Ranks hold different parameters or optimizer values, and ``--on-state-mismatch=stop``; the report names ranks and
+    tensors."""
     INTERNAL = 70
     """A defect in edl; the message asks for a report."""
     INTERRUPTED = 130

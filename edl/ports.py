@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.types import NodeId, Token
-from edl.wire.messages import Holding, Version
+from edl.wire.messages import NO_STATE, Holding, Version
 from edl.wire.status import JobStatus
 from edl.wire.wishes import Granted, Wish
 
@@ -374,6 +374,10 @@ class Files(Protocol):
         """
         ...
 
+    def forget(self, name: str) -> None:
+        """Let the next reading of this file come from where it lies, as far as this host can."""
+        ...
+
     def sync(self, folder: str) -> None:
         """Make durable what others have written into this folder, as far as this host can."""
         ...
@@ -399,6 +403,9 @@ class Label:
     holding: Holding
     size: int
     crc32: int
+    owed: Version = NO_STATE
+    """Commit that the owner's workers saved and that is not written yet: if the owner is lost, whoever has the copy
+    writes it."""
 
 
 class Lent(Protocol):
@@ -480,13 +487,16 @@ class Copies(Protocol):
 
 
 class Vault(Protocol):
-    """The checkpoint directory. Every call blocks; they come from several threads, writes one at a time."""
+    """The checkpoint directory. Every call blocks; they come from several threads."""
 
     def write(self, version: Version, snapshot: memoryview, shard: int, shards: int) -> str:
-        """Write a snapshot so that it counts only once it is complete; returns where it lies.
+        """Write a snapshot so that it counts only once it is complete; returns where it lies, empty while other parts
+        of it are missing. Raises ``CheckpointError``."""
+        ...
 
-        Raises ``CheckpointError``.
-        """
+    def complete(self, version: Version, shards: int) -> str | None:
+        """Make a checkpoint count whose parts are all there. Returns where it lies; empty if it counted before, None
+        while parts are missing. Raises ``CheckpointError``."""
         ...
 
     def newest(self) -> tuple[Version, bool] | None:
@@ -496,16 +506,19 @@ class Vault(Protocol):
         """
         ...
 
-    def read(self, version: Version | None, allocate: Callable[[int], memoryview]) -> Version:
-        """Read this one, or the newest usable one, into memory that ``allocate`` gives; returns which it was.
+    def load(self, allocate: Callable[[int], memoryview]) -> tuple[Version, bool]:
+        """Check every byte of the newest usable one, and read it into memory that ``allocate`` gives, or leave it to
+        the workers if it lies in shards; returns which it was, and that.
 
         Each call of ``allocate`` makes the one before void. Raises ``CheckpointError`` that names all refused ones.
         """
         ...
 
-    def finish(self, folder: str, version: Version) -> str:
-        """All workers have written their shards into this folder: mark it as complete; returns where it lies.
+    def accept(self, version: Version, size: int, crc32: int) -> str:
+        """A worker has written the whole state into the folder of this version: compare its bytes and mark it as
+        complete; returns where it lies. Raises ``CheckpointError``."""
+        ...
 
-        Raises ``CheckpointError``.
-        """
+    def verify(self, version: Version) -> None:
+        """Read all of a checkpoint and compare its checksums. Raises ``CheckpointError``."""
         ...

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from edl.errors import EdlError
+from edl.errors import EdlError, PsError
 
 
 @click.group(name="ps")
@@ -39,6 +39,26 @@ def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str
     for table, rows in done.rows.items():
         click.echo(f"{table}: {rows:,} rows")
     click.echo(f"{done.bytes:,} bytes in {done.folder}")
+
+
+@commands.command("warm")
+@click.option("--child", is_flag=True, hidden=True, help="End when stdin does.")
+def warm(child: bool) -> None:
+    """Compile the kernels now, when an image is built for example: it takes half a minute once, for each kind of
+    processor. Pservers that find nothing compiled begin with slower ones."""
+    from ps.kernels import chosen
+    from ps.kernels.compiling import compile_all
+    from ps.kernels.ready import end_with_parent
+
+    if child:
+        end_with_parent()
+    if chosen() != "numba":
+        click.echo("The kernels in numpy are in use: there is nothing to compile")
+        return
+    place = compile_all()
+    if place is None:
+        raise PsError("compiled kernels can be kept nowhere. Set NUMBA_CACHE_DIR to a folder of this user's")
+    click.echo(f"The kernels are compiled, in {place}")
 
 
 def main() -> None:

@@ -22,13 +22,15 @@ from ps.averaging import Averaging, Held, Revoked
 from ps.budget import Full
 from ps.carrying import Carrier, Sent
 from ps.connection import now_s
+from ps.damage import DamagedPush
 from ps.frames import Frame, Op, pack_head
 from ps.handshake import TRAINER
-from ps.hashing import buckets_of
+from ps.hashing import buckets_of, shard_of_bucket
+from ps.intents import MOST_TEXT, Fenced, Intent, home
 from ps.narrow import narrow
 from ps.requests import Refusal, Wanted, read_pull, read_push, rows_bytes
 from ps.rows import Op as Does
-from ps.rows import Part, Push, Pushed, encode
+from ps.rows import Part, Piece, Push, Pushed, encode
 from ps.spec import BUCKETS, Mode, Replication, TableSpec
 from ps.store import Store
 from ps.transport import Peer, Reply
@@ -47,9 +49,13 @@ ORDERS_S = 0.05
 class View:
     """The newest orders, as requests need them. Never changed."""
 
-    def __init__(self, orders: words.Orders) -> None:
+    def __init__(self, orders: words.Orders, before: View | None = None) -> None:
         self.orders = orders
         self.version, self.history = orders.chart.version, orders.chart.history
+        self.placed = self.version
+        """Since which version pservers and owners are these: trainers need not hear of others."""
+        if before is not None and before.orders.chart.servers == orders.chart.servers:
+            self.placed = before.placed if before.orders.chart.owner == orders.chart.owner else self.version
         self.epoch, self.members = orders.epoch, orders.members
         self.revoked = frozenset(orders.revoked)
         self.training = orders.training
@@ -61,7 +67,7 @@ class View:
         """For trainers with an older chart."""
         if not self._charted:
             orders = self.orders
-            self._charted = words.encode(words.Charted(orders.token, orders.chart, orders.epoch, orders.members))
+            self._charted = words.encode(words.Charted(orders.token, orders.chart, -1, ()))
         return self._charted
 
     def rates(self, step: int, divisor: float) -> dict[str, float]:
@@ -159,7 +165,7 @@ class Answering:
         self.stream_bytes = STREAM_BYTES
 
     def answer(self, peer: Peer, frame: Frame) -> Reply:
-        """PULL, PUSH or SCAN."""
+        """PULL, PUSH, SCAN or INTENT."""
         view = self.view
         head: dict[str, Any] = {}
         try:
@@ -170,13 +176,15 @@ class Answering:
                 return self._pull(peer, frame.body, asked)
             if frame.op is Op.PUSH:
                 return self._push(frame.body, asked)
+            if frame.op is Op.INTENT:
+                return self._intent(frame.body, asked)
             return self._scan(asked)
         except Waited as told:
             return self._no(told.op, head, view, **told.content)
         except Held as held:
             text = f"waiting for {held.names} in step {head.get('step')}"
             return self._no(Op.WAIT, head, view, text=text, **{"for": "trainers"})
-        except Revoked:
+        except (Revoked, Fenced):
             return self._no(Op.STALE, head, view, kind="trainer", text="this trainer counts as gone: begin anew")
         except Refusal as refusal:
             if refusal.kind == "table" and view is not None and head.get("version", 0) > view.version:
@@ -189,7 +197,7 @@ class Answering:
         except MemoryError:
             return self._full("the system gives it no more memory", head, view)
         except PsError as error:
-            kind = "damaged" if "NaN" in str(error) else "table"
+            kind = "damaged" if isinstance(error, DamagedPush) else "table"
             return self._no(Op.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
 
     # --- what all requests have --------------------------------------------------------------------------------------
@@ -223,7 +231,7 @@ class Answering:
     def _news(self, head: dict[str, Any]) -> dict[str, Any]:
         view = self.view
         known = head.get("version")
-        return {"charted": view.charted} if view is not None and known is not None and known < view.version else {}
+        return {"charted": view.charted} if view is not None and known is not None and known < view.placed else {}
 
     def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> Reply:
         view = self.view or asked.view
@@ -294,8 +302,9 @@ class Answering:
         if type(seq) is not int or seq < 0 or type(base) is not int:
             raise Refusal("word", f"seq {seq!r} and base {base!r}: whole numbers were expected")
         trainer = asked.trainer or head.get("trainer", 0)
+        number = _redone(head) or (trainer, seq)
         parts = _scaled(read_push(head, body, view.tables), head.get("scale", 1.0))
-        push, step = Push(trainer, seq, parts), asked.step
+        push, step = Push(*number, parts), asked.step
         buckets = _buckets(parts)
         self._await_room(buckets, asked.until_s)
         self._await_served(buckets, asked.until_s)
@@ -308,7 +317,7 @@ class Answering:
             def apply(pushes: Sequence[Push], at: int, scale: float) -> tuple[float, _Done]:
                 return scale, self._apply(pushes, at, scale, asked, base)
 
-            found = self.gate.push(push, step, apply, asked.until_s, head.get("complete") is True)
+            found = self.gate.push(push, step, apply, asked.until_s, head.get("complete") is True, trainer)
             step = found.step
             scale, done = found.result
         counts = [done.pushed.fresh, done.pushed.skipped, done.pushed.damaged]
@@ -318,7 +327,28 @@ class Answering:
         self._await_copies(done, buckets, asked)
         if counts[0] or not counts[1]:
             self.counts.applied_one(trainer)
-        return self._ok(asked, step=step, fresh=counts[0], again=counts[1], damaged=counts[2])
+        return self._ok(asked, self._back(parts, asked), step=step, fresh=counts[0], again=counts[1], damaged=counts[2])
+
+    def _back(self, parts: Sequence[Part], asked: _Asked) -> list[Any]:
+        """Rows that were pushed, as they are now, of the tables that the head asks for."""
+        told = asked.head.get("back", [])
+        if not told:
+            return []
+        try:
+            dtypes = {str(table): str(dtype) for table, dtype in told}
+            wanted = [
+                Wanted(one.table, one.keys, dtypes[one.table], one.grads.shape[1]) for one in parts
+                if one.table in dtypes
+            ]  # fmt: skip
+            sizes = [rows_bytes(len(one.keys), one.dim, one.dtype) for one in wanted]
+        except (TypeError, ValueError, KeyError):
+            raise Refusal("word", f"back: a list of tables and how their rows travel, not {str(told)[:80]}") from None
+        found = []
+        for one, size in zip(wanted, sizes, strict=True):
+            room = memoryview(bytearray(size))
+            self._rows(one, room, asked.step, False, asked.until_s)
+            found.append(room)
+        return found
 
     def _apply(self, pushes: Sequence[Push], step: int, scale: float, asked: _Asked, base: int) -> _Done:
         """Now, as one."""
@@ -371,6 +401,34 @@ class Answering:
                     raise Waited(Op.WAIT, text=text, **{"for": "copies"})
                 carrier.news.wait(asked.until_s - now_s())
 
+    # --- intents -----------------------------------------------------------------------------------------------------
+
+    def _intent(self, body: memoryview, asked: _Asked) -> Reply:
+        """See ``ps/intents.py``. Answered when all copies have it that a push would wait for."""
+        head, intents = asked.head, self._store.intents
+        of, seq, fence = head.get("of"), head.get("seq", -1), head.get("fence") is True
+        if type(of) is not int or of < 1 or type(seq) is not int:
+            raise Refusal("word", f"an intent of trainer {of!r}, number {seq!r}")
+        if body.nbytes > MOST_TEXT:
+            long = f"the list of the records in one push has {body.nbytes} bytes, more than {MOST_TEXT}"
+            raise Refusal("word", f"{long}: call step() after fewer batches")
+        if not fence and of != asked.trainer:
+            raise Refusal("word", f"trainer {asked.trainer} declares what {of} is to push")
+        bucket = home(of)
+        buckets, shard = np.array([bucket], np.uint16), shard_of_bucket(bucket)
+        found: Intent | None = None
+        sent = self._carrier.sent()
+        while found is None:
+            self._await_served(buckets, asked.until_s)
+            sent = self._carrier.sent()
+            with self._store.lock(bucket):
+                if self._carrier.served[bucket]:
+                    found = intents.fence(of) if fence else intents.declare(of, seq, str(body, "utf-8"))
+                    self._carrier.spread(Piece(shard, (), buckets, intents={of: found}), sent)
+        self._await_copies(_Done(Pushed(), sent), buckets, asked)
+        text = found.text.encode() if fence else b""
+        return self._ok(asked, [text] if text else [], seq=found.seq)
+
     # --- scan --------------------------------------------------------------------------------------------------------
 
     def _scan(self, asked: _Asked) -> Reply:
@@ -392,6 +450,16 @@ def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
     for part in parts:
         found[buckets_of(part.keys)] = True
     return np.flatnonzero(found).astype(np.uint16)
+
+
+def _redone(head: dict[str, Any]) -> tuple[int, int] | None:
+    """Whose push is repeated, and its number."""
+    redo = head.get("redo")
+    if redo is None:
+        return None
+    if not isinstance(redo, list) or len(redo) != 2 or any(type(one) is not int or one < 0 for one in redo):
+        raise Refusal("word", f"redo {str(redo)[:40]}: the number of a trainer and of a push were expected")
+    return redo[0], redo[1]
 
 
 def _scaled(parts: list[Part], scale: Any) -> list[Part]:

@@ -97,14 +97,17 @@ class Averaging:
                     raise Held(self._late(step))
                 self._turn.wait(left_s)
 
-    def push(self, push: Push, step: int, apply: Apply_, until_s: float, complete: bool = False) -> Applied:
-        """Have a push applied when it is its turn, perhaps by another thread. ``complete``: see ``Gate.push``. Raises
-        what ``apply`` does, ``Held`` and ``Revoked``."""
+    def push(
+        self, push: Push, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
+    ) -> Applied:
+        """Have a push applied when it is its turn, perhaps by another thread. ``complete``: see ``Gate.push``.
+        ``trainer``: who pushes, if it repeats what another one had begun to. Raises what ``apply`` does, ``Held`` and
+        ``Revoked``."""
         with self._turn:
             self._tags += 1
             tag = self._tags
             waiter = self._waiters[tag] = _Waiter(push)
-            self._verdicts(self._gate.push(push.trainer, step, tag, complete))
+            self._verdicts(self._gate.push(trainer or push.trainer, step, tag, complete))
             self._turn.notify_all()
             try:
                 self._await(tag, waiter, step, until_s)

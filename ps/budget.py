@@ -43,6 +43,16 @@ class Budget:
         self._promised = 0
         self._lock = threading.Lock()
 
+    def charge(self, size: int) -> None:
+        """So many bytes have been taken, or given back, that are no rows and cannot be refused."""
+        with self._lock:
+            self._used += size
+
+    def recount(self, used: int) -> None:
+        """All that is in use now."""
+        with self._lock:
+            self._used = used
+
     @contextmanager
     def adding(self, shelf: Shelf, rows: int) -> Iterator[None]:
         """Around what adds so many rows at most; 0: they have been promised, or must be taken. May raise ``Full``."""
@@ -66,8 +76,9 @@ class Budget:
             yield
             return
         rough = sum(len(work.split.keys) * (work.table.layout.row_bytes + ABOUT) for work in works)
+        leap = sum(work.table.leap() for work in works)
         with self._lock:
-            fits = self._used + self._promised + rough <= self.most - self.most // 64  # indexes grow in leaps
+            fits = self._used + self._promised + rough + leap <= self.most - self.most // 64  # so do indexes
             more = rough if fits else 0
             self._promised += more
         if not fits:

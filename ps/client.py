@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError
 from edl.worker.session import note
-from ps import routing, words
+from ps import intending, routing, words
 from ps.arguments import as_keys, as_out
 from ps.calling import Fleet
 from ps.core import DEADLINE_S, Core, Options
 from ps.geo import Geo
 from ps.handshake import TOOL, TRAINER, Hello
+from ps.intending import Records
 from ps.joining import FixedDesk, Line, MasterDesk
 from ps.patience import Patience
 from ps.reading import Reader
@@ -228,20 +229,37 @@ class Client:
         self._check()
         return self._reader.scan(table)
 
-    def push(self, values: Mapping[str, tuple[Any, Any]], *, op: str = Op.GRAD, wait: bool = True) -> None:
+    def push(
+        self, values: Mapping[str, tuple[Any, Any]], *, op: str = Op.GRAD, wait: bool = True,
+        records: Records | None = None,
+    ) -> None:  # fmt: skip
         """By table: keys, and for each key a row (``(*keys.shape, dim)``). Those of equal keys are summed.
 
         ``grad`` gives them to the tables' optimizers and ends the step; it has been applied when this returns. With
         ``wait=False`` that goes on in the background (not in mode sync): the next push waits for it, and an error comes
         with one of the next calls. ``add``, ``assign`` and ``first`` (only where there is no row yet) end no step.
+        ``records``: what the gradients are made of, so that others can go on when this trainer dies in mid-push.
         """
         self._check()
         if self._geo is not None and op == Op.GRAD:
             self._geo.push(values)
             return
-        self._writer.push(values, op, wait=wait)
+        self._writer.push(values, op, wait=wait, records=records)
         if self._geo is not None:
             self._geo.forget(values)
+
+    def push_and_pull(
+        self, values: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None
+    ) -> dict[str, Weights]:
+        """Push gradients, which ends the step, and get the rows of these tables whose gradients were pushed, as they
+        are then, in the order of their keys, ``(keys, dim)``: all in one trip. A key without a row gets none.
+        ``records``: as of ``push``."""
+        self._check()
+        if self._geo is None:
+            return self._writer.push(values, Op.GRAD, records=records, back=[one for one in tables if one in values])
+        self._geo.push(values)
+        wanted = {table: as_keys(table, values[table][0]).reshape(-1) for table in tables if table in values}
+        return self._pull(wanted, {}, False) if wanted else {}
 
     def first(self, table: str, keys: Any, values: Any) -> None:
         """Weights of rows that nobody has written yet; others keep theirs."""
@@ -272,6 +290,12 @@ class Client:
                 self._reader.pull({table: keys}, {table: out}, False)
             found[table] = out
         return found
+
+    def fence(self, trainer: int) -> tuple[int, str]:
+        """Keep a trainer that is gone from pushing anything new; the number and the records of its last push. Any
+        thread."""
+        self._check()
+        return intending.fence(self._core, trainer)
 
     # --- learning rate, checkpoints ----------------------------------------------------------------------------------
 

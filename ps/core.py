@@ -15,7 +15,7 @@ from ps.routing import Parcel, Route
 from ps.spec import Mode, TableSpec
 from ps.trip import Errand, Trip
 
-PULL, PUSH, AHEAD = "pull", "push", "ahead"
+PULL, PUSH, AHEAD, INTENT = "pull", "push", "ahead", "intent"
 """A connection to each pserver for each of these."""
 DEADLINE_S = 60.0
 

@@ -87,19 +87,7 @@ class Pull:
         self.applied[parcel.server] = int(head.get("applied", -1))
         if self._placed.pop(id(parcel), False):
             return
-        kind, at = WIRE_DTYPES[self.dtype], 0
-        for part, where in parcel.items:
-            fetch = self.fetches[part]
-            count, dim = _length(fetch.keys, where), fetch.spec.dim
-            size = count * dim * kind.itemsize
-            if at + size > body.nbytes:
-                raise ProtocolError(f"the answer to a pull has {body.nbytes} bytes, more than {at + size} are due")
-            found = np.frombuffer(body, kind, count * dim, at).reshape(count, dim)
-            if isinstance(where, slice):
-                widen(found, self.dtype, fetch.rows[where])
-            else:
-                fetch.rows[where] = widen(found, self.dtype, np.empty((count, dim), np.float32))
-            at += padded(size)
+        _unpack(body, self.dtype, [(self.fetches[part].rows, where) for part, where in parcel.items])
 
 
 @dataclass
@@ -116,6 +104,12 @@ class Push:
     scale: float
     bases: Mapping[int, int]
     clocked: bool
+    redo: tuple[int, int] | None = None
+    """The trainer and the number of the push that this one repeats."""
+    back: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """By table: where the pushed rows go, as they are afterwards."""
+    row_dtype: str = "f4"
+    """In which they travel."""
     keys: Sequence[NDArray[np.int64]] = ()
     heads: list[Mapping[str, Any]] = field(default_factory=list)
     """Of the answers."""
@@ -134,10 +128,17 @@ class Push:
             "version": route.version, "history": route.history, "epoch": self.epoch, "scale": self.scale,
             "parts": parts, "ends": self.clocked,
         }  # fmt: skip
+        if self.redo is not None:
+            head["redo"] = list(self.redo)
+        if self.back:
+            head["back"] = [[name, self.row_dtype] for name in self.back]
         return Call(Op.PUSH, head, body)
 
     def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
         """See ``Errand``."""
+        places = [(self.back[self.parts[part].table], where) for part, where in parcel.items
+                  if self.parts[part].table in self.back]  # fmt: skip
+        _unpack(body, self.row_dtype, places)
         self.heads.append(head)
 
     def total(self, name: str) -> int:
@@ -171,5 +172,21 @@ class Scan:
                 self.found.append(found)
 
 
-def _length(keys: NDArray[np.int64], where: Where) -> int:
+def _unpack(body: memoryview, dtype: str, places: Sequence[tuple[NDArray[np.float32], Where]]) -> None:
+    """The rows of an answer, one place after another. Raises ``ProtocolError``."""
+    kind, at = WIRE_DTYPES[dtype], 0
+    for target, where in places:
+        count, dim = _length(where), target.shape[1]
+        size = count * dim * kind.itemsize
+        if at + size > body.nbytes:
+            raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, at least {at + size} are due")
+        found = np.frombuffer(body, kind, count * dim, at).reshape(count, dim)
+        if isinstance(where, slice):
+            widen(found, dtype, target[where])
+        else:
+            target[where] = widen(found, dtype, np.empty((count, dim), np.float32))
+        at += padded(size)
+
+
+def _length(where: Where) -> int:
     return where.stop - where.start if isinstance(where, slice) else len(where)

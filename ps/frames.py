@@ -61,6 +61,8 @@ class Op(enum.IntEnum):
     """The peer goes on purpose. Not answered."""
     PING = 9
     """Answered by the transport itself: the process runs."""
+    INTENT = 10
+    """A trainer says which records it is about to push, or asks what one that is gone had said."""
 
     OK = 32
     MOVED = 33

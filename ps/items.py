@@ -5,7 +5,7 @@ Many items make one frame: a head that lists them, and a body of arrays that eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edl.errors import ProtocolError
 from ps.hashing import buckets_of
+from ps.intents import Intent, home
 from ps.requests import laid_out, padded
 from ps.rows import Image, Piece, Rows, decode, encode, encoded_bytes, sizes
 from ps.words import of_ranges, to_ranges
@@ -33,8 +34,11 @@ def size_of(content: Content) -> int:
     """About so many bytes in a body."""
     if isinstance(content, Release):
         return 0
-    removed = sum(keys.nbytes for keys in content.removed.values()) if isinstance(content, Piece) else 0
-    return sizes(content.rows) + removed + 64
+    if isinstance(content, Piece):
+        more = sum(keys.nbytes for keys in content.removed.values())
+    else:
+        more = 16 * len(content.seqs)
+    return sizes(content.rows) + more + 64 + sum(len(one.text) for one in content.intents.values())
 
 
 def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
@@ -47,14 +51,17 @@ def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
             continue
         tables = [[table, _put(arrays, rows)] for table, rows in content.rows.items()]
         if isinstance(content, Image):
-            heads.append(["image", version, content.bucket, list(content.seqs.items()), tables])
+            arrays += laid_out([np.array(list(content.seqs.items()), np.int64).reshape(-1)])
+            told = _tell(arrays, content.intents)
+            heads.append(["image", version, content.bucket, len(content.seqs), tables, told])
             continue
         arrays += laid_out([content.buckets])
         gone = [[table, len(keys)] for table, keys in content.removed.items()]
         arrays += laid_out([np.ascontiguousarray(keys) for keys in content.removed.values()])
         pushes = [[trainer, seq, len(buckets)] for trainer, seq, buckets in content.pushes]
         arrays += laid_out([np.ascontiguousarray(buckets) for _, _, buckets in content.pushes])
-        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone])
+        told = _tell(arrays, content.intents)
+        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone, told])
     return heads, arrays
 
 
@@ -68,7 +75,11 @@ def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
                 yield version, Release(tuple(of_ranges(head[2])))
             elif kind == "image":
                 rows, at = _rows(head[4], body, at)
-                yield version, Image(int(head[2]), {int(one): int(seq) for one, seq in head[3]}, rows)
+                pairs = np.frombuffer(body, np.int64, 2 * head[3], at) if head[3] else np.zeros(0, np.int64)
+                at += pairs.nbytes
+                seqs = {int(one): int(seq) for one, seq in pairs.reshape(-1, 2)}
+                intents, at = _hear(head[5], body, at)
+                yield version, Image(int(head[2]), seqs, rows, intents)
             elif kind == "piece":
                 piece, at = _piece(head, body, at)
                 yield version, piece
@@ -84,7 +95,29 @@ def part_of(piece: Piece, keep: NDArray[np.bool_]) -> Piece:
     removed = {table: keys[keep[buckets_of(keys)]] for table, keys in piece.removed.items()}
     buckets = piece.buckets[keep[piece.buckets]]
     pushes = tuple((trainer, seq, some[keep[some]]) for trainer, seq, some in piece.pushes)
-    return Piece(piece.shard, pushes, buckets, rows, removed)
+    intents = {trainer: one for trainer, one in piece.intents.items() if keep[home(trainer)]}
+    return Piece(piece.shard, pushes, buckets, rows, removed, intents)
+
+
+def _tell(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
+    """Texts go into the body: many of them are too long for a head."""
+    told = []
+    for trainer, one in intents.items():
+        text = one.text.encode()
+        arrays += laid_out([np.frombuffer(text, np.uint8)])
+        told.append([trainer, one.seq, len(text), one.fenced])
+    return told
+
+
+def _hear(told: Any, body: memoryview, at: int) -> tuple[dict[int, Intent], int]:
+    found = {}
+    for trainer, seq, size, fenced in told:
+        text = body[at : at + size]
+        if len(text) != size:
+            raise ValueError("an intent's text ends early")
+        found[int(trainer)] = Intent(int(seq), str(text, "utf-8"), bool(fenced))
+        at += padded(size)
+    return found, at
 
 
 def _put(arrays: list[Any], rows: Rows) -> int:
@@ -105,7 +138,7 @@ def _rows(tables: Any, body: memoryview, at: int) -> tuple[dict[str, Rows], int]
 
 
 def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
-    _, _, shard, pushes, touched, tables, gone = head
+    _, _, shard, pushes, touched, tables, gone, told = head
     rows, at = _rows(tables, body, at)
     buckets = np.frombuffer(body, np.uint16, touched, at) if touched else np.zeros(0, np.uint16)
     at += padded(2 * touched)
@@ -117,4 +150,5 @@ def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
     for trainer, seq, count in pushes:
         numbered.append((int(trainer), int(seq), np.frombuffer(body, np.uint16, count, at) if count else buckets[:0]))
         at += padded(2 * count)
-    return Piece(int(shard), tuple(numbered), buckets, rows, removed), at
+    intents, at = _hear(told, body, at)
+    return Piece(int(shard), tuple(numbered), buckets, rows, removed, intents), at

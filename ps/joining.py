@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
 from ps import words
+from ps.differences import members_after
 from ps.failures import RolledBack
 from ps.patience import Patience
 from ps.routing import Route
@@ -110,6 +111,8 @@ class MasterDesk:
         self._route: Route | None = None
         self._token = 0
         self._begun = False
+        self._missed = False
+        """A word about the membership goes on from one that has not been heard of."""
         self._over = ""
         self._refused: words.Refused | None = None
         self._waits = "the Master has not answered"
@@ -321,6 +324,9 @@ class MasterDesk:
             self._take(word)
             self._changed.notify_all()
             news = list(self._news)
+            missed, self._missed = self._missed, False
+        if missed:
+            self._say(words.ChartPlease(-1))
         for tell in news:
             tell()
 
@@ -346,8 +352,8 @@ class MasterDesk:
         match word:
             case words.Joined():
                 self._join(word)
-            case words.Charted():
-                self._chart(word)
+            case words.Charted() | words.Placed() | words.Counted():
+                self._news_of(word)
             case words.Waits(text):
                 self._waits = text
             case words.Halt(cut):
@@ -399,6 +405,21 @@ class MasterDesk:
             joined = replace(joined, chart=word.chart)
             self._route = Route(word.chart)
         self._joined = joined
+
+    def _news_of(self, word: words.Charted | words.Placed | words.Counted) -> None:
+        if isinstance(word, words.Placed):
+            word = words.Charted(word.token, word.chart, -1, ())
+        if isinstance(word, words.Charted):
+            self._chart(word)
+            return
+        joined = self._joined
+        if joined is None or word.token < self._token or word.epoch <= joined.epoch:
+            return
+        if word.since == joined.epoch:
+            members = members_after(joined.members, word.came, word.went)
+            self._joined = replace(joined, epoch=word.epoch, members=members)
+        else:
+            self._missed = True
 
     def _roll_back(self, history: int, restored: str = "") -> None:
         run = json.loads(restored).get("run", "") if restored else ""

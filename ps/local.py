@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
+from ps.intending import Records
 from ps.rows import Part, Push
 from ps.spec import Mode, TableSpec, Training
 from ps.store import Store
@@ -25,7 +26,7 @@ class Local:
         self.store = Store()
         self.training = Training(mode=Mode.ASYNC)
         self.restored = ""
-        self.step = 0
+        self.step = self.number = 0
         self._specs: dict[str, TableSpec] = {}
         self.tables: Mapping[str, TableSpec] = MappingProxyType(self._specs)
         self._factors: list[tuple[int, str, float]] = []
@@ -77,13 +78,27 @@ class Local:
     def prefetch(self, table: str, keys: Array) -> None:
         """Everything is here."""
 
-    def push(self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True) -> None:
+    def fence(self, trainer: int) -> tuple[int, str]:
+        """Nobody else is there."""
+        return -1, ""
+
+    def push(
+        self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True,
+        records: Records | None = None,
+    ) -> None:  # fmt: skip
         """See ``ps.client.Client``."""
         parts = [Part(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
         self._seq += 1
         self.store.push([Push(ME, self._seq, parts)], step=self.step, lr=self._lr())
         if op == "grad":
             self.step += 1
+
+    def push_and_pull(
+        self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """See ``ps.client.Client``."""
+        self.push(grads, records=records)
+        return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
 
     def first(self, table: str, keys: Array, values: Array) -> None:
         """See ``ps.client.Client``."""

@@ -19,6 +19,7 @@ from edl.wire.plain import to_plain
 from ps import words
 from ps.book import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Book, Limits, Pserver, Turn
 from ps.cuts import Cuts
+from ps.differences import orders_changed
 from ps.keeping import load_piece, save_piece
 from ps.placement import Grid
 from ps.reporting import report
@@ -50,6 +51,14 @@ class PlacementMachine:
         """Earliest tick asked for; 0: none."""
         self._gather_s = 0.0
         """Until when what can wait is gathered; 0: nothing has been."""
+        self._crowd_s = 0.0
+        """Until when trainers that come and go are gathered, after others have come or gone."""
+        self._crowd: tuple[set[str], set[str]] = (set(), set())
+        """What has changed and is to be kept, and waits for that."""
+        self._orders: words.Orders | None = None
+        """The newest, without what each pserver is told for itself."""
+        self._told: dict[int, int] = {}
+        """By pserver: of which version its orders are."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
         """First call: what the last Master kept."""
@@ -126,6 +135,8 @@ class PlacementMachine:
         urgent = turn.changed or turn.kept or self.serving.greeted or self.cuts.phase
         if turn.now_s < self._gather_s and not urgent:
             return self._asleep(turn, [self._gather_s])
+        if self._crowded(turn):
+            return self._asleep(turn, [self._crowd_s])
         self._gather_s = 0.0
         for _ in range(3):  # a cut that ends lets buckets move and trainers in
             self.serving.settle(turn)
@@ -145,6 +156,22 @@ class PlacementMachine:
         self.trainers.tell(turn)
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt) and effect.at_s > turn.now_s]
         return (*keeps, *self._asleep(turn, wakes))
+
+    def _crowded(self, turn: Turn) -> bool:
+        """Whether all that is new are trainers, and the last ones came just now: when a job begins they come by the
+        hundred, and one version for many of them is as good as one for each."""
+        changed, kept = self._crowd
+        turn.changed |= changed
+        turn.kept |= kept
+        new = turn.changed | turn.kept
+        if PEOPLE not in new:
+            return False
+        busy = turn.effects or self.serving.greeted or self.cuts.phase or self.book.grid.touched
+        waits = new == {PEOPLE} and not busy and turn.now_s < self._crowd_s
+        self._crowd = (turn.changed, turn.kept) if waits else (set(), set())
+        if not waits:
+            self._crowd_s = turn.now_s + self.book.limits.gather_s
+        return waits
 
     def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
         """The turn's effects, with the earliest wish to be woken, if there is none as early yet."""
@@ -175,7 +202,7 @@ class PlacementMachine:
         return words.Chart(book.version, book.history, servers, *grids)
 
     def _send(self, turn: Turn, changed: bool) -> None:
-        """Orders to everybody if anything has changed, else to those whose line is new."""
+        """What is new to everybody if anything has changed; all that holds to those whose line is new."""
         book = self.book
         greeted, self.serving.greeted = self.serving.greeted, set()
         to = [one for one in book.servers.values() if one.greeted and (changed or one.number in greeted)]
@@ -195,9 +222,17 @@ class PlacementMachine:
             since=words.pack(book.grid.since, "i"),
             giver=words.pack(book.grid.giver),
         )
-        plain = {"word": "Orders", **to_plain(orders)}
+        last, self._orders = self._orders, orders
+        texts: dict[bool, dict[str, Any]] = {}
         for server in to:
-            turn.effects.append(Send(server.name, json.dumps({**plain, **self._own(server)}, separators=(",", ":"))))
+            goes_on = last is not None and server.number not in greeted
+            goes_on = goes_on and last is not None and self._told.get(server.number) == last.chart.version
+            if goes_on not in texts:
+                word = orders_changed(last, orders) if goes_on and last is not None else orders
+                texts[goes_on] = {"word": type(word).__name__, **to_plain(word)}
+            self._told[server.number] = orders.chart.version
+            told = {**texts[goes_on], **self._own(server)}
+            turn.effects.append(Send(server.name, json.dumps(told, separators=(",", ":"))))
 
     def _own(self, server: Pserver) -> dict[str, Any]:
         """What only one pserver is told."""

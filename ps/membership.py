@@ -13,7 +13,8 @@ from edl.wire.plain import from_plain, to_plain
 from ps.words import Member
 
 REVOKED = 256
-"""So many trainers that are gone are named to pservers: a push of an older one cannot be under way any more."""
+"""So many trainers that are gone are named to pservers, or as many as there were at a time: no push of an older one is
+under way any more, or has to be made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,22 @@ class Membership:
         self.numbers = 0
         self.epoch = 0
         self.revoked: tuple[int, ...] = ()
+        self._named = REVOKED
+        """So many are revoked at most."""
+        self._at: dict[Caller, int] = {}
+        self._members: tuple[int, tuple[Member, ...]] = (-1, ())
+        """Of which epoch, and who."""
 
     def members(self) -> tuple[Member, ...]:
-        """Those that count."""
-        return tuple(Member(one.number, one.name, one.step) for one in self.trainers.values() if one.begun)
+        """Those that count, by their numbers; the same object as long as the epoch is the same."""
+        if self._members[0] != self.epoch:
+            found = (Member(one.number, one.name, one.step) for one in self.trainers.values() if one.begun)
+            self._members = self.epoch, tuple(sorted(found, key=lambda one: one.number))
+        return self._members[1]
 
     def at(self, caller: Caller) -> Trainer | None:
         """Who sits in a slot."""
-        return next((one for one in self.trainers.values() if one.caller == caller), None)
+        return self.trainers.get(self._at.get(caller, 0))
 
     def join(self, caller: Caller, nonce: str, incarnation: str) -> tuple[Trainer, Trainer | None]:
         """The process in this slot, and the one whose place it takes, if that is another."""
@@ -76,6 +85,8 @@ class Membership:
         self.numbers += 1
         trainer = Trainer(self.numbers, str(caller.node), caller.slot, nonce, incarnation)
         self.trainers[trainer.number] = trainer
+        self._named = max(self._named, len(self.trainers))
+        self._at[caller] = trainer.number
         return trainer, old
 
     def begin(self, number: int, step: int) -> bool:
@@ -99,9 +110,11 @@ class Membership:
     def lose(self, numbers: Iterable[int]) -> list[Trainer]:
         """These processes are gone; returns those that were there."""
         gone = [self.trainers.pop(number) for number in numbers if number in self.trainers]
+        for one in gone:
+            del self._at[one.caller]
         if any(one.begun for one in gone):
             self.epoch += 1
-        self.revoked = (*self.revoked, *(one.number for one in gone))[-REVOKED:]
+        self.revoked = (*self.revoked, *(one.number for one in gone))[-self._named :]
         return gone
 
     def follow(self, world: World) -> list[Trainer]:
@@ -118,6 +131,9 @@ class Membership:
         kept = from_plain(_Kept, json.loads(text))
         self.numbers, self.epoch, self.revoked = kept.numbers, kept.epoch, kept.revoked
         self.trainers = {one.number: one for one in kept.trainers}
+        self._named = max(REVOKED, len(kept.trainers), len(kept.revoked))
+        self._at = {one.caller: one.number for one in kept.trainers}
+        self._members = (-1, ())
 
 
 def has_place(world: World, trainer: Trainer) -> bool:

@@ -21,6 +21,7 @@ from edl.worker import session as sessions
 from ps import dense
 from ps.dense import Blocks
 from ps.failures import RolledBack
+from ps.intending import Records
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec, Training
 
 Array = NDArray[Any]
@@ -92,8 +93,29 @@ class Client(Protocol):
         """These keys come next."""
         ...
 
-    def push(self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad") -> None:
+    def push(
+        self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", records: Records | None = None
+    ) -> None:
         """End the step."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """This trainer's, in the job; 0: there is no job."""
+        ...
+
+    def fence(self, trainer: int) -> tuple[int, str]:
+        """Keep a trainer that is gone from pushing anything new."""
+        ...
+
+    def pull_many(self, wanted: Mapping[str, Array], *, insert: bool = True) -> dict[str, Rows]:
+        """The same of several tables, in one trip."""
+        ...
+
+    def push_and_pull(
+        self, values: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+    ) -> dict[str, Rows]:
+        """End the step, and get rows that were pushed to these tables, as they are then, in the same trip."""
         ...
 
     def first(self, table: str, keys: Array, values: Array) -> None:
@@ -159,6 +181,7 @@ class Part:
         self._left = False
         self._resting = self._inserting = True
         self._collected: dict[str, list[tuple[Keys, Rows]]] = {}
+        self._early: dict[str, tuple[Keys, Rows]] = {}
         self._expecting = self._warned = False
         self.value: Callable[[], object] = dict
         """What the script wants to find in a checkpoint again."""
@@ -214,6 +237,7 @@ class Part:
         atexit.register(self._leave_at_exit)
         trainers.hold()
         trainers.on_idle(self.rest)
+        trainers.joined(client.number, self.step, client.fence)
         client.on_cut(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
         restored = self.restored
         if restored:
@@ -245,6 +269,29 @@ class Part:
             self._count(client)
         return client.pull(table, keys, insert=insert)
 
+    def lookup(self, wanted: Sequence[tuple[str, Keys, bool]]) -> list[Rows]:
+        """Rows of several tables, each with its keys and whether those may insert: one trip, or two, if not all may. A
+        table may be named several times."""
+        client = self.client
+        found: list[Rows] = [np.empty(0, np.float32)] * len(wanted)
+        for insert in (True, False):
+            mine = [at for at, one in enumerate(wanted) if (one[2] and self._inserting) is insert]
+            if not mine:
+                continue
+            if insert:
+                self._count(client)
+            together: dict[str, list[int]] = {}
+            for at in mine:
+                together.setdefault(wanted[at][0], []).append(at)
+            flat = {table: [wanted[at][1].reshape(-1) for at in places] for table, places in together.items()}
+            keys = {table: some[0] if len(some) == 1 else np.concatenate(some) for table, some in flat.items()}
+            rows = client.pull_many(keys, insert=insert)
+            for table, places in together.items():
+                edges = np.cumsum([wanted[at][1].size for at in places])[:-1]
+                for at, some in zip(places, np.split(rows[table], edges), strict=True):
+                    found[at] = some.reshape(*wanted[at][1].shape, some.shape[-1])
+        return found
+
     def collect(self, table: str, keys: Keys, grads: Rows) -> None:
         """Gradients of rows, for the end of this step; the arrays must stay as they are until then."""
         self._expecting = False
@@ -256,9 +303,12 @@ class Part:
         self._expecting = True
 
     def step(self) -> None:
-        """One push with all gradients since the last one; then the new dense values."""
+        """One push with all gradients since the last one; its answer has the new dense values."""
         client = self.client
         self._count(client)
+        if trainers.redoing():
+            self._keep_early()
+            return  # the data set calls this again when the script has all batches of that push
         parts: dict[str, tuple[Array, Array]] = {}
         for name, pairs in self._collected.items():
             keys, grads = zip(*pairs, strict=True)
@@ -267,16 +317,32 @@ class Part:
             own = values.take_gradients()
             if own is not None:
                 parts[name] = dense.part(blocks, own)
+            if name in self._early:
+                early = self._early.pop(name)
+                parts[name] = (early[0], early[1] + parts[name][1]) if name in parts else early
         if not parts and self._expecting and not self._warned:
             self._warned = True
             sessions.note("ps.step() found no gradients: call loss.backward() before it")
         self._collected = {}
-        client.push(parts)
+        due = [name for name, (values, _) in self._dense.items() if (client.step + 1) % values.every == 0]
+        rows = client.push_and_pull(
+            parts, [name for name in due if name in parts], records=Records(*trainers.records())
+        )
         trainers.pushed()
         client.boundary()
-        for values, blocks in self._dense.values():
-            if client.step % values.every == 0:
+        for name, (values, blocks) in self._dense.items():
+            if name in rows:
+                values.write(blocks.unpack(rows[name]))
+            elif client.step % values.every == 0:
                 self._fill(client, values, blocks)
+
+    def _keep_early(self) -> None:
+        """Dense gradients of a step that is not pushed yet: scripts count on it to clear them."""
+        for name, (values, blocks) in self._dense.items():
+            own = values.take_gradients()
+            if own is not None:
+                keys, grads = dense.part(blocks, own)
+                self._early[name] = keys, grads + self._early[name][1] if name in self._early else grads
 
     def refresh(self) -> None:
         """The newest dense values, for those that take them every few steps."""

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 
 from ps.words import NOBODY, RESTORE
 
+REPAIR = 16
+"""Of copies that are missing so many times more are made at once than buckets are moved: until they are there, one more
+death loses rows. Streams make an image only when there is room for it, so that costs no memory; but a checkpoint waits
+until all have been made that were begun."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -153,22 +158,23 @@ class Planner:
         self.grid, self.copies, self._lagging = grid, copies, lagging
         self.machine = {site.number: site.machine for site in sites}
         self.active = sorted(site.number for site in sites if site.active)
-        self._room = {site.number: motion for site in sites}
+        busy = dict.fromkeys(self.machine, 0)
         self._owned = dict.fromkeys(self.machine, 0)
         self._copied = dict.fromkeys(self.machine, 0)
         for bucket in range(grid.buckets):
             owner, backup, joining, giver = grid.roles(bucket)
             if joining or giver > NOBODY:
-                for number in {owner, joining, giver} & self._room.keys():
-                    self._room[number] -= 1
+                for number in {owner, joining, giver} & busy.keys():
+                    busy[number] += 1
             if joining:
                 backup, owner = (owner, joining) if grid.heir[bucket] else (joining, owner)
             if owner in self._owned:
                 self._owned[owner] += 1
             if backup in self._copied:
                 self._copied[backup] += 1
-        for number, room in self._room.items():  # in batches, not one by one as others come to rest
-            self._room[number] = room if 2 * room >= motion else 0
+        self._room = _room(busy, motion)
+        self._urgent = _room(busy, REPAIR * motion)
+        """Of copies that are missing."""
         self.moving = grid.in_motion()
 
     def run(self, heat: Mapping[int, float] | None = None) -> None:
@@ -211,13 +217,14 @@ class Planner:
     def _other(self, owner: int) -> int:
         return min(self._others(owner), key=self._copied.__getitem__, default=NOBODY)
 
-    def _start(self, bucket: int, number: int, heir: bool = False) -> bool:
+    def _start(self, bucket: int, number: int, heir: bool = False, room: dict[int, int] | None = None) -> bool:
         """Have a copy made, if both have room for it."""
-        owner = self.grid.owner[bucket]
-        if self._room.get(owner, 0) <= 0 or self._room[number] <= 0:
+        owner, room = self.grid.owner[bucket], self._room if room is None else room
+        if room.get(owner, 0) <= 0 or room[number] <= 0:
             return False
-        self._room[owner] -= 1
-        self._room[number] -= 1
+        for one in (self._room, self._urgent):
+            one[owner] -= 1
+            one[number] -= 1
         self.moving += 1
         self.grid.join(bucket, number, heir)
         return True
@@ -248,7 +255,7 @@ class Planner:
             if not owner or backup or joining or giver:
                 continue
             target = self._other(owner)
-            if target and self._start(bucket, target):
+            if target and self._start(bucket, target, room=self._urgent):
                 self._copied[target] += 1
 
     def _drain(self) -> None:
@@ -359,3 +366,8 @@ class Planner:
             self._swap(swaps[0])
         elif cold:
             self._start(cold[0], most, heir=True)
+
+
+def _room(busy: Mapping[int, int], most: int) -> dict[int, int]:
+    """For how many more there is room: in batches, not one by one as others come to rest."""
+    return {number: most - taken if 2 * taken <= most else 0 for number, taken in busy.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -26,16 +27,20 @@ from edl.adapters.remote_files import open_files
 from edl.errors import UsageError
 from edl.wire.address import address
 from ps.connection import now_s
+from ps.endpoint import Limits
 from ps.handshake import MASTER
 from ps.helper import Launcher
 from ps.server import Server, Setup
 from ps.transport import Peer
 
 log = logging.getLogger(__name__)
+FILES = 3 * Limits().peers
+"""For each connection its socket and memory that is lent, and more for checkpoints."""
 
 
 def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: Launcher) -> NoReturn:
     """Be a pserver process. Raises ``PortInUse``."""
+    allow_files(FILES)
     over = threading.Event()
     drained = threading.Event()
 
@@ -69,6 +74,17 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
     server.stop()
     sys.stderr.flush()
     os._exit(0 if drained.is_set() or launcher.gone else 1)  # threads may be in the middle of something
+
+
+def allow_files(wanted: int) -> None:
+    """As many open files as are needed and the system allows: the usual 1,024 are too few for 400 trainers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted and soft < wanted:
+        log.warning("Parameter server: at most %d open files are allowed; with many trainers it needs up to %d. Raise "
+                    "the hard limit (ulimit -Hn)", most, wanted)  # fmt: skip
 
 
 def masterless(peers: Iterable[Peer], lease_s: float) -> bool:

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
-from ps import rules
+from ps import damage, rules
 from ps.hashing import SHARDS, buckets_of
 from ps.kernels import Kernels
 from ps.rows import OPS, Op, Part, Push
 from ps.shelf import Split
-from ps.spec import BUCKETS, Damaged, Rule
+from ps.spec import BUCKETS, Rule
 from ps.table import Table
 
 Floats = NDArray[np.float32]
@@ -73,9 +73,10 @@ def works(
             raise PsError(f"there is no table {name} here; define it first")
         if op not in OPS:
             raise PsError(f"table {name}: a part of a push cannot be {op!r}; it is one of {', '.join(OPS)}")
-        checked = [(number, *_checked(table, part, kernels)) for number, part in parts]
+        checked = [(number, *_checked(table, part)) for number, part in parts]
         keys = np.concatenate([one[1] for one in checked]) if len(checked) > 1 else checked[0][1]
         values = np.concatenate([one[2] for one in checked]) if len(checked) > 1 else checked[0][2]
+        damage.check(table.spec, keys, values, op)
         split = kernels.split(keys)
         begins = np.zeros(len(pushes), np.int64)
         for number, one, _ in checked:
@@ -95,11 +96,11 @@ def _treatment(table: Table, op: str, lr: Mapping[str, float], scale: float) -> 
             scale = 1.0
         return table.layout.rule, rules.numbers(optimizer, rate, scale)
     numbers = np.zeros(len(rules.NUMBERS))
-    numbers[-1] = scale
+    numbers[rules.SCALE], numbers[rules.LIMIT] = scale, damage.LARGEST
     return rules.ADD if op == Op.ADD else rules.ASSIGN, numbers
 
 
-def _checked(table: Table, part: Part, kernels: Kernels) -> tuple[NDArray[np.int64], Floats]:
+def _checked(table: Table, part: Part) -> tuple[NDArray[np.int64], Floats]:
     spec = table.spec
     keys: NDArray[np.int64] = aligned(part.keys, np.int64)  # type: ignore[assignment]
     values: Floats = aligned(part.grads, np.float32)  # type: ignore[assignment]
@@ -108,14 +109,6 @@ def _checked(table: Table, part: Part, kernels: Kernels) -> tuple[NDArray[np.int
             f"table {spec.name}: {len(keys)} keys need values of shape ({len(keys)}, {spec.dim}), not {values.shape}"
         )
     check_keys(table, keys)
-    if spec.damaged is Damaged.REFUSE or part.op != Op.GRAD:
-        row = kernels.broken(values)
-        if row >= 0:
-            raise PsError(
-                f"table {spec.name}, key {keys[row]}: what was pushed holds NaN or an infinity; nothing of this push"
-                f" was applied. Look at the loss, the LR and wire='f2' (up to 65504), or set damaged to 'skip'"
-                " or 'clip' for this table"
-            )
     return keys, values
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import ProtocolError
+from ps.intents import Intent
 
 Buffer = bytes | bytearray | memoryview
 HEADER = struct.Struct("<4s4xQII8x")
@@ -156,6 +157,8 @@ class Piece:
     """All that were touched."""
     rows: dict[str, Rows] = field(default_factory=dict)
     removed: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    intents: dict[int, Intent] = field(default_factory=dict)
+    """By trainer, those of buckets in it that have changed."""
 
 
 @dataclass(slots=True)
@@ -166,6 +169,8 @@ class Image:
     seqs: dict[int, int] = field(default_factory=dict)
     """By trainer: its last push applied to this bucket."""
     rows: dict[str, Rows] = field(default_factory=dict)
+    intents: dict[int, Intent] = field(default_factory=dict)
+    """By trainer, of those whose home this bucket is."""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.damage import limit_of
 from ps.spec import Damaged, Optimizer, Rule, Start, TableSpec
 
 SGD, MOMENTUM, ADAGRAD, ROW_ADAGRAD, ADAM, FTRL, ADD, ASSIGN = range(8)
@@ -32,9 +33,10 @@ MOST_CORRECTIONS = 1 << 16
 
 NUMBERS = (
     "lr", "momentum", "beta1", "beta2", "eps", "l1", "l2", "lr_power", "weight_decay", "clip_value", "clip_norm",
-    "scale",
+    "scale", "limit",
 )  # fmt: skip
 """The order of the numbers that kernels take."""
+SCALE, LIMIT = NUMBERS.index("scale"), NUMBERS.index("limit")
 
 
 def slots_of(rule: Rule, dim: int) -> int:
@@ -78,14 +80,10 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row without its place in the index."""
-        return self.stride + 4 * self.slots
-
-    @property
-    def stride(self) -> int:
-        """Bytes of counters and weights, which lie together: whoever needs the one mostly needs the other."""
+        """Of one row without its place in the index: counters, weights and state lie together, for whoever needs the
+        one mostly needs the next."""
         grain = 32 if self.dim >= 16 else 8  # so that as few lines of 64 bytes as possible are touched
-        return -(-(META_BYTES + 4 * self.dim) // grain) * grain
+        return -(-(META_BYTES + 4 * (self.dim + self.slots)) // grain) * grain
 
 
 def corrections(optimizer: Optimizer) -> NDArray[np.float32]:
@@ -99,5 +97,5 @@ def corrections(optimizer: Optimizer) -> NDArray[np.float32]:
 
 def numbers(optimizer: Optimizer, lr: float, scale: float) -> NDArray[np.float64]:
     """In the order of ``NUMBERS``."""
-    named = {"lr": lr, "scale": scale}
+    named = {"lr": lr, "scale": scale, "limit": limit_of(optimizer)}
     return np.array([named.get(name, getattr(optimizer, name, 0.0)) for name in NUMBERS], np.float64)

@@ -23,14 +23,17 @@ from edl.ports import Clock, Files
 from ps import words
 from ps.answering import Answering, View
 from ps.carrying import Carrier
+from ps.differences import orders_after
 from ps.following import Following
 from ps.frames import Frame, Op, pack_head
 from ps.handshake import MASTER, SERVER, TRAINER, Hello
 from ps.holding import Holding, MasterLine, OrdersCame, Restored
+from ps.kernels import at_once, chosen, kernels
+from ps.kernels.ready import compile_elsewhere
 from ps.marking import Marking
 from ps.replicate import CONNECT_S
 from ps.spec import BUCKETS
-from ps.store import Store
+from ps.store import REMEMBERED, Store
 from ps.sweeping import Sweeping
 from ps.transport import Caller, Endpoint, Peer, Reply
 
@@ -71,7 +74,7 @@ class Server:
         without it all connections are closed."""
         self._setup, self._gone, self._clock = setup, gone, setup.clock
         self._failed = failed or (lambda what: self.stop())
-        self.store = Store(kernels=setup.kernels, most_bytes=setup.most_bytes)
+        self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes)
         self.holding = Holding(setup.name, most_bytes=setup.most_bytes)
         self.carrier = Carrier(self.holding, self.store, self, setup.clock)
         self.marking = Marking(self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s)
@@ -92,6 +95,8 @@ class Server:
         """Whom words go to; ``_newest`` until ``Hello`` has been said."""
         self._newest: Peer | None = None
         self._token = 0
+        self._told: tuple[Peer | None, words.Orders | None] = None, None
+        """The newest orders, and by whom: what is new in the next ones goes on from them."""
         self._trainers = _Trainers()
         self._over = threading.Event()
         self._heat = np.zeros(BUCKETS, np.uint32)
@@ -105,6 +110,8 @@ class Server:
         self.sweeping.start()
         self.endpoint.start(host, port)
         threading.Thread(target=self._look_after, name="edl-ps-looks", daemon=True).start()
+        if self.store.kernels != (wanted := self._setup.kernels or chosen()):
+            threading.Thread(target=self._compile, args=(wanted,), name="edl-ps-compiles", daemon=True).start()
 
     def stop(self) -> None:
         """End all connections, and all threads that can be ended."""
@@ -113,6 +120,20 @@ class Server:
         self.carrier.stop()
         self.marking.stop()
         self.sweeping.stop()
+
+    def _compile(self, wanted: str) -> None:
+        """Rows are served by the kernels in numpy meanwhile."""
+        log.info("Parameter server %s: kernels are being compiled; until then it is slower. "
+                 "'python -m ps warm' does it beforehand", self._setup.name)  # fmt: skip
+        start_s = self._clock.now_s()
+        try:
+            compile_elsewhere()
+            kernels(wanted).warm()
+            self.store.take_kernels(wanted)
+        except (EdlError, OSError, MemoryError) as error:
+            log.warning("Parameter server %s: kernels cannot be compiled, it stays slow: %s", self._setup.name, error)
+            return
+        log.info("Parameter server %s: compiled kernels after %.1f s", self._setup.name, self._clock.now_s() - start_s)
 
     # --- who comes ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +169,7 @@ class Server:
                 self._trainers.went(peer.number, self._clock.now_s())
 
     def _handle(self, peer: Peer, frame: Frame) -> Reply:
-        if frame.op in (Op.PULL, Op.PUSH, Op.SCAN):
+        if frame.op in (Op.PULL, Op.PUSH, Op.SCAN, Op.INTENT):
             return self.answering.answer(peer, frame)
         if frame.op is Op.STREAM and peer.role == SERVER:
             return self._stream(peer, frame)
@@ -173,13 +194,20 @@ class Server:
 
     def _word(self, peer: Peer, frame: Frame) -> None:
         word = words.decode(str(frame.body, "utf-8"))
-        if not isinstance(word, words.Orders):
+        if not isinstance(word, words.Orders | words.OrdersChanged):
             raise ProtocolError(f"{type(word).__name__} is nothing that a Master says to a pserver")
         if peer.hello.token < self._token or 0 < word.token < self._token:
             log.warning("Parameter server: orders of a Master that was replaced are not followed (token %d, not %d)",
                         word.token or peer.hello.token, self._token)  # fmt: skip
             peer.hang_up()
             return
+        if isinstance(word, words.OrdersChanged):
+            told, before = self._told
+            if told is not peer or before is None or before.chart.version != word.base:
+                peer.push(Op.CONTROL, b"", [words.encode(words.OrdersPlease(self.holding.version)).encode()])
+                return
+            word = orders_after(before, word)
+        self._told = peer, word
         self.carrier.post(OrdersCame(word))
 
     # --- surroundings of the keeper, and of checkpoints --------------------------------------------------------------
@@ -211,9 +239,12 @@ class Server:
     def followed(self, orders: words.Orders) -> None:
         """See ``carrying.Surroundings``."""
         before = self.answering.view
-        self.answering.view = View(orders)
-        for trainer in set(orders.revoked) - (before.revoked if before is not None else frozenset()):
-            self.store.forget(trainer)
+        self.answering.view = View(orders, before)
+        known = before.revoked if before is not None else frozenset()
+        for trainer in orders.revoked:  # the eldest first
+            if trainer in known:
+                continue
+            self.store.forget(trainer, max(REMEMBERED, len(orders.revoked)))
             self.answering.counts.forget(trainer)
             self._trainers.told(trainer)
         self.answering.gate.orders(orders.epoch, orders.members, orders.revoked, orders.training)
@@ -307,7 +338,7 @@ class Server:
         top = np.argsort(risen)[::-1][:HOT]
         counts, size, most = self.answering.counts, self.store.bytes(), self._setup.most_bytes
         return words.Load(
-            rows=sum(table.rows for table in list(self.store.tables.values())),
+            rows=sum(table.rows for table in self.store.tables.values()),
             bytes=size,
             most_bytes=most,
             pulls=counts.pulls,
@@ -329,7 +360,7 @@ class Server:
             {"follower": one.follower, "queued_bytes": one.queued_bytes, "lag_s": one.lag_s, "up": one.up}
             for one in self.carrier.streams()
         ]
-        tables = {name: {"rows": table.rows} for name, table in list(self.store.tables.items())}
+        tables = {name: {"rows": table.rows} for name, table in self.store.tables.items()}
         plain = {name: getattr(load, name) for name in load.__dataclass_fields__}
         holding = self.holding
         return {

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from edl.errors import ProtocolError
 from ps import words
-from ps.book import CHART, SERVERS, TABLES, Book, Pserver, Turn, listed
+from ps.book import CHART, LR, PEOPLE, SERVERS, TABLES, Book, Pserver, Turn, listed
 from ps.cuts import Cuts
 from ps.placement import Planner
 from ps.spec import TableSpec
@@ -16,6 +16,9 @@ from ps.words import NOBODY, RESTORE
 MOST_HEAT = 4096
 ORPHANS_S = 2.0
 """A new Master waits so long for the keys of pservers that the last one knew."""
+
+ELSEWHERE = {PEOPLE, TABLES, LR}
+"""Changes that have nothing to do with who holds which bucket."""
 
 
 class People(Protocol):
@@ -145,6 +148,8 @@ class Serving:
                 if not server.confirmed:
                     server.confirmed = True
                     turn.keep(SERVERS)
+            case words.OrdersPlease():
+                self.greeted.add(number)
             case words.Synced(version, follower, buckets):
                 able = follower in book.servers and not book.servers[follower].draining
                 book.grid.synced(number, follower, version, words.of_ranges(buckets, book.grid.buckets), able)
@@ -352,7 +357,7 @@ class Serving:
     def _plan(self, turn: Turn) -> None:
         book = self._book
         hot = bool(self._heat) and turn.now_s >= self._heat_s
-        if not (hot or turn.changed or book.grid.touched or self._unplanned):
+        if not (hot or turn.changed - ELSEWHERE or book.grid.touched or self._unplanned):
             return
         self._unplanned = False
         heat = None

@@ -1,6 +1,6 @@
-"""One table's rows in one shard: slabs of weights, state and counters, and which slot each key has.
+"""One table's rows in one shard: a slab of counters, weights and state, and which slot each key has.
 
-A slot is a row's place in all three slabs; it stays until the row goes, and is used again. The index from keys to slots
+A slot is a row's place in the slab; it stays until the row goes, and is used again. The index from keys to slots
 is the kernels' own affair: they extend this class. Everything here is called with the shard's lock held.
 """
 
@@ -33,8 +33,7 @@ class Shelf(ABC):
         self.layout = layout
         self.number = number
         """Of the shard."""
-        self._rows = Slab(np.uint32, layout.stride // 4, number / SHARDS)
-        self._state = Slab(np.float32, layout.slots, number / SHARDS)
+        self._rows = Slab(np.uint32, layout.row_bytes // 4, number / SHARDS)
 
     # --- rows by slot -------------------------------------------------------------------------------------------------
 
@@ -57,15 +56,15 @@ class Shelf(ABC):
     @property
     def state(self) -> NDArray[np.float32]:
         """Of each slot."""
-        return self._state.array
+        begin = META_BYTES // 4 + self.layout.dim
+        return self._rows.array.view(np.float32)[:, begin : begin + self.layout.slots]
 
     def room(self, more: int) -> None:
         """Place for so many more rows."""
         rows = self.top + max(0, more - self.vacant)
         if rows > MOST_ROWS:
             raise MemoryError(f"a shard takes {MOST_ROWS} rows of one table at most")
-        for slab in (self._rows, self._state):
-            slab.grow(rows)
+        self._rows.grow(rows)
 
     def live(self, begin: int = 0, end: int | None = None) -> Slots:
         """The slots in this range that have rows."""

@@ -1,13 +1,16 @@
-"""Arrays that grow without being copied.
+"""Arrays that grow without being copied, and take little more memory than what is in them.
 
-A small one lies in ordinary memory and is copied when it doubles. From ``MAPPED`` bytes on it is an anonymous mapping
+A small one lies in ordinary memory and is copied when it grows. From ``MAPPED`` bytes on it is an anonymous mapping
 that the kernel enlarges by moving page tables; pages nobody has touched cost nothing. Where the system cannot do that
 (macOS), the copy is made. Views of ``array`` must not outlive a ``grow``: the mapping refuses to move under one, and is
 copied then, so a forgotten view costs time and never reads foreign memory.
 
-Large pages are fetched by a thread shortly before they are needed: the first touch of one costs 0.3 ms where the system
-has to clear it, and 5 to 20 ms in a virtual machine whose host has to find it. Rows that are added to many shards in
-one call would wait for several.
+Large pages make rows quicker to find, but a table has 64 slabs, and a large page that each has begun would double the
+memory of a table of 100 MB. So a slab grows in small pages; a thread has the system make a large page of each 2 MB
+that are full (MADV_COLLAPSE, Linux 6.1). From ``LARGE`` bytes on, where one page more or less counts for little, the
+next large page is fetched by that thread shortly before it is needed: the first touch of one costs 0.3 ms where the
+system has to clear it, and 5 to 20 ms in a virtual machine whose host has to find it. Rows that are added to many
+shards in one call would wait for several.
 """
 
 from __future__ import annotations
@@ -22,25 +25,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.adapters.clock import SystemClock
 from ps.background import Background
 
-MAPPED = 1 << 18
+MAPPED = 1 << 16
 RESERVED = 1 << 25
 """Of address space for a mapping at the least: few are ever moved."""
 HUGE = 1 << 21
-"""Bytes of a large page. What is in use beyond the first of them lies in large pages: less time goes into finding
-addresses, and into the first touch. The first one begins with small pages, for most slabs stay small; the system makes
-one of them in its own time, since asking it to (MADV_COLLAPSE) was seen to take 100 ms and more."""
+"""Bytes of a large page."""
+LARGE = 1 << 24
+"""A slab of so many bytes has its next large page fetched as a whole."""
 AHEAD = 1 << 18
 """Bytes before the end of what has been fetched at which the next large page is: enough for eight pulls of 20,000 new
 keys, and little memory lies idle for it."""
-HUGEPAGE, POPULATE_WRITE = 14, 23
-"""Advice of Linux: large pages, please; fetch pages as if they were written to, and leave them as they are (5.14)."""
+HUGEPAGE, NOHUGEPAGE, POPULATE_WRITE, COLLAPSE = 14, 15, 23, 25
+"""Advice of Linux: large pages here, or none; fetch pages as if they were written to, and leave them as they are
+(5.14); make large pages of small ones (6.1)."""
+PAUSE = 2.0
+"""Between two pages that are made large: so many times as long as one took, for others to get on with theirs."""
 LINE = 64
 SPREAD = 64 * (2048 + LINE)
-"""Beyond even parts of a large page, for 64 slabs to begin at different places of a processor's caches, which go by the
-lowest 12 and 17 bits of an address: rows that came early lie at the beginning, and are often those that are needed
-most."""
+"""For 64 slabs to begin at different places of a processor's caches, which go by the lowest 12 and 17 bits of an
+address: rows that came early lie at the beginning, and are often those that are needed most."""
 FEWEST = 16
 """Rows of a slab that is not empty."""
 
@@ -48,19 +54,22 @@ FEWEST = 16
 class Slab:
     """``array``: ``(rows, columns)`` of one dtype; what is new in it is zero.
 
-    ``uneven``, 0 .. 1: how far into a large page it begins, so that slabs that grow alike do not all need the next
-    large page at the same moment.
+    ``uneven``, 0 .. 1: where in the processor's caches it begins, and how much earlier than others it asks for the next
+    large page: slabs that grow alike shall not all need theirs at the same moment.
     """
 
     def __init__(self, dtype: type[np.generic], columns: int, uneven: float = 0.0) -> None:
-        self._skipped = int(uneven * (HUGE + SPREAD)) // LINE * LINE
+        self._skipped = int(uneven * SPREAD) // LINE * LINE
+        self._ahead = AHEAD + int(uneven * AHEAD)
         self._dtype = np.dtype(dtype)
         self._columns = columns
         self._map: mmap.mmap | None = None
         self._moving = threading.Lock()
-        """Held while the mapping moves, and while a page of it is fetched."""
-        self._asked = 0
-        """Where the part begins that nobody has been asked to fetch."""
+        """Held while the mapping moves, and while a page of it is worked on."""
+        self._full = 0
+        """Where the part ends that is in use since the last ``grow``."""
+        self._large = 0
+        """Where the part ends that lies in large pages, or will."""
         self.array: NDArray[Any] = np.zeros((0, columns), self._dtype)
 
     @property
@@ -68,49 +77,92 @@ class Slab:
         """Of one row."""
         return self._dtype.itemsize * self._columns
 
+    def bytes(self, rows: int) -> int:
+        """Memory that it takes while so many rows are in use."""
+        if self._map is None:
+            return self.array.nbytes
+        return self._mapped(rows, self._large)
+
+    def bytes_for(self, rows: int, more: int) -> int:
+        """At most what ``more`` rows take besides those in use."""
+        total = rows + more
+        if self._map is None:
+            if total <= len(self.array):
+                return 0
+            room = max(total, len(self.array) * 3 // 2, FEWEST) * self.row_bytes
+            if room < MAPPED:
+                return room - self.array.nbytes
+        end = self._skipped + total * self.row_bytes
+        large = _pages(end + self._ahead) if end >= LARGE else end // HUGE * HUGE
+        return max(0, self._mapped(total, max(self._large, large)) - self.bytes(rows))
+
+    def _mapped(self, rows: int, large: int) -> int:
+        page = mmap.PAGESIZE
+        return max(-(-(self._skipped + rows * self.row_bytes) // page) * page - self._skipped // page * page, large)
+
     def grow(self, rows: int) -> None:
-        """Room for so many rows at least; twice as many as now if there is none."""
+        """Room for so many rows at least."""
         if rows > len(self.array):
             self._grow(rows)
-        if self._map is not None:
-            wanted = _pages(self._skipped + rows * self.row_bytes + AHEAD)
-            end = min(wanted, len(self._map))
-            if end > max(self._asked, HUGE):
-                _fetching.submit(partial(self._fetch, self._asked, end))
-                self._asked = end
+        if self._map is None:
+            return
+        begin, end = self._large, self._skipped + rows * self.row_bytes
+        if end >= LARGE:
+            self._large = max(self._large, min(_pages(end + self._ahead), len(self._map)))
+            full = _pages(self._full)
+        else:
+            full = self._full // HUGE * HUGE
+            self._large = max(self._large, full)
+        self._full = end
+        if full > begin:
+            _joining.submit(partial(self._join, begin, full))
+        if self._large > max(begin, full):
+            _fetching.submit(partial(self._fetch, max(begin, full), self._large))
 
     def _grow(self, rows: int) -> None:
-        room = max(rows, 2 * len(self.array), FEWEST)
+        room = max(rows, len(self.array) * 3 // 2, FEWEST)
         wanted = room * self.row_bytes
         if wanted < MAPPED:
             larger = np.zeros((room, self._columns), self._dtype)
             larger[: len(self.array)] = self.array
             self.array = larger
             return
-        wanted = _pages(max(wanted + self._skipped, RESERVED))
+        least = RESERVED if self._map is None else 2 * len(self._map)
+        wanted = _pages(max(wanted + self._skipped, least))
         with self._moving:
             if self._map is None or not self._enlarge(self._map, wanted):
-                self._map, self._asked, held = _anonymous(wanted), 0, self.array
+                self._map, self._large, self._full, held = _anonymous(wanted), 0, 0, self.array
                 self.array = self._over(self._map, wanted)
-                self._map[0] = 0  # what differs in advice before its first touch can never be moved as one
-                self._advise(HUGE, wanted - HUGE, HUGEPAGE)
+                self.array[:1] = 0  # what differs in advice before its first touch never moves as one
+                self._advise(0, wanted, NOHUGEPAGE)
                 self.array[: len(held)] = held
 
     def _enlarge(self, mapping: mmap.mmap, size: int) -> bool:
         before = len(mapping)
-        self._advise(0, before, HUGEPAGE)  # what is moved at once must be all alike
+        self._advise(0, before, NOHUGEPAGE)  # what is moved at once must be all alike; large pages stay what they are
         self.array = np.zeros((0, self._columns), self._dtype)
         try:
             mapping.resize(size)
         except (BufferError, OSError, SystemError, ValueError):
             size = before
         self.array = self._over(mapping, size)
+        self._advise(0, self._large, HUGEPAGE)
         return size != before
 
     def _fetch(self, begin: int, end: int) -> None:
         for page in range(begin, end, HUGE):
             with self._moving:  # page by page, for nobody may wait long
-                self._advise(page, HUGE, POPULATE_WRITE if page else HUGEPAGE)
+                self._advise(page, HUGE, HUGEPAGE)
+                self._advise(page, HUGE, POPULATE_WRITE)
+
+    def _join(self, begin: int, end: int) -> None:
+        """Large pages in place of small ones that are full. Whoever touches a new page meanwhile waits."""
+        for page in range(begin, end, HUGE):
+            start_s = _now_s()
+            with self._moving:
+                self._advise(page, HUGE, HUGEPAGE)
+                self._advise(page, HUGE, COLLAPSE)
+            _pause.wait(PAUSE * (_now_s() - start_s))
 
     def _advise(self, begin: int, size: int, advice: int) -> None:
         """About a part of the mapping. It works without; unlike ``mmap.madvise`` this lets other threads run."""
@@ -129,6 +181,14 @@ class Slab:
         return int(self.array.__array_interface__["data"][0])
 
 
+def zeros(count: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """An array whose memory goes back to the system with it. What ``malloc`` gets back it may keep."""
+    size = count * np.dtype(dtype).itemsize
+    if size < MAPPED:
+        return np.zeros(count, dtype)
+    return np.frombuffer(_anonymous(size), dtype, count)
+
+
 def _pages(size: int) -> int:
     return -(-size // HUGE) * HUGE
 
@@ -139,4 +199,12 @@ def _anonymous(size: int) -> mmap.mmap:
 
 
 _libc = ctypes.CDLL(None)
-_fetching = Background("edl-ps-pages")
+_now_s = SystemClock().now_s
+_pause = threading.Event()
+_fetching, _joining = Background("edl-ps-pages"), Background("edl-ps-joins")
+
+
+def settled() -> None:
+    """Returns when no page is being worked on any more."""
+    for thread in (_fetching, _joining):
+        thread.submit(lambda: None).result()

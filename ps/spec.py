@@ -103,7 +103,7 @@ class Admission:
     """Which keys get a row. Others are answered with their first weights, and gradients for them are dropped."""
 
     count: int = 1
-    """Occurrences (duplicates in one pull count each) after which a key gets a row; counted approximately below it."""
+    """Occurrences (duplicates in one pull count each) after which a key gets a row; see ``ps/admission.py``."""
     probability: float = 1.0
     """Chance that an occurrence of an unknown key gives it a row; by a hash of (key, occurrence), not drawn."""
 
@@ -143,14 +143,14 @@ class Eviction:
 
 
 class Damaged(enum.Enum):
-    """What becomes of a gradient that holds NaN or an infinity."""
+    """What becomes of a gradient that holds NaN or an infinity, or that its rule cannot square (``ps/damage.py``)."""
 
     REFUSE = "refuse"
-    """The push is refused, naming table and key; nothing of it is applied."""
+    """The push is refused, naming table and key; nothing of it is applied on any pserver."""
     SKIP = "skip"
     """Rows with such a gradient are left as they are, and counted."""
     CLIP = "clip"
-    """NaN counts as 0, an infinity as the largest finite number (then ``clip_value`` and ``clip_norm`` hold)."""
+    """NaN counts as 0, what is too large as the largest sound number (then ``clip_value`` and ``clip_norm`` hold)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ Marks: ``snapshot(mark)`` draws a line through all shards at once. Rows changed 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from ps import pushing
 from ps.budget import Budget, Full
 from ps.eviction import SAMPLE, ages, limit_age, oldest
 from ps.hashing import SHARDS, buckets_of, shard_of_bucket
+from ps.intents import Intents
 from ps.kernels import Kernels
 from ps.kernels import kernels as pick
 from ps.pushing import PER_SHARD, Work
@@ -38,6 +40,8 @@ SERVED = 1
 WAYS = 2
 """Ranges of shards that a large pull goes through: few, so that its rows are written nearly in their order; more than
 one, so that several pulls get on at a time."""
+REMEMBERED = 256
+"""Of so many trainers that are gone pushes are still known by their numbers, and of more where there were more."""
 SWEPT = 1 << 13
 """Rows evicted under one hold of a shard's lock."""
 Allowed = NDArray[np.uint8] | bytes | bytearray | memoryview | None
@@ -49,11 +53,13 @@ class Store:
 
     def __init__(self, *, kernels: str | Kernels | None = None, most_bytes: int = 0) -> None:
         self._kernels: Kernels = pick(kernels or "") if kernels is None or isinstance(kernels, str) else kernels
-        self._tables: dict[str, Table] = {}
-        self.tables: Mapping[str, Table] = MappingProxyType(self._tables)
+        self._tables: Mapping[str, Table] = {}
+        """Replaced when there is one more: other threads go through it."""
         self._locks = [threading.RLock() for _ in range(SHARDS)]
         self._defining = threading.Lock()
         self._seqs: dict[int, NDArray[np.int64]] = {}
+        self._gone: deque[int] = deque()
+        self.intents = Intents()
         self._snapshot: Snapshot | None = None
         self.budget = Budget(most_bytes)
         self.mark = 0
@@ -62,9 +68,29 @@ class Store:
         """Keys served, by bucket; counted without locks, so approximately."""
         self.whole_since = np.full(BUCKETS, -1, np.int64)
 
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """By name. Not changed later: asked again it is another one when there are more."""
+        return self._tables
+
     def warm(self) -> None:
         """Compile the kernels now."""
         self._kernels.warm()
+
+    @property
+    def kernels(self) -> str:
+        """Their name."""
+        return self._kernels.NAME
+
+    def take_kernels(self, name: str) -> None:
+        """Go on with other kernels, which are compiled: rows stay where they are. Waits for requests that hold locks,
+        and holds them for 30 ms for each million rows."""
+        new = pick(name)
+        with self._defining, self._held(0, SHARDS):
+            for table in self._tables.values():
+                table.shelves = new.adopt(table.shelves)
+            self._kernels = new
+        self.budget.recount(self.bytes())
 
     # --- tables -------------------------------------------------------------------------------------------------------
 
@@ -73,7 +99,7 @@ class Store:
         with self._defining:
             known = self._tables.get(spec.name)
             if known is None:
-                self._tables[spec.name] = Table(spec, self._kernels, self._forgotten)
+                self._tables = {**self._tables, spec.name: Table(spec, self._kernels, self._forgotten)}
                 return
         different = known.spec.difference(spec)
         if different:
@@ -84,8 +110,9 @@ class Store:
         return self._table(table).rows
 
     def bytes(self) -> int:
-        """Memory that rows and indexes take, with slots that wait to be used again."""
-        return sum(table.bytes() for table in list(self._tables.values()))
+        """Memory that rows and indexes take, with slots that wait to be used again, and what is known of pushes."""
+        seqs = sum(one.nbytes for one in list(self._seqs.values()))
+        return sum(table.bytes() for table in self._tables.values()) + seqs
 
     def cap(self, table: str, most: int, mine: NDArray[np.uint8] | None = None) -> None:
         """This store's share of the table's hard row cap, 0 for none: new rows push the oldest out. ``mine``: not 0,
@@ -341,12 +368,23 @@ class Store:
         """By bucket: the trainer's last push that was applied."""
         found = self._seqs.get(trainer)
         if found is None:
-            found = self._seqs.setdefault(trainer, np.full(BUCKETS, -1, np.int64))
+            fresh = np.full(BUCKETS, -1, np.int64)
+            found = self._seqs.setdefault(trainer, fresh)
+            if found is fresh:
+                self.budget.charge(found.nbytes)
         return found
 
-    def forget(self, trainer: int) -> None:
-        """This trainer will not push any more."""
-        self._seqs.pop(trainer, None)
+    def forget(self, trainer: int, most: int = REMEMBERED) -> None:
+        """This trainer will not push any more. Others may have to repeat the last push that it declared, also one that
+        it has followed up with others: what is known of so many trainers stays as it is."""
+        if trainer not in self._gone:
+            self._gone.append(trainer)
+        while len(self._gone) > most:
+            oldest = self._gone.popleft()
+            found = self._seqs.pop(oldest, None)
+            if found is not None:
+                self.budget.charge(-found.nbytes)
+            self.intents.forget(oldest)
 
     # --- buckets that come and go -------------------------------------------------------------------------------------
 
@@ -363,6 +401,7 @@ class Store:
             for trainer, seqs in list(self._seqs.items()):
                 if seqs[bucket] >= 0:
                     image.seqs[trainer] = int(seqs[bucket])
+            image.intents = self.intents.of(bucket)
         return image
 
     def take_image(self, image: Image) -> None:
@@ -376,6 +415,7 @@ class Store:
                 self._put(self._tables[name], shard, rows)
             for trainer, seq in image.seqs.items():
                 self._seq(trainer)[image.bucket] = seq
+            self.intents.take(image.intents)
 
     def apply_piece(self, piece: Piece) -> None:
         """What an owner's push or sweep left; older values of these rows go. Never ``Full``."""
@@ -391,6 +431,7 @@ class Store:
             for trainer, seq, buckets in piece.pushes:
                 seqs = self._seq(trainer)
                 seqs[buckets] = np.maximum(seqs[buckets], seq)
+            self.intents.take(piece.intents)
 
     def _put(self, table: Table, shard: int, rows: Rows) -> None:
         shelf = table.shelves[shard]
@@ -417,6 +458,7 @@ class Store:
         mine[shard * PER_SHARD : (shard + 1) * PER_SHARD] = mask[shard * PER_SHARD : (shard + 1) * PER_SHARD]
         for seqs in list(self._seqs.values()):
             seqs[mine] = -1
+        self.intents.drop(mine)
         self.whole_since[mine] = self.mark
 
     def _forgotten(self, buckets: NDArray[np.uint16]) -> None:

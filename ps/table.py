@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.admission import Sketch, admitted
+from ps.admission import Pending, admitted
 from ps.eviction import oldest
 from ps.hashing import SHARDS, buckets_of
 from ps.kernels import Kernels
 from ps.rows import Rows, concat, no_rows
 from ps.rules import Layout
 from ps.shelf import SEEN, Shelf, Slots
+from ps.slab import HUGE, LARGE
 from ps.spec import Admission, TableSpec
 
 REMEMBERED = 1 << 14
@@ -40,7 +42,7 @@ class Table:
         """By bucket: 0 where rows are copies, which only go when their owner says so. None: there are no copies."""
         self.counting = threading.Lock()
         """Held while rows are added under a cap."""
-        self._sketches: dict[int, Sketch] = {}
+        self._pending: dict[int, Pending] = {}
         self._gone: list[list[tuple[int, Keys]]] = [[] for _ in range(SHARDS)]
         self._untold: list[list[Keys]] = [[] for _ in range(SHARDS)]
         self._evicted: list[Rows] = []
@@ -52,7 +54,14 @@ class Table:
 
     def bytes(self) -> int:
         """Memory in use."""
-        return sum(shelf.bytes() for shelf in self.shelves.all) + sum(s.bytes() for s in list(self._sketches.values()))
+        return sum(shelf.bytes() for shelf in self.shelves.all) + sum(
+            one.bytes() for one in list(self._pending.values())
+        )
+
+    def leap(self) -> int:
+        """At most what it takes at once, beyond the rows that are added: pages that shards begin."""
+        large = self.rows * self.layout.row_bytes >= SHARDS * LARGE // 2
+        return SHARDS * (HUGE if large else mmap.PAGESIZE)
 
     @property
     def open(self) -> bool:
@@ -69,11 +78,11 @@ class Table:
         """Which of these unknown keys a pull gives a row. They are counted."""
         if self.open:
             return np.ones(len(keys), np.bool_)
-        if shard not in self._sketches:
-            self._sketches[shard] = Sketch()
+        if shard not in self._pending:
+            self._pending[shard] = Pending()
         unique, inverse = np.unique(keys, return_inverse=True)
         counts = np.bincount(inverse, times, len(unique)).astype(np.int64)
-        return admitted(self.spec.admission, self._sketches[shard], unique, counts)[inverse]
+        return admitted(self.spec.admission, self._pending[shard], unique, counts)[inverse]
 
     def add(self, shard: int, keys: Keys, mark: int, step: int, using: Slots, before: Callable[[Slots], None]) -> Slots:
         """The slots of keys that have none yet, or -1 where the row cap leaves no room. Keys may repeat.

@@ -13,6 +13,7 @@ from edl.wire.messages import Settings, World
 from ps import words
 from ps.book import CHART, LR, PEOPLE, TABLES, Book, Turn
 from ps.cuts import Cuts
+from ps.differences import counted
 from ps.manifest import differences
 from ps.membership import Trainer
 from ps.reporting import waiting
@@ -36,7 +37,8 @@ class Trainers:
         self._beginning: dict[int, None] = {}
         """They count as soon as the checkpoint is marked."""
         self._world: World | None = None
-        self._told: tuple[object, ...] = ()
+        self._told: words.Charted | None = None
+        """What trainers know who have heard everything."""
 
     # --- worlds ------------------------------------------------------------------------------------------------------
 
@@ -256,23 +258,35 @@ class Trainers:
         return words.Charted(0, self._chart(), self._book.people.epoch, self._book.members())
 
     def tell(self, turn: Turn) -> None:
-        """Last of a turn: who waited is let in; everybody hears of other owners, pservers or members."""
+        """Last of a turn: who waited is let in; everybody hears what is new of owners, pservers and members."""
         book = self._book
         ready, self._ready = self._ready, {}
         chart = self._chart()
-        now = (chart.owner, chart.servers, chart.history, book.people.epoch)
-        if now != self._told:
-            told, self._told = self._told, now
-            if told:
-                body = words.encode(self.charted())
-                for one in book.people.trainers.values():
-                    if one.caller not in ready and one.caller not in self._waiting:
-                        turn.effects.append(Tell(one.caller, body))
+        news = self._news()
+        if news:
+            for one in book.people.trainers.values():
+                if one.caller not in ready and one.caller not in self._waiting:
+                    turn.effects += [Tell(one.caller, body) for body in news]
         for caller, trainer in ready.items():
             turn.tell(caller, self._joined(trainer, chart))
         asked, self._asked = self._asked, set()
         for caller in asked & self._waiting.keys():
             turn.tell(caller, words.Waits(waiting(book) or "the first copies are being made"))
+
+    def _news(self) -> list[str]:
+        """What is different since the last call: one word for all, however many they are."""
+        now, told = self.charted(), self._told
+        if told is None:
+            self._told = now
+            return []
+        if now.chart is told.chart and now.epoch == told.epoch:
+            return []
+        self._told, found = now, []
+        if _placed(now.chart) != _placed(told.chart):
+            found.append(words.encode(words.Placed(now.token, now.chart)))
+        if now.epoch != told.epoch:
+            found.append(words.encode(counted(now.token, told.epoch, told.members, now.epoch, now.members)))
+        return found
 
     def _joined(self, trainer: Trainer, chart: words.Chart) -> words.Joined:
         book = self._book
@@ -294,3 +308,7 @@ class Trainers:
             restored,
             self._secret(),
         )
+
+
+def _placed(chart: words.Chart) -> tuple[object, ...]:
+    return chart.owner, chart.servers, chart.history

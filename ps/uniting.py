@@ -6,7 +6,6 @@ pserver differs.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps import hashing
-from ps.kernels import chosen
+from ps.kernels import at_once
 
 
 @dataclass(slots=True)
@@ -64,12 +63,14 @@ def spread(rows: NDArray[np.float32], united: United, out: NDArray[np.float32]) 
         np.take(rows, united.inverse, axis=0, out=out, mode="clip")
 
 
-@functools.cache
 def _fast() -> Any:
-    """The compiled ones, if this process uses compiled kernels."""
-    if chosen() != "numba":
-        return None
-    return importlib.import_module("ps.kernels.batches")
+    """The compiled ones, if this process uses compiled kernels and need not compile them first."""
+    if not _modules and at_once() == "numba":
+        _modules.append(importlib.import_module("ps.kernels.batches"))
+    return _modules[0] if _modules else None
+
+
+_modules: list[Any] = []
 
 
 def unite_plain(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> United:
@@ -102,4 +103,5 @@ def sum_plain(grads: NDArray[np.float32], inverse: NDArray[np.int32], count: int
     ordered = inverse[order]
     begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     assert len(begins) == count, "every key occurs"  # noqa: S101
-    return np.add.reduceat(grads[order], begins, axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # a sum that is not finite: the check for damage names it
+        return np.add.reduceat(grads[order], begins, axis=0)

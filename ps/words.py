@@ -159,6 +159,31 @@ class Orders:
     ``RESTORE``: it has to load it from the checkpoint in ``cut``."""
 
 
+@dataclass(frozen=True, slots=True)
+class OrdersChanged:
+    """Master to pserver: orders, as they differ from those of version ``base``. None: as they were."""
+
+    token: int
+    you: int
+    base: int
+    version: int
+    epoch: int
+    came: tuple[Member, ...] = ()
+    went: tuple[int, ...] = ()
+    chart: Chart | None = None
+    """If more of it than its version is different."""
+    training: Training | None = None
+    tables: tuple[TableSpec, ...] | None = None
+    lr: tuple[LrHold, ...] | None = None
+    revoked: tuple[int, ...] | None = None
+    since: str | None = None
+    giver: str | None = None
+    cut: Cut | None = None
+    """This one and what follows are as in ``Orders``, also if they are as they were."""
+    drain: bool = False
+    go: bool = False
+
+
 # --- pserver to Master -----------------------------------------------------------------------------------------------
 
 
@@ -181,6 +206,13 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Followed:
     """Orders of this version are carried out as far as it is up to this pserver alone."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersPlease:
+    """A change of orders went on from others than these: all that holds is needed."""
 
     version: int
 
@@ -387,12 +419,33 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Charted:
-    """The chart or the membership has changed."""
+    """All of the chart and the membership: whoever says this has been asked."""
 
     token: int
     chart: Chart
     epoch: int
+    """-1: nothing is said of the membership."""
     members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The chart has changed."""
+
+    token: int
+    chart: Chart
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The membership has changed. Who knows another one than that of epoch ``since`` asks for it (``ChartPlease``)."""
+
+    token: int
+    since: int
+    epoch: int
+    came: tuple[Member, ...]
+    went: tuple[int, ...]
+    """Numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,9 +491,22 @@ Word = TypeVar("Word")
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Orders, Hello, Followed, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
+        *(
+            Orders,
+            OrdersChanged,
+            Hello,
+            Followed,
+            OrdersPlease,
+            Synced,
+            Unsynced,
+            Took,
+            TrainerLost,
+            CutDone,
+            Found,
+            Load,
+        ),
         *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
-        *(Joined, Waits, Charted, Halt, NameData, GoOn, Saved, Refused),
+        *(Joined, Waits, Charted, Placed, Counted, Halt, NameData, GoOn, Saved, Refused),
     )
 }
 

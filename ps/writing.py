@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import routing, uniting
+from ps import damage, routing, uniting
 from ps.arguments import as_keys, as_op, as_rows
 from ps.background import Background, Job
 from ps.core import PUSH, Core
 from ps.errands import Push
+from ps.intending import Records, declare
 from ps.rows import Op, Part
 from ps.spec import Mode
 from ps.uniting import United
@@ -32,8 +33,12 @@ class Writer:
         self._outstanding: Job | None = None
         self._seq = 0
 
-    def push(self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True) -> None:
-        """See ``Client.push``. ``steps``: gradients end a step."""
+    def push(
+        self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
+        records: Records | None = None, back: Sequence[str] = (),
+    ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
+        """See ``Client.push``. ``steps``: gradients end a step. ``back``: the rows of these tables are wanted, as they
+        are when it has been applied."""
         core = self._core
         as_op(op)
         with self._lock:
@@ -44,14 +49,24 @@ class Writer:
                 part, one = self._part(route, table, given, rows, op)
                 parts.append(part)
                 united.append(one)
+            wire = core.options.wire if op == Op.GRAD else "f4"
             ends = op == Op.GRAD and steps
             training = core.desk.joined.training
+            united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
+            for part in parts:  # all of them before anything is sent
+                damage.check(core.spec(part.table), part.keys, part.grads, op, wire, united_with)
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
             self._seq += 1
-            wire = core.options.wire if op == Op.GRAD else "f4"
+            rows = {
+                part.table: np.empty((len(part.keys), part.grads.shape[1]), np.float32)
+                for part in parts if part.table in back
+            }  # fmt: skip
             errand = Push(
-                parts, core.desk.number, self._seq, core.step, core.desk.joined.epoch, wire, 1.0, core.applied, clocked
-            )
+                parts, core.desk.number, self._seq, core.step, core.desk.joined.epoch, wire, 1.0, core.applied, clocked,
+                redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
+            )  # fmt: skip
+            if records is not None and records.text and records.redo is None:
+                declare(core, self._seq, records.text)
             parcels = routing.first_split(route, united)
 
             def work(stands: bool) -> None:
@@ -63,12 +78,16 @@ class Writer:
                 for part in parts:
                     self._wrote(part.table, part.keys)
 
-            if wait or training.mode is Mode.SYNC:
+            if wait or back or training.mode is Mode.SYNC:
                 work(True)
             else:
                 self._outstanding = self._background.submit(lambda: work(False))
             if ends:
                 self.end_step()
+            return {
+                part.table: _spread(rows[part.table], one)
+                for part, one in zip(parts, united, strict=True) if part.table in rows
+            }  # fmt: skip
 
     def end_step(self) -> None:
         """One more."""
@@ -101,3 +120,11 @@ class Writer:
         last = np.empty((len(one.keys), spec.dim), np.float32)
         last[one.inverse] = rows  # of several for one key the last stays
         return Part(table, one.keys, last, op), one
+
+
+def _spread(rows: NDArray[np.float32], united: United) -> NDArray[np.float32]:
+    if united.inverse is None:
+        return rows
+    out = np.empty((len(united.inverse), rows.shape[1]), np.float32)
+    uniting.spread(rows, united, out)
+    return out

@@ -9,6 +9,8 @@ from collections.abc import Generator
 
 import pytest
 
+from edl.worker import session as sessions
+
 # A shell without job control starts what runs in its background with SIGINT and SIGQUIT ignored, nohup with SIGHUP, and
 # programs started from here would inherit that.
 for _number, _handler in (
@@ -61,3 +63,4 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees, or passes on, what a launcher or a user's shell left in the environment."""
     for name in [name for name in os.environ if name.startswith(LAUNCHER_PREFIXES)]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(sessions, "_current", None)  # nor the session that another test has opened

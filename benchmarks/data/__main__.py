@@ -1,4 +1,4 @@
-"""The benchmarks of the data service: ``python -m benchmarks.data leases|readers|remote|loader``."""
+"""The benchmarks of the data service: ``python -m benchmarks.data leases|readers|remote|loader|shuffle``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-PROGRAMS = ("leases", "readers", "remote", "loader")
+PROGRAMS = ("leases", "readers", "remote", "loader", "shuffle")
 
 
 class Programs(click.Group):

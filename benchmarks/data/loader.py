@@ -138,7 +138,7 @@ def main(rows: int, batch: int, runs: int, json_path: Path | None) -> None:
         paths = write_inputs(Path(folder), rows)
         contenders: dict[str, Callable[[], Batches]] = {
             OWN: lambda: own(paths["ipc"], batch),
-            "edl, IPC, 4 shards mixed": lambda: own(paths["ipc"], batch, shuffle_shards=4),
+            "edl, IPC, one shard at a time": lambda: own(paths["ipc"], batch, shuffle_shards=1),
             "edl, IPC, in order": lambda: own(paths["ipc"], batch, shuffle=False),
             "edl, Parquet": lambda: own(paths["parquet"], batch),
             "torch DataLoader, IPC, in process": lambda: peer(paths["ipc"], batch, 0),

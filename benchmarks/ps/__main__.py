@@ -13,7 +13,10 @@ PROGRAMS = {
     "transport": "transport",
     "e2e": "e2e",
     "chaos": "chaos",
+    "records": "records",
     "auc": "auc",
+    "crowd": "crowd",
+    "steps": "steps",
 }
 """Where each is; in the module it is ``main`` or goes by its own name."""
 

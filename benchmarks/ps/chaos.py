@@ -97,6 +97,8 @@ class Training:
     def __init__(self, folder: Path, endpoint: str, data: Path, arguments: tuple[str, ...], lease_ttl_s: float) -> None:
         self.folder, self.endpoint, self.data, self.arguments = folder, endpoint, data, arguments
         self.lease_ttl_s = lease_ttl_s
+        self.script = SCRIPT
+        self.options: tuple[str, ...] = ("--max-restarts=50",)
         self.run, self.job = uuid.uuid4().hex, f"chaos-{uuid.uuid4().hex[:6]}"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.steps = folder / "steps"
@@ -114,12 +116,18 @@ class Training:
         """A launcher: ``t1`` with a trainer, ``p1`` with a pserver."""
         command = [sys.executable, "-m", "edl.launch", "--run-mode=ps", f"--node-id={name}", f"--rdzv-id={self.job}"]
         command += ["--rdzv-backend=etcd", f"--rdzv-endpoint={self.endpoint}", "--nnodes=1:8", "--servers=1:8"]
-        command += [f"--lease-ttl={self.lease_ttl_s:g}", "--shutdown-timeout=60", "--max-restarts=50"]
+        command += [f"--lease-ttl={self.lease_ttl_s:g}", "--shutdown-timeout=60", *self.options]
         command += [f"--log-dir={self.folder / 'logs' / name}", "--pserver-memory=1G"]
         if name.startswith("p"):
             command += ["--role=pserver"]
         else:
-            command += ["--role=trainer", str(SCRIPT), f"--folder={self.steps}", f"--data={self.data}", *self.arguments]
+            command += [
+                "--role=trainer",
+                str(self.script),
+                f"--folder={self.steps}",
+                f"--data={self.data}",
+                *self.arguments,
+            ]
         extra = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLE}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         env = processes.clean_environment({**extra, processes.RUN_MARK: self.run})
         self.nodes[name] = processes.start(command, env, self.folder / f"{name}.log", self.folder)
@@ -362,6 +370,8 @@ def main(
     if not set(chosen) <= set(EVENTS):
         raise click.UsageError(f"--events: there are {', '.join(EVENTS)}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that everything is cleared away
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="edl-chaos-", dir=keep))
     try:
         data = (data or folder / "clicks").resolve()

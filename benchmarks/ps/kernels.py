@@ -5,7 +5,8 @@
 ``reference.cpp`` (a flat table that keeps the counters of its rows and refuses damaged gradients; no shards, locks,
 numbers of pushes or growth) is compiled here by ``g++``, for this processor. Batches alternate between the two, so that
 what else the machine does falls on both; times on one thread are CPU time. Every batch of keys is another one.
-``--huge``: the reference asks for large pages, as the store does.
+The reference asks for large pages, as the store does; beside it, it runs without them ("small pages"), which is what a
+C++ program gets that does not ask.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.table import Table
 
 from benchmarks.common import report
 from ps.rows import Part, Push
+from ps.slab import settled
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
 from ps.store import Store
 
@@ -76,6 +78,7 @@ class Ours:
         for begin in range(0, len(keys), batch):
             some = keys[begin : begin + batch]
             self.store.pull("t", some, out[: len(some)], step=1)
+        settled()  # pages are joined behind its back
 
     def pull(self, keys: Keys, out: NDArray[np.float32]) -> None:
         self.store.pull("t", keys, out, step=2)
@@ -92,15 +95,14 @@ def batches(kind: str, keys: Keys, size: int, count: int, generator: np.random.G
     return [keys[(generator.zipf(1.2, size) - 1) % len(keys)] for _ in range(count)]
 
 
-def compared(
-    ours: Callable[[Keys], None], theirs: Callable[[Keys], None], work: list[Keys]
-) -> tuple[list[float], list[float]]:
-    """CPU seconds of each batch."""
-    spent: tuple[list[float], list[float]] = ([], [])
+def compared(work: list[Keys], *ways: Callable[[Keys], None]) -> list[list[float]]:
+    """CPU seconds of each batch, by way; each way is the first as often as the others."""
+    spent: list[list[float]] = [[] for _ in ways]
     for number, keys in enumerate(work):
-        for which in (0, 1) if number % 2 else (1, 0):
+        for turn in range(len(ways)):
+            which = (number + turn) % len(ways)
             start = time.thread_time()
-            (ours, theirs)[which](keys)
+            ways[which](keys)
             spent[which].append(time.thread_time() - start)
     return spent
 
@@ -124,45 +126,48 @@ def scaling(work: list[Keys], one: Callable[[int, Keys], None], rounds: int) -> 
     return [crew(2) / crew(1) for _ in range(rounds)]
 
 
-def measure(table: Table, folder: Path, dim: int, rows: int, size: int, count: int, huge: bool) -> None:
+def measure(table: Table, folder: Path, dim: int, rows: int, size: int, count: int) -> None:
     """All of one dimension."""
     generator = np.random.default_rng(dim)
     keys = generator.permutation(rows).astype(np.int64) * 977 + 13
-    ours, theirs = Ours(dim, keys, size), Reference(folder, dim, keys, size, huge)
+    ours, theirs, small = Ours(dim, keys, size), *(Reference(folder, dim, keys, size, huge) for huge in (True, False))
     outs = [np.empty((size, dim), np.float32) for _ in range(2)]
     grads = generator.standard_normal((size, dim)).astype(np.float32)
-    calls: dict[str, tuple[Callable[[Keys], None], Callable[[Keys], None], Callable[[int, Keys], None]]] = {
+    calls: dict[str, tuple[list[Callable[[Keys], None]], Callable[[int, Keys], None]]] = {
         "pull": (
-            lambda k: ours.pull(k, outs[0]),
-            lambda k: theirs.pull(k, outs[1]),
+            [
+                lambda k: ours.pull(k, outs[0]),
+                lambda k: theirs.pull(k, outs[1]),
+                lambda k: small.pull(k, outs[1]),
+            ],
             lambda number, k: ours.pull(k, outs[number]),
         ),
         "push": (
-            lambda k: ours.push(k, grads),
-            lambda k: theirs.push(k, grads),
+            [lambda k: ours.push(k, grads), lambda k: theirs.push(k, grads), lambda k: small.push(k, grads)],
             lambda number, k: ours.push(k, grads, 10 + number),
         ),
     }
     for kind in ("uniform", "zipf"):
-        for name, (mine, other, threaded) in calls.items():
+        for name, (ways, threaded) in calls.items():
             work = batches(kind, keys, size, count, generator)
-            spent = compared(mine, other, work)
+            spent = compared(work, *ways)
             if (name, kind) == ("push", "uniform"):  # later on, ours has been pushed to by two threads too
-                calls["pull"][0](work[0])
-                calls["pull"][1](work[0])
+                for way in calls["pull"][0][:2]:
+                    way(work[0])
                 assert np.allclose(outs[0], outs[1], rtol=1e-3, atol=1e-4), "they did not do the same"
-            ratios = [b / a for a, b in zip(*spent, strict=True)]
+            ratios = [[b / a for a, b in zip(spent[0], other, strict=True)] for other in spent[1:]]
+            quarters = [statistics.quantiles(some, n=4) for some in ratios]
             twice = scaling(work[: max(4, count // 3)], threaded, 3)
-            quarter = statistics.quantiles(ratios, n=4)
             table.add_row(
                 f"{name} dim {dim} {kind}",
                 *(f"{size / statistics.median(one) / 1e6:.1f}" for one in spent),
-                f"{quarter[1]:.2f} ({quarter[0]:.2f} - {quarter[2]:.2f})",
+                *(f"{middle:.2f} ({low:.2f} - {high:.2f})" for low, middle, high in quarters),
                 f"{GOALS[name]:.2f}",
                 f"{statistics.median(twice):.2f} ({min(twice):.2f} - {max(twice):.2f})",
             )
-            report.progress(f"{name} dim {dim} {kind}: {quarter[1]:.2f} of C++")
+            report.progress(f"{name} dim {dim} {kind}: {quarters[0][1]:.2f} of C++")
     theirs.close()
+    small.close()
 
 
 @click.command("kernels")
@@ -170,13 +175,13 @@ def measure(table: Table, folder: Path, dim: int, rows: int, size: int, count: i
 @click.option("--batch", default=100_000, show_default=True, help="Keys in a call.")
 @click.option("--batches", "count", default=30, show_default=True, help="Of each kind.")
 @click.option("--dims", default="16,64", show_default=True)
-@click.option("--huge/--no-huge", default=False, show_default=True)
-def main(rows: int, batch: int, count: int, dims: str, huge: bool) -> None:
+def main(rows: int, batch: int, count: int, dims: str) -> None:
     """Store.pull and Store.push (Adagrad) against C++, and two threads against one."""
     table = Table(title=f"{rows:,} rows, batches of {batch:,} keys, load {report.load_average():.1f}")
-    for heading in ("what", "ours M/s", "C++ M/s", "ratio (quartiles)", "goal", "2 threads / 1"):
+    rates = ("ours M/s", "C++ M/s", "small pages")
+    for heading in ("what", *rates, "ratio (quartiles)", "to small pages", "goal", "2 threads / 1"):
         table.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=True)
     with tempfile.TemporaryDirectory() as folder:
         for dim in map(int, dims.split(",")):
-            measure(table, Path(folder), dim, rows, batch, count, huge)
-    Console(width=150).print(table)
+            measure(table, Path(folder), dim, rows, batch, count)
+    Console(width=170).print(table)

@@ -16,12 +16,13 @@ import pyarrow as pa
 from data_service.filesystems import Storage, is_url
 from data_service.manifest import ShardRef
 from data_service.readers.options import Options
-from edl.errors import DataError, EdlError
+from edl.errors import DataError, EdlError, UnreachableData
 
 T = TypeVar("T")
 GONE = "Put it back, or scan again without it"
 DAMAGED = "Replace it by a good copy, or take it out and scan again"
 CHANGED = "It was changed after it was scanned: start the job anew, and replace files by renaming, never in place"
+UNREACHED = "See to mounts, permissions and the network of this node; nothing is left out because of it"
 UNLIKE = "Make the files alike, for example with python -m data_service convert, or name the columns to read"
 
 
@@ -99,6 +100,7 @@ class FileReader(ABC, Generic[T]):
         """See ``Reader.read``."""
         with told(ref.file, shard=ref):
             opened = self.open_files.get(ref.file)
+            _check_size(ref, opened.stamp)
             table = self._read(opened, ref)
             return self._conforming(table, opened.schema, ref.file)
 
@@ -188,6 +190,13 @@ def _equal_parts(begin: int, end: int, most: int) -> Iterator[Split]:
         yield Split(low, high, high - low)
 
 
+def _check_size(ref: ShardRef, stamp: tuple[int, ...]) -> None:
+    """Raises ``DataError`` for a local file that was written anew, or on, since it was listed."""
+    if stamp and ref.size_bytes >= 0 and stamp[0] != ref.size_bytes:
+        has = f"has {stamp[0]:,} bytes, and had {ref.size_bytes:,} when it was listed"
+        raise DataError(f"{ref.file}: {has}. {CHANGED}")
+
+
 def checked_range(ref: ShardRef, count: int, what: str) -> None:
     """Raises ``DataError`` if the shard is not within the file."""
     if not 0 <= ref.begin <= ref.end <= count:
@@ -212,7 +221,17 @@ def told(file: str, shard: ShardRef | None = None) -> Iterator[None]:
     except Exception as error:
         if not is_url(file) and not isinstance(error, OSError | EOFError | ValueError | pa.ArrowException):
             raise
+        if is_out_of_reach(error, remote=is_url(file)):
+            raise UnreachableData(f"{where}: cannot be reached: {short(error)}. {UNREACHED}") from error
         raise DataError(f"{where}: cannot be read: {short(error)}. {DAMAGED}") from error
+
+
+def is_out_of_reach(error: BaseException, *, remote: bool = False) -> bool:
+    """Whether the machine or the network is to blame, and not what is in the file: the system has given a number, or it
+    is an error of a client of remote files. pyarrow calls damaged content ``OSError`` as well, without a number."""
+    if isinstance(error, OSError):
+        return bool(error.errno) or isinstance(error, TimeoutError | ConnectionError)
+    return remote and not isinstance(error, EOFError | ValueError | pa.ArrowException)
 
 
 def _name(ref: ShardRef) -> str:

@@ -11,10 +11,12 @@ import pyarrow as pa
 from data_service.filesystems import Storage
 from data_service.manifest import ShardRef
 from data_service.readers.arrays import from_numpy
-from data_service.readers.common import FileReader, Opened, Split, short
+from data_service.readers.common import UNREACHED, FileReader, Opened, Split, is_out_of_reach, short
 from data_service.readers.lines import column_types
 from data_service.readers.options import Options
-from edl.errors import DataError, SettingError
+from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData
+
+ADVICE = "Mend it; where the data are damaged, let it raise edl.errors.DataError, and the shard is left out"
 
 
 class UserReader(FileReader[str]):
@@ -41,7 +43,12 @@ class UserReader(FileReader[str]):
             raise
         except Exception as error:
             name = getattr(self._function, "__name__", "the function that reads")
-            raise DataError(f"{where}: {name} failed: {type(error).__name__}: {short(error)}") from error
+            text = f"{where}: {name} failed: {type(error).__name__}: {short(error)}"
+            if is_out_of_reach(error):
+                raise UnreachableData(f"{text}. {UNREACHED}") from error
+            if isinstance(error, OSError):  # so readers of images and of Arrow call damaged content
+                raise DataError(text) from error
+            raise DataFunctionError(f"{text}. {ADVICE}") from error
         if not table.num_columns and not table.num_rows:
             return self._first[1].empty_table() if self._first is not None else table
         if ref.records >= 0 and table.num_rows != ref.records:
@@ -89,4 +96,4 @@ class UserReader(FileReader[str]):
             raise
         except Exception as error:
             name = getattr(self._shards, "__name__", "the function that lists shards")
-            raise DataError(f"{file}: {name} failed: {type(error).__name__}: {short(error)}") from error
+            raise DataFunctionError(f"{file}: {name} failed: {type(error).__name__}: {short(error)}") from error

@@ -45,6 +45,8 @@ _LONGEST_REASON = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
 _LARGEST_BYTES = 1 << 50
 _BACKGROUND_NICENESS = 15
+PIECES_A_SECOND = 20
+"""Of a copy whose rate is limited: the network is used evenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,19 @@ class Limits:
 class TcpCopies:
     """``Copies`` over TCP."""
 
-    def __init__(self, node: NodeId, token: Callable[[], str], clock: Clock, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        token: Callable[[], str],
+        clock: Clock,
+        limits: Limits | None = None,
+        *,
+        rate_bytes_per_s: int = 0,
+    ) -> None:
+        """``rate_bytes_per_s``: most that copies which this node gives (``put``) may take of the network; 0: no limit.
+        What another node asks for (``get``) is needed at once."""
+        self._rate = rate_bytes_per_s
+        self._ended = threading.Event()
         self._node = node
         self._token = token
         self._clock = clock
@@ -100,7 +114,7 @@ class TcpCopies:
                 return
             if "go" not in answer:
                 raise ProtocolError(f"answered {_short(answer)} to put")
-            line.send_file(lent.descriptor, label.size)
+            line.send_file(lent.descriptor, label.size, self._rate, self._ended.wait)
             answer = line.hear_answer()
             if "whole" not in answer:
                 raise ProtocolError(f"answered {_short(answer)} to the end of a copy")
@@ -121,6 +135,7 @@ class TcpCopies:
 
     def stop(self) -> None:
         """End every transfer in both directions and serve no more."""
+        self._ended.set()
         with self._lock:
             self._stopped = True
             sockets, threads = list(self._open), list(self._threads)
@@ -345,16 +360,19 @@ class _Line:
             raise broken
         return outcome[0]
 
-    def send_file(self, descriptor: int, size: int) -> None:
-        """The first so many bytes of a file."""
-        self.within(self.time_for(size))
+    def send_file(
+        self, descriptor: int, size: int, rate: int = 0, pause: Callable[[float], object] = lambda seconds: None
+    ) -> None:
+        """The first so many bytes of a file, at ``rate`` bytes a second at most; 0: no limit."""
+        self.within(self.time_for(size) + (size / rate if rate else 0))
+        begun_s, most = self._clock.now_s(), max(1, rate // PIECES_A_SECOND) if rate else size
         self._socket.settimeout(0.0)
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
         done = 0
         while done < size:
             try:
-                count = os.sendfile(self._socket.fileno(), descriptor, done, size - done)
+                count = os.sendfile(self._socket.fileno(), descriptor, done, min(size - done, most))
             except BlockingIOError:
                 if not writable.poll(self._patience_s() * 1000):
                     raise TimeoutError(f"no byte was taken for {self._limits.silence_s:g} s") from None
@@ -362,6 +380,9 @@ class _Line:
             if not count:
                 raise ProtocolError(f"the file ends after {done} of {size} bytes")
             done += count
+            early_s = begun_s + done / rate - self._clock.now_s() if rate else 0.0
+            if early_s > 0 and done < size:
+                pause(early_s)
 
     def time_for(self, size: int) -> float:
         """How long so many bytes may take."""
@@ -420,6 +441,8 @@ def _from_label(label: Label) -> dict[str, Any]:
         "shards": holding.shards,
         "size": label.size,
         "crc32": label.crc32,
+        "owed_era": label.owed.era,
+        "owed_commit": label.owed.commit,
     }
 
 
@@ -427,7 +450,8 @@ def _to_label(frame: dict[str, Any]) -> Label:
     owner = frame.get("owner")
     version = Version(_count(frame, "era"), _count(frame, "commit"))
     holding = Holding(version, _count(frame, "shard"), _count(frame, "shards"))
-    label = Label(NodeId(str(owner)), holding, _count(frame, "size"), _count(frame, "crc32"))
+    owed = Version(_count(frame, "owed_era"), _count(frame, "owed_commit"))
+    label = Label(NodeId(str(owner)), holding, _count(frame, "size"), _count(frame, "crc32"), owed)
     if not isinstance(owner, str) or not owner or holding.shard >= holding.shards or not label.size:
         raise ProtocolError(f"not a label: {_short(frame)}")
     return label

@@ -22,6 +22,7 @@ import edl.adapters.with_parent
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_plan import MemberPlan
+from edl.adapters.knocking import knock
 from edl.errors import StoreError, StoreUnavailable
 
 POLL_S = 0.01
@@ -270,10 +271,7 @@ async def _wait_for_pidfd(process: subprocess.Popen[bytes]) -> None:
 async def can_connect(host: str, port: int) -> bool:
     """Whether something accepts connections there."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROBE_S)
+        await knock(host, port, PROBE_S)
     except (OSError, asyncio.TimeoutError):
         return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
     return True

@@ -90,6 +90,15 @@ class PlainFiles:
             raise
         _sync_folder(folder)
 
+    def forget(self, name: str) -> None:
+        """Drop what the page cache has of a file."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
     def sync(self, folder: str) -> None:
         """Make durable what others have written into this folder, as far as this host can."""
         for entry in self.entries(folder):

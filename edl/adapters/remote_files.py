@@ -82,6 +82,9 @@ class RemoteFiles:
         with _as_os_errors(self.path(name)):
             return bytes(self._system.cat_file(self._inside(name)))
 
+    def forget(self, name: str) -> None:
+        """Nothing of a file's content is kept here."""
+
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
         """Fill the buffer from there on; returns the bytes that came, fewer only where the file ends."""
         with _as_os_errors(self.path(name)):

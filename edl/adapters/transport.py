@@ -7,7 +7,6 @@ proves a death. Calls that need a Master are answered "unavailable" by the other
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hmac
 import socket
@@ -18,10 +17,11 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from edl.adapters.knocking import knock
 from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
-from edl.wire.messages import AgentMessage, Asked, MasterMessage
+from edl.wire.messages import AgentMessage, Asked, MasterMessage, Purpose
 from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry, Question
 from edl.wire.wishes import Granted, Wish
 
@@ -76,6 +76,10 @@ class MasterService(Protocol):
 
     def ask(self, asked: Asked) -> Answer:
         """Take on what somebody asks for, or say why not."""
+        ...
+
+    async def order(self, asked: Asked) -> Answer:
+        """Hand what somebody asks for to a service, or say why not."""
         ...
 
     async def wish(self, wish: Wish) -> Granted:
@@ -147,7 +151,14 @@ class MasterServer:
             yield entry
 
     async def _ask(self, request: Asked, context: Any) -> Answer:
-        return (await self._ruling(context)).ask(request)
+        service = await self._ruling(context)
+        if request.purpose is not Purpose.DATA:
+            return service.ask(request)
+        try:
+            return await service.order(request)
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("unreachable") from None
 
     def _wish_handler(self, kind: type[Wish]) -> Any:
         return grpc.unary_unary_rpc_method_handler(self._wish, functools.partial(codec.decode, kind), codec.encode)
@@ -246,14 +257,11 @@ class MasterClient:
 async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
     """Whether the host answers that nobody listens on the port. Silence and success both count as no."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        await knock(host, port, timeout_s)
     except ConnectionRefusedError:
         return True
     except (OSError, asyncio.TimeoutError):
         return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
     return False
 
 

@@ -57,8 +57,8 @@ class Keeper(Protocol):
         """
         ...
 
-    async def finish(self, message: local.Stored) -> None:
-        """Workers have written a sharded checkpoint."""
+    async def wrote_through(self, message: local.WroteThrough) -> None:
+        """A worker has written a commit into the checkpoint directory, since there was no memory for it."""
         ...
 
     def restored(self, slot: int) -> None:
@@ -252,6 +252,8 @@ class Desk:
                 self._heard(ev.WorkerUnderway(born, slot, Round(joined)))
             case local.Here(hold=hold, commit=commit):
                 self._heard(ev.WorkerHere(born, slot, hold, commit))
+            case local.GiveUp(exit_code=code):
+                self._heard(ev.WorkerGaveUp(born, slot, code))
             case local.Want(stream=stream, size=size):
                 self._chores.begin(self._grant(line, stream, self._keeper.want(slot, stream, size)))
             case local.Committed():
@@ -261,8 +263,9 @@ class Desk:
                 self._committed(line, message)
             case local.Fetch():
                 self._chores.begin(self._fetch(line, message))
-            case local.Stored():
-                self._chores.begin(self._keeper.finish(message))
+            case local.WroteThrough(commit=commit):
+                self.progress[slot] = commit
+                self._chores.begin(self._keeper.wrote_through(message))
 
     def _committed(self, line: _Line, message: local.Committed) -> None:
         try:

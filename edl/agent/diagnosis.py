@@ -7,22 +7,7 @@ import re
 from dataclasses import dataclass
 
 from edl.agent.turn import SIGABRT, SIGTERM
-
-_PEER_LOSS = re.compile(
-    r"Connection closed by peer"
-    r"|Connection reset by peer"
-    r"|Connection refused"
-    r"|Broken pipe"
-    r"|gloo::(?:Timeout|Io)Exception"
-    r"|gloo/transport/tcp/"
-    r"|Timed out waiting \d+ms for"
-    r"|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|Watchdog caught collective operation timeout"
-    r"|DistNetworkError|DistStoreError"
-    r"|remote process exited or there was a network error"
-    r"|TCPStore.*(?:closed|failed|timed out)",
-    re.IGNORECASE,
-)
-"""Texts by which gloo, NCCL and the frameworks' stores report that the other side of a connection is gone."""
+from edl.wire.peer_loss import speaks_of_lost_peer
 
 _HEADER = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):", re.MULTILINE)
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
@@ -61,7 +46,7 @@ def last_words(exit_code: int, tail: str, error_file: str) -> LastWords:
     return LastWords(
         _sendable(exception)[:LONGEST_EXCEPTION],
         _sendable(traceback)[-LONGEST_TRACEBACK:],
-        bool(_PEER_LOSS.search(complaint)),
+        speaks_of_lost_peer(complaint),
     )
 
 

@@ -15,7 +15,7 @@ from edl.agent import paddle_environment, torch_environment
 from edl.agent.devices import Devices, visible
 from edl.agent.paddle_environment import PaddleKind
 from edl.arithmetic import hyper
-from edl.config import JobSpec
+from edl.config import JobSpec, VerifyRules
 from edl.types import NodeId, Rank
 from edl.wire.address import address
 from edl.wire.local import Seat
@@ -100,6 +100,8 @@ def _everywhere(
     }
     if spec.data:
         environment["EDL_DATA_SETS"] = spec.data
+    if spec.verify != VerifyRules():
+        environment["EDL_VERIFY"] = spec.verify.text
     if spec.servers:
         environment["EDL_PS"] = "1"
     environment.update(paddle_environment.backend(base, around.paddle, around.gpus))

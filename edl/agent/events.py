@@ -120,6 +120,15 @@ class WorkerHere:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGaveUp:
+    """A worker is about to fail for good: the job is to end with this status."""
+
+    round: Round
+    slot: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateChanged:
     """What the keeper holds has changed other than by a commit (loaded from the checkpoint directory, or not)."""
 
@@ -129,6 +138,25 @@ class Report:
     """Something for the Master that needs no decision here."""
 
     message: Kept | Asked | Hanging | Pace
+
+
+@dataclass(frozen=True, slots=True)
+class SavesFlushed:
+    """The answer to ``FlushSaves``."""
+
+    round: Round
+    pending: bool = False
+    """Not yet: the answer follows."""
+    unsaved: str = ""
+    """Why the newest saved commit is not in the checkpoint directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingChanged:
+    """Commits of this node's workers find no memory, or find it again."""
+
+    why: str
+    """Empty: they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +223,12 @@ Event = (
     | WorkerEntered
     | WorkerParked
     | WorkerUnderway
+    | WorkerGaveUp
     | WorkerHere
     | StateChanged
     | Report
+    | SavesFlushed
+    | KeepingChanged
     | WorkerFroze
     | WorkerThawed
     | NurseryGone
@@ -272,6 +303,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class FlushSaves:
+    """All workers of this round have ended well: see that the newest commit which they saved reaches the checkpoint
+    directory. Comes back as ``SavesFlushed``, at once with ``pending`` if that takes a while."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Write what is here of a commit, if the checkpoint directory has none as new; comes back as ``Report`` of ``Kept``
     if it was written, and as ``StateChanged``."""
@@ -331,6 +370,7 @@ Effect = (
     | DumpStacks
     | Keep
     | Load
+    | FlushSaves
     | Write
     | Warm
     | Register

@@ -15,7 +15,7 @@ from edl.agent.events import Start
 from edl.agent.state import AgentPhase, Worker, WorkerStatus
 from edl.agent.turn import Turn
 from edl.types import Rank
-from edl.wire.messages import Member, StopRound, WorkersDone, World
+from edl.wire.messages import Member, StopRound, World
 
 BEGAN_ANEW = "began anew"
 MOST_RENEWALS = 50
@@ -38,8 +38,7 @@ def start(turn: Turn, world: World, reason: str) -> None:
     workers = tuple(_take_place(turn, world, member, index) for index in range(member.slots))
     placed = tuple(worker.slot for worker in state.in_world if worker.slot in member.used)
     rounds.begin(turn, world, member, workers, placed, reason)
-    if turn.state.done:
-        turn.say(WorkersDone(world.round))
+    rounds.look_whether_done(turn)
 
 
 def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:

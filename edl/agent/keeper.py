@@ -9,38 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
-import os
-import platform
-import threading
-import zlib
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from edl.agent.ahead import Ahead
+from edl.agent.background import in_pool, in_thread, step_back
+from edl.agent.copying import Copying
+from edl.agent.owed import Owed
+from edl.agent.part_saves import PartSaves, parts_to_write
+from edl.agent.refusals import Refusals
+from edl.agent.replication import Replication
 from edl.agent.shelf import Refusal, Room, Stream, Usage
 from edl.agent.stock import Loan, Stock
 from edl.errors import CheckpointError, ProtocolError
-from edl.ports import Copies, Label, Vault
-from edl.tasks import AGAIN_S, end
+from edl.ports import Copies, Vault
+from edl.tasks import end
 from edl.types import NodeId
 from edl.wire.local import OWN, STATE, Committed
-from edl.wire.messages import Holding, Source, Version
+from edl.wire.messages import NO_STATE, Holding, Source, Version
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-FETCHES = 4
-"""At a time."""
-COPY_PATIENCE_S = 10.0
-"""How long a worker with a sharded state waits until the commit before its last one lies on another node as well."""
-BACKGROUND_NICENESS = 18
-"""Little enough for training not to feel it; more would let a busy machine stop the thread for a second, perhaps while
-it keeps the interpreter from the launcher's other work."""
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_IDLE = 3 << 13
+WRITES = 2
+"""Attempts at a saved commit when the workers have ended: what made the first one fail may be over."""
+PART_WRITERS = 4
+"""Parts of a sharded commit that a node writes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +48,6 @@ class Grant:
     size: int
     descriptor: int | None
     """The caller's to close, when this worker has not had the buffer before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The node that holds a copy of this one's commits."""
-
-    node: NodeId
-    host: str
-    port: int
 
 
 @dataclass(slots=True)
@@ -83,48 +71,51 @@ class Keeper:
         copies: Copies,
         vault: Vault | None,
         on_kept: Callable[[Version, str, str, float], None],
+        on_room: Callable[[str], None] = lambda why: None,
+        copying: Copying = Copying.AUTO,
     ) -> None:
-        """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written."""
-        self._node = node
-        self._copies = copies
+        """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written.
+        ``on_room(why)``: a worker's commits find no memory, or find it again (empty)."""
         self._vault = vault
         self._on_kept = on_kept
+        self._refusals = Refusals(on_room)
+        self.too_large = Version()
+        """A checkpoint that there is no memory for here: workers read it from the directory by themselves."""
         self._loop = asyncio.get_running_loop()
         self._released = asyncio.Event()
-        self._stock = Stock(node, job, limit_bytes, self._let_go)
+        self._stock = Stock(node, job, limit_bytes, self._let_go, self._owes_for_another, self._owing)
         self._slots: dict[int, _Slot] = {}
         self._turns: dict[Stream, asyncio.Lock] = {}
         self._parts: dict[Stream, int] = {}
-        self._fetches: dict[tuple[Version, int], asyncio.Task[None]] = {}
         self._maker = ThreadPoolExecutor(2, "edl-memory")
-        self._urgent = ThreadPoolExecutor(FETCHES, "edl-keeper")
-        self._sender = ThreadPoolExecutor(1, "edl-replica", _step_back)
-        self._disk = ThreadPoolExecutor(1, "edl-persist", _step_back)
-        self._peer: Peer | None = None
-        self._given_up: Peer | None = None
-        """A peer that was too slow or out of reach: nobody waits for it any more."""
-        self._handed: dict[Stream, Holding] = {}
-        self._complained = self._failed = False
+        self._ahead = Ahead(self._stock, lambda make: in_pool(self._maker, make))
         self._said_nowhere = False
-        self._to_send = asyncio.Event()
-        self._sent = asyncio.Event()
         self._writer = False
-        self._wanted: Version | None = None
+        self._owed = Owed()
+        self._replication = Replication(node, self._stock, copies, copying)
+        self._inherited = False
+        """What is owed was saved in an earlier world, whose writer may have written it."""
         self._to_save = asyncio.Event()
         self._persisted: dict[Holding, str] = {}
         self._writing = asyncio.Lock()
-        self._tasks = [asyncio.create_task(self._replicate()), asyncio.create_task(self._persist_what_is_wanted())]
+        self._part_writers = ThreadPoolExecutor(PART_WRITERS, "edl-parts", step_back)
+        self._part_saves = (
+            None if vault is None else PartSaves(vault, self._in_background, self._parts_kept, self._wrote)
+        )
+        self._task = asyncio.create_task(self._persist_what_is_wanted())
 
     def start(self, host: str, port: int = 0) -> int:
         """Serve other nodes; returns the port. Raises ``PortInUse``."""
-        return self._copies.start(self._stock, host, port)
+        return self._replication.start(host, port)
 
     async def close(self) -> None:
         """End all that is under way, and let go of the memory."""
-        for task in (*self._tasks, *self._fetches.values()):
-            await end(task)
-        await asyncio.to_thread(self._copies.stop)
-        for pool in (self._maker, self._urgent, self._sender, self._disk):
+        await end(self._task)
+        self._ahead.close()
+        if self._part_saves is not None:
+            await self._part_saves.close()
+        await self._replication.close()
+        for pool in (self._maker, self._part_writers):
             pool.shutdown(wait=False, cancel_futures=True)
         for slot in tuple(self._slots):
             self.forget_worker(slot)
@@ -141,10 +132,13 @@ class Keeper:
         async with self._turns.setdefault(line, asyncio.Lock()):
             while not worker.gone:
                 released = self._released
-                room = await self._run(self._maker, self._room, line, size)
+                room = await in_pool(self._maker, self._room, line, size)
                 if isinstance(room, Room):
+                    self._refusals.note(line, "")
+                    self._ahead.look(line, size)
                     return self._granted(worker, room)
                 if not room.later:
+                    self._refusals.note(line, room.why)
                     return room
                 if not told:
                     log.warning("State: slot %d waits with its next commit: %s", slot, room.why)
@@ -171,36 +165,35 @@ class Keeper:
         self.restored(slot)
         if message.stream == STATE:
             self._stock.outgrown(line)
-            self._to_send.set()
-            if message.save and message.shards == 1 and self._writer:
-                self._wanted = holding.version
-                self._to_save.set()
+            self._replication.look()
+            if self._replication.copies(message.shards) or (message.save and (self._writer or message.shards > 1)):
+                self._ahead.read(line)
+            if message.save and message.shards == 1:
+                self._owe(holding.version)
+            if message.save and message.shards > 1:
+                self._save_part(holding)
             if message.shards > 1:
                 return self._granted_when_copied(slot, message, holding.version)
         return self.want(slot, message.stream, message.size)
 
+    def _save_part(self, holding: Holding) -> None:
+        """Before the worker gets its next buffer, so that this one stays."""
+        if self._part_saves is None:
+            self._say_nowhere(holding.version)
+            return
+        loan = self._stock.borrow(holding.version, holding.shard)
+        assert loan is not None, "it has just been filled"  # noqa: S101
+        if self._writer:
+            self._owed.take(holding.version, whole=False)
+        self._part_saves.save(loan, looks_after=self._writer)
+
     async def _granted_when_copied(self, slot: int, message: Committed, version: Version) -> Grant | Refusal:
-        """Of a sharded state every part has to be somewhere at the same commit. Nodes keep their last two; so that the
-        copies of a lost one are no older, no worker gets further ahead of its copy than that."""
-        line = Stream.of_worker(slot, message.stream)
-
-        async def copied() -> None:
-            while self._peer is not None and self._peer is not self._given_up:
-                handed = self._handed.get(line)
-                if handed is not None and handed.version.commit >= version.commit - 1:
-                    return
-                self._sent.clear()
-                self._to_send.set()
-                await self._sent.wait()
-                if self._failed:
-                    await asyncio.sleep(AGAIN_S)
-
-        try:
-            await asyncio.wait_for(copied(), COPY_PATIENCE_S)
-        except asyncio.TimeoutError:
-            log.warning("State: the copies on the other node lag behind; training goes on without waiting for them")
-            self._given_up = self._peer
+        await self._replication.wait_for_copy(Stream.of_worker(slot, message.stream), version)
         return await self.want(slot, message.stream, message.size)
+
+    async def made_ahead(self) -> None:
+        """Until no buffer is being made ahead."""
+        await self._ahead.idle.wait()
 
     def restored(self, slot: int) -> None:
         """The worker does not read any more what ``piece`` gave it."""
@@ -233,7 +226,7 @@ class Keeper:
         if stream == STATE:
             loan = self._stock.borrow(version, shard)
             if loan is None:
-                await self._fetched(version, shard, sources)
+                await self._replication.fetch(version, shard, sources)
                 loan = self._stock.borrow(version, shard)
             if loan is None:
                 raise CheckpointError(f"shard {shard} of {version} came, and was given up at once")
@@ -270,112 +263,100 @@ class Keeper:
 
     def keep_with(self, node: NodeId, host: str, port: int) -> None:
         """From now on send a copy of each commit there, the newest at once; an empty ``node`` means to none."""
-        self._peer = Peer(node, host, port) if node and node != self._node else None
-        self._handed.clear()  # if it is told again: what is there already is not sent again
-        self._complained = False
-        self._to_send.set()
+        self._replication.keep_with(node, host, port)
 
     async def handed_over(self, timeout_s: float) -> bool:
-        """Wait until the newest commits of this node's workers are on the other one, and say whether they are."""
-
-        async def wait() -> None:
-            while self._behind() and self._peer is not None:
-                self._sent.clear()
-                self._to_send.set()
-                await self._sent.wait()
-                if self._failed:
-                    await asyncio.sleep(AGAIN_S)
-
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(wait(), timeout_s)
-        return not self._behind()
-
-    async def _replicate(self) -> None:
-        while True:
-            await self._to_send.wait()
-            self._to_send.clear()
-            self._failed = False
-            while (behind := self._behind()) and (peer := self._peer) is not None and not self._failed:
-                for stream in behind:
-                    self._failed = not await self._hand_over(stream, peer) or self._failed
-            self._sent.set()  # after a failure again with the next commit, or when somebody asks
-
-    def _behind(self) -> tuple[Stream, ...]:
-        """Streams whose newest commit the other node does not have."""
-        return tuple(stream for stream, holding in self._stock.own() if self._handed.get(stream) != holding)
-
-    async def _hand_over(self, stream: Stream, peer: Peer) -> bool:
-        loan = self._stock.borrow_newest(stream)
-        if loan is None:
-            return True
-
-        def put() -> None:
-            try:
-                self._copies.put(peer.host, peer.port, loan)
-            finally:
-                loan.release()
-
-        try:
-            await self._run(self._sender, put)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs a copy and not the keeper
-            if not self._complained:
-                log.warning("State: no copy on node %s: %s. It is tried again with each commit", peer.node, error)
-            self._complained = True
-            return False
-        if self._complained:
-            log.info("State: node %s has a copy again", peer.node)
-        self._complained = False
-        if peer == self._peer:
-            self._handed[stream] = loan.held.holding
-        return True
-
-    async def _fetched(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
-        """Have a part of a commit brought here; whoever asks for the same one meanwhile waits for the same."""
-        key = (version, shard)
-        task = self._fetches.get(key)
-        if task is None:
-            task = asyncio.create_task(self._fetch(version, shard, sources))
-            self._fetches[key] = task
-            task.add_done_callback(lambda _: self._fetches.pop(key, None))
-        await asyncio.shield(task)
-
-    async def _fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
-        stream = Stream.loaded(f"{version.era}.{version.commit}.{shard}")
-        mine = [source for source in sources if source.shard == shard and source.node != self._node]
-        # Many newcomers are told the same sources: each begins at another one.
-        first = zlib.crc32(self._node.encode()) % len(mine) if mine else 0
-        causes = []
-
-        def arriving(label: Label) -> Any:
-            return self._stock.incoming(stream, label)
-
-        for source in (*mine[first:], *mine[:first]):
-            try:
-                await self._run(self._urgent, self._copies.get, source.host, source.port, version, shard, arriving)
-                return
-            except CheckpointError as error:
-                causes.append(f"node {source.node}: {error}")
-                log.info("State: node %s did not give shard %d of %s: %s", source.node, shard, version, error)
-        raise CheckpointError(f"no node gave shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")
+        """Wait until the newest commits of this node's workers are on the other one, and say whether they are. Also
+        those that others had as well so far: who they are, this node does not know any more."""
+        return await self._replication.handed_over(timeout_s)
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
 
-    def writer(self, is_writer: bool) -> None:
-        """Whether this node is the one that writes what its workers save."""
-        self._writer = is_writer
+    def enter(self, restore: Version, nodes: int, *, writes: bool) -> None:
+        """This node is in a world of so many nodes that begins from this commit. ``writes``: it is the one that writes
+        what the workers save; also what they saved in an earlier world, if that one's writer could not."""
+        self._writer = writes
+        self._owed.begin(restore)
+        self.trim(restore)
+        self._inherited = writes
+        self._to_save.set()
+        self._replication.enter(nodes)
+
+    def _owe(self, version: Version) -> None:
+        if self._vault is None:
+            if self._writer:
+                self._say_nowhere(version)
+            return
+        self._owed.take(version)
+        if self._writer:
+            self._to_save.set()
+
+    def _owes_for_another(self, version: Version) -> None:
+        """The node that a commit has come from has yet to write this one, which its workers saved. Any thread."""
+        if version != Version() and self._vault is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._inherit, version)
+
+    def _inherit(self, version: Version) -> None:
+        """A newcomer that is to write learns with the state that it fetches what has been promised."""
+        self._owed.take(version)
+        if self._writer:
+            self._inherited = True
+            self._to_save.set()
+
+    def _owing(self) -> Version:
+        """The saved commit that this node would have to write. Any thread."""
+        return self._owed.to_write or NO_STATE
+
+    async def flush_saves(self) -> str:
+        """Wait until the newest saved commit is written, if this node writes; returns why it is not."""
+        if self._part_saves is not None:
+            await self._part_saves.finished(self._owed.awaited)
+        for _ in range(WRITES):
+            version = self._owed.to_write
+            if version is None or not self._writer:
+                break
+            await self._persist(Holding(version))
+        return self.unsaved
+
+    @property
+    def saving(self) -> bool:
+        """Whether there is something to wait for in ``flush_saves``."""
+        return self._writer and self._owed.due
+
+    @property
+    def unsaved(self) -> str:
+        """Why the newest saved commit is not in the checkpoint directory, as far as that is this node's business."""
+        return self._owed.text if self._writer else ""
+
+    async def look(self) -> tuple[Version, bool]:
+        """The newest checkpoint in the directory, and whether workers have to read it themselves. Raises
+        ``CheckpointError`` when there are some, and none is usable."""
+        newest = await in_thread("edl-look", self._vault.newest) if self._vault is not None else None
+        found = newest or (Version(), False)
+        self._owed.written(found[0])
+        return found
 
     async def load(self) -> Version:
         """Hold the newest usable checkpoint; ``Version()`` when there is none. One that workers have to read themselves
-        is only named. Raises ``CheckpointError``."""
+        is only checked. Raises ``CheckpointError``."""
         vault = self._vault
         if vault is None:
             return Version()
-        newest = await self._run(self._urgent, vault.newest)
-        if newest is None or newest[1] or any(held.version == newest[0] for held in self.holdings()):
-            return Version() if newest is None else newest[0]
-        holding = await self._run(self._urgent, self._stock.load, lambda allocate: vault.read(None, allocate))
-        self._persisted[holding] = ""
-        return holding.version
+        newest, theirs = await self.look()
+        if newest == Version() or (not theirs and any(held.version == newest for held in self.holdings())):
+            return newest
+        try:
+            found = await in_thread("edl-load", lambda: self._stock.load(vault.load))
+        except MemoryError as error:
+            log.warning("State: commit %d stays in the checkpoint directory: %s", newest.commit, error)
+            await in_thread("edl-verify", lambda: vault.verify(newest))
+            self.too_large = newest
+            return newest
+        if isinstance(found, Version):
+            return found
+        self._persisted[found] = ""
+        return found.version
 
     async def flush(self, reason: str, version: Version | None = None) -> Version | None:
         """Write the newest state that this node holds, or the one of ``version``, if the checkpoint directory lacks it,
@@ -383,50 +364,97 @@ class Keeper:
 
         Returns which commit lies there now, None if none does; of a sharded state only the parts that are here.
         """
-        here = (held for held in self.holdings() if held.version == version)
-        newest = self._stock.newest() if version is None else next(here, None)
-        if newest is None or self._vault is None:
+        if self._vault is None:
             return None
-        parts = [held for held in self.holdings() if held.version == newest.version and held.shards == newest.shards]
-        missing = [holding for holding in parts if holding not in self._persisted]
+        await self.settled()
+        missing = parts_to_write(self.holdings(), self._persisted, version)
         if missing:
-            log.info("State: commit %d goes to the checkpoint directory: %s", newest.version.commit, reason)
+            log.info("State: commit %d goes to the checkpoint directory: %s", missing[-1].version.commit, reason)
         for holding in missing:
-            await self._persist(holding, once=True)
-        return newest.version if all(holding in self._persisted for holding in parts) else None
+            await self._persist(holding)
+        newest = self._stock.newest()
+        wanted = version if version is not None or newest is None else newest.version
+        parts = [held for held in self.holdings() if held.version == wanted]
+        return wanted if parts and all(holding in self._persisted for holding in parts) else None
 
-    async def stored(self, version: Version, folder: str) -> None:
-        """The workers have written their parts of a checkpoint into this folder: make it count."""
-        if self._vault is not None:
-            vault = self._vault
-            async with self._writing:
-                await self._kept(version, lambda: vault.finish(folder, version))
+    @property
+    def busy(self) -> bool:
+        """Whether a sharded commit that workers have saved may still be on its way."""
+        return self._part_saves is not None and self._part_saves.busy
+
+    async def settled(self) -> None:
+        """Until all that this node's workers have saved of a sharded state is written."""
+        if self._part_saves is not None:
+            await self._part_saves.settled()
+
+    def looked(self) -> None:
+        """Somebody has seen what lies in the checkpoint directory now."""
+        if self._part_saves is not None:
+            self._part_saves.unseen = False
+
+    def _wrote(self, holding: Holding) -> None:
+        self._persisted = {one: where for one, where in self._persisted.items() if one.version >= holding.version}
+        self._persisted[holding] = ""
+
+    def _in_background(self, work: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        return in_pool(self._part_writers, work)
+
+    def _parts_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
+        """What became of a sharded checkpoint; without ``where`` and ``error``: another node has said so."""
+        if error:
+            self._owed.failed(version, error)
+        else:
+            self._owed.written(version)
+        if where or error:
+            self._on_kept(version, where, error, took_s)
+
+    async def wrote_through(self, version: Version, size: int, crc32: int, error: str) -> None:
+        """A worker that found no memory has written this commit into the directory: make it count; or it could not."""
+        vault = self._vault
+        if vault is None:
+            return
+        self._owed.take(version, whole=False)
+        if error:
+            self._owed.failed(version, error)
+            self._on_kept(version, "", error, 0.0)
+            return
+        async with self._writing:
+            await self._kept(version, lambda: vault.accept(version, size, crc32))
 
     async def _persist_what_is_wanted(self) -> None:
         while True:
             await self._to_save.wait()
             self._to_save.clear()
-            if self._wanted is not None:
-                holding, self._wanted = Holding(self._wanted), None
-                await self._persist(holding)
+            inherited, self._inherited = self._inherited, False
+            if inherited and self._owed.to_write is not None:
+                with contextlib.suppress(CheckpointError):  # said by whoever wants to begin from there
+                    await self.look()
+            version = self._owed.to_write
+            if version is not None and self._writer and not (inherited and not self._holds(Holding(version))):
+                await self._persist(Holding(version))
 
-    async def _persist(self, holding: Holding, *, once: bool = False) -> None:
-        """Write it, or what has taken its place meanwhile. ``once``: unless that has been done by the time."""
+    def _say_nowhere(self, version: Version) -> None:
+        if not self._said_nowhere:
+            self._on_kept(version, "", "there is no checkpoint directory: name one with --checkpoint-dir", 0.0)
+        self._said_nowhere = True
+
+    async def _persist(self, holding: Holding) -> None:
+        """Write it, or what has taken its place meanwhile, unless that has been done by the time."""
         vault = self._vault
         if vault is None:
-            if not self._said_nowhere:
-                self._on_kept(
-                    holding.version, "", "there is no checkpoint directory: name one with --checkpoint-dir", 0.0
-                )
-            self._said_nowhere = True
+            self._say_nowhere(holding.version)
             return
         async with self._writing:
-            loan = self._stock.borrow(holding.version, holding.shard) or self._stock.borrow_newer(holding)
+            if holding in self._persisted:
+                return
+            loan = self._lent(holding)
             if loan is None:
-                self._on_kept(holding.version, "", "it is not held any more", 0.0)
+                why = "it is not held any more"
+                self._owed.failed(holding.version, why)
+                self._on_kept(holding.version, "", why, 0.0)
                 return
             taken = loan.held.holding
-            if once and taken in self._persisted:
+            if taken in self._persisted:
                 loan.release()
                 return
 
@@ -443,16 +471,32 @@ class Keeper:
                     del self._persisted[held]
                 self._persisted[taken] = where
 
+    def _holds(self, holding: Holding) -> bool:
+        loan = self._lent(holding)
+        if loan is not None:
+            loan.release()
+        return loan is not None
+
+    def _lent(self, holding: Holding) -> Loan | None:
+        loan = self._stock.borrow(holding.version, holding.shard)
+        if loan is None and holding.shards == 1:  # a newer part alone would be of no use
+            loan = self._stock.borrow_newer(holding)
+        return loan
+
     async def _kept(self, version: Version, write: Callable[[], str]) -> str | None:
         begun_s = self._loop.time()
         try:
-            where = await self._run(self._disk, write)
+            where = await in_thread("edl-persist", write, step_back)
         except Exception as error:
             if not isinstance(error, CheckpointError):
                 log.exception("State: commit %d was not written", version.commit)
-            self._on_kept(version, "", str(error) or type(error).__name__, 0.0)
+            why = str(error) or type(error).__name__
+            self._owed.failed(version, why)
+            self._on_kept(version, "", why, 0.0)
             return None
-        self._on_kept(version, where, "", self._loop.time() - begun_s)
+        if where:  # else other parts are missing, and whoever writes the last of them says so
+            self._owed.written(version)
+            self._on_kept(version, where, "", self._loop.time() - begun_s)
         return where
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -480,19 +524,3 @@ class Keeper:
     def _wake(self) -> None:
         self._released.set()
         self._released = asyncio.Event()
-
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
-        """In a thread, which comes to its end also when the caller is cancelled."""
-        future = self._loop.run_in_executor(pool, work, *arguments)
-        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return await asyncio.shield(future)
-
-
-def _step_back() -> None:
-    """Let everything else on the machine go before this thread."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)

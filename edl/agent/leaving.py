@@ -119,9 +119,10 @@ def _closed(turn: Turn, outcome: Outcome, order: Dismissed) -> Outcome:
     return dataclasses.replace(outcome, exit_code=turn.state.drained_exit_code, drained=True)
 
 
-def saving_time_s(outcome: Outcome, gone_by_s: float | None, now_s: float) -> float | None:
-    """How long a launcher that ends may take to bring its newest commit where it survives; 0: it does not, since the
-    job has ended well or others do it; None: as long as it takes."""
-    if not outcome.save or not (outcome.exit_code or outcome.drained):
+def saving_time_s(outcome: Outcome, gone_by_s: float | None, now_s: float, limit_s: float) -> float:
+    """How long a launcher that ends may take to bring its newest commit where it survives: until the host is taken
+    away, ``limit_s`` at most. 0: it does not, since others do it, or its workers were through."""
+    through = outcome.exit_code in (ExitCode.OK, ExitCode.INCOMPLETE) and not outcome.drained
+    if not outcome.save or through:
         return 0.0
-    return None if gone_by_s is None else max(0.0, gone_by_s - now_s)
+    return limit_s if gone_by_s is None else min(limit_s, max(0.0, gone_by_s - now_s))

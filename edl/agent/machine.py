@@ -22,6 +22,7 @@ from edl.agent.events import (
     Heard,
     Interrupted,
     Keep,
+    KeepingChanged,
     LeaseGone,
     LeaseRenewed,
     Load,
@@ -30,6 +31,7 @@ from edl.agent.events import (
     Register,
     Registered,
     Report,
+    SavesFlushed,
     SignalWorkers,
     StateChanged,
     Tick,
@@ -38,6 +40,7 @@ from edl.agent.events import (
     WorkerEnded,
     WorkerEntered,
     WorkerFroze,
+    WorkerGaveUp,
     WorkerHere,
     WorkerParked,
     WorkerThawed,
@@ -59,6 +62,7 @@ from edl.wire.messages import (
     KeepWith,
     Leaving,
     LoadState,
+    NotKept,
     Prestart,
     StartRound,
     StopRound,
@@ -66,7 +70,6 @@ from edl.wire.messages import (
     Underway,
     UseSlots,
     WorkerFailed,
-    WorkersDone,
     World,
 )
 
@@ -117,6 +120,8 @@ def _wait_to_leave(turn: Turn) -> None:
 
 def _tell_where(turn: Turn) -> None:
     """What a Master must be told beside ``Attach``."""
+    if turn.state.not_kept:
+        turn.say(NotKept(turn.state.not_kept))
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
@@ -246,8 +251,7 @@ def _ended(turn: Turn, event: WorkerEnded) -> None:
         rounds.rest_if_free(turn)
     elif event.exit_code == 0:
         turn.set_worker(worker.slot, status=WorkerStatus.DONE)
-        if turn.state.done:
-            turn.say(WorkersDone(state.world.round))
+        rounds.look_whether_done(turn)
     else:
         turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
         failure = _failure(state, state.world, worker, event)
@@ -280,6 +284,7 @@ def _failure(state: AgentState, world: World, worker: Worker, event: WorkerEnded
         pid=event.pid,
         time_s=event.time_s,
         error_file=event.error_file,
+        final=worker.final,
     )
 
 
@@ -329,6 +334,11 @@ def _here(turn: Turn, event: WorkerHere) -> None:
         rounds.here(turn, worker, event.hold, event.commit)
 
 
+def _gave_up(turn: Turn, event: WorkerGaveUp) -> None:
+    if _worker(turn, event.round, event.slot):
+        turn.set_worker(event.slot, final=event.exit_code)
+
+
 def _state_changed(turn: Turn, event: StateChanged) -> None:
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
@@ -336,6 +346,18 @@ def _state_changed(turn: Turn, event: StateChanged) -> None:
 
 def _report(turn: Turn, event: Report) -> None:
     turn.say(event.message)
+
+
+def _flushed(turn: Turn, event: SavesFlushed) -> None:
+    if event.round == turn.state.running_round and turn.state.done:
+        rounds.flushed(turn, event.pending, event.unsaved)
+
+
+def _keeping_changed(turn: Turn, event: KeepingChanged) -> None:
+    if event.why != turn.state.not_kept:
+        turn.set(not_kept=event.why)
+        turn.log(f"commits are not kept in memory: {event.why}" if event.why else "commits are kept in memory again")
+        turn.say(NotKept(event.why))
 
 
 def _nursery_gone(turn: Turn, event: NurseryGone) -> None:
@@ -371,8 +393,11 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     WorkerParked: _parked,
     WorkerUnderway: _underway,
     WorkerHere: _here,
+    WorkerGaveUp: _gave_up,
     StateChanged: _state_changed,
     Report: _report,
+    SavesFlushed: _flushed,
+    KeepingChanged: _keeping_changed,
     WorkerFroze: _froze,
     WorkerThawed: _thawed,
     NurseryGone: _nursery_gone,

@@ -17,7 +17,9 @@ from edl.wire.messages import Version
 from edl.wire.snapshot import Meta
 
 FORMAT = 1
-"""Of the directory, the marker and the state file. Raised when an older edl would misread them."""
+"""Of the directory, and of a marker of a state in one file. Raised when an older edl would misread them."""
+PARTS_FORMAT = 2
+"""Of the marker of a state in several parts. In format 1 parts did not say which piece of a tensor they hold."""
 OWNER_FILE = "edl.json"
 MARKER_FILE = "DONE"
 RUNS_REMEMBERED = 100
@@ -55,6 +57,12 @@ class Sum:
 
     bytes: int
     crc32: int
+    blocks: tuple[int, ...] = field(default=(), compare=False)
+    """Checksum of each ``BLOCK_BYTES`` of the file, the last block being shorter: so that a piece of it can be read and
+    checked without the rest. Empty where nobody reads pieces."""
+
+
+BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +73,12 @@ class Marker:
     run: str
     version: Version
     shards: int
-    """Parts the state is in: ``state_file`` names them. 0: a framework's own distributed checkpoint."""
+    """Parts the state is in, one of each worker: ``state_file`` names them."""
     files: Mapping[str, Sum] = field(default_factory=dict)
     written_at: str = ""
     """For people."""
+    format: int = 0
+    """As it was read; 0: one that is about to be written."""
 
     @property
     def size(self) -> int:
@@ -78,16 +88,15 @@ class Marker:
 
 def marker_text(marker: Marker) -> bytes:
     """A marker as JSON. Also for a part of several, which has one file."""
-    files = {name: {"bytes": entry.bytes, "crc32": f"{entry.crc32:08x}"} for name, entry in marker.files.items()}
     return _text(
         {
-            "format": FORMAT,
+            "format": FORMAT if marker.shards == 1 else PARTS_FORMAT,
             "job": marker.job,
             "run": marker.run,
             "era": marker.version.era,
             "commit": marker.version.commit,
             "shards": marker.shards,
-            "files": files,
+            "files": {name: _sum_fields(entry) for name, entry in marker.files.items()},
             "written_at": marker.written_at,
         }
     )
@@ -95,7 +104,7 @@ def marker_text(marker: Marker) -> bytes:
 
 def parse_marker(data: bytes) -> Marker:
     """The opposite of ``marker_text``. Raises ``CheckpointError`` with the reason."""
-    values = _object(data, "the marker")
+    values = _object(data, "the marker", PARTS_FORMAT)
     files: dict[str, Sum] = {}
     listed = values.get("files")
     for name, entry in (listed if isinstance(listed, dict) else {}).items():
@@ -105,12 +114,41 @@ def parse_marker(data: bytes) -> Marker:
             crc32 = int(_get(entry, "crc32", str), 16)
         except ValueError:
             raise CheckpointError(f"the marker has no checksum of {name}") from None
-        files[name] = Sum(_get(entry, "bytes", int), crc32)
+        files[name] = Sum(_get(entry, "bytes", int), crc32, _blocks(name, entry))
     if not files:
         raise CheckpointError("the marker names no file")
     version = Version(era=_get(values, "era", int), commit=_get(values, "commit", int))
     job, run, shards = _get(values, "job", str), _get(values, "run", str), _get(values, "shards", int)
-    return Marker(job, run, version, shards, files, _get(values, "written_at", str))
+    check_format(values["format"], "the marker", FORMAT if shards == 1 else PARTS_FORMAT)
+    return Marker(job, run, version, shards, files, _get(values, "written_at", str), _get(values, "format", int))
+
+
+def _sum_fields(entry: Sum) -> dict[str, object]:
+    fields: dict[str, object] = {"bytes": entry.bytes, "crc32": f"{entry.crc32:08x}"}
+    if entry.blocks:
+        fields |= {"block_bytes": BLOCK_BYTES, "blocks": "".join(f"{crc32:08x}" for crc32 in entry.blocks)}
+    return fields
+
+
+def _blocks(name: str, entry: Mapping[str, object]) -> tuple[int, ...]:
+    """Checksums of blocks: as many as the file has, or none."""
+    if "blocks" not in entry:
+        return ()
+    text, size = _get(entry, "blocks", str), _get(entry, "bytes", int)
+    if _get(entry, "block_bytes", int) != BLOCK_BYTES or len(text) != 8 * -(-size // BLOCK_BYTES):
+        raise CheckpointError(f"the marker's checksums of the blocks of {name} do not fit its {size} bytes")
+    try:
+        return tuple(int(text[start : start + 8], 16) for start in range(0, len(text), 8))
+    except ValueError:
+        raise CheckpointError(f"the marker's checksums of the blocks of {name} are no numbers") from None
+
+
+def why_old_parts(marker: Marker) -> str:
+    """Why the parts of a sharded state cannot be used; empty when they can, or when the state is in one file."""
+    if marker.shards == 1 or marker.format >= PARTS_FORMAT:
+        return ""
+    how = "with torch.distributed.checkpoint, whose metadata are a pickle" if marker.shards == 0 else "in bare parts"
+    return f"an older edl wrote this sharded state {how}; this one does not unpickle and does not guess: write it anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +231,12 @@ def why_other_job(theirs: str, mine: str) -> str:
     return f"written by job {theirs}, this is job {mine} (--adopt-checkpoint allows it)"
 
 
-def check_format(number: object, what: str) -> None:
+def check_format(number: object, what: str, newest: int = FORMAT) -> None:
     """Raises ``CheckpointError`` when this edl is too old for it, or when it is no format number."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise CheckpointError(f"{what} is not what edl writes: its format is {number!r}")
-    if number > FORMAT:
-        raise CheckpointError(f"{what} has format {number}, newer than this edl knows ({FORMAT}): upgrade edl")
+    if number > newest:
+        raise CheckpointError(f"{what} has format {number}, newer than this edl knows ({newest}): upgrade edl")
 
 
 def check_header(header: Meta, marker: Marker, shard: int) -> None:
@@ -227,7 +265,7 @@ def _text(values: Mapping[str, object]) -> bytes:
     return json.dumps(values, indent=1).encode() + b"\n"
 
 
-def _object(data: bytes, what: str) -> dict[str, object]:
+def _object(data: bytes, what: str, newest: int = FORMAT) -> dict[str, object]:
     """A JSON object of a format that this edl knows."""
     try:
         values = json.loads(data)
@@ -235,7 +273,7 @@ def _object(data: bytes, what: str) -> dict[str, object]:
         raise CheckpointError(f"{what} is not JSON") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{what} is not what edl writes")
-    check_format(values.get("format"), what)
+    check_format(values.get("format"), what, newest)
     return values
 
 

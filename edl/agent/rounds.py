@@ -10,12 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from edl.agent.events import DumpStacks, GivePlace, SignalWorkers, Start, StartAhead, TellWorkers
+from edl.agent.events import DumpStacks, FlushSaves, GivePlace, SignalWorkers, Start, StartAhead, TellWorkers
 from edl.agent.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
 from edl.agent.turn import SIGKILL, SIGTERM, Turn
 from edl.types import Rank, Round
 from edl.wire import local
-from edl.wire.messages import Boundary, Hold, Member, Preparing, Purpose, StopRound, Switch, Underway, UseSlots, World
+from edl.wire.messages import (
+    Boundary,
+    Hold,
+    Member,
+    Preparing,
+    Purpose,
+    StopRound,
+    Switch,
+    Underway,
+    UseSlots,
+    WorkersDone,
+    World,
+)
 
 IN_PROCESS = "in process"
 
@@ -55,6 +67,7 @@ def begin(
     outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
     turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=(), killed=False)
     turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
+    turn.set(flushed=False, unsaved="")
     turn.log(reason)
     shed(turn, outside)
     unfit = tuple(worker.slot for worker in workers if worker.anew)
@@ -84,6 +97,22 @@ def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Wo
 def _is_elsewhere(turn: Turn, worker: Worker, local_rank: int) -> bool:
     """Whether a process would look for its device in the wrong place."""
     return turn.state.by_device and worker.bound != local_rank
+
+
+def look_whether_done(turn: Turn) -> None:
+    """Once all workers here have ended well: see that what they saved is written, and tell the Master."""
+    if turn.state.done:
+        turn.do(FlushSaves(turn.state.running_round))
+
+
+def flushed(turn: Turn, pending: bool, unsaved: str) -> None:
+    """What the workers saved is written, or is not going to be; or that takes a while (``pending``)."""
+    if turn.state.flushed:
+        return
+    if unsaved:
+        turn.log(unsaved)
+    turn.set(flushed=not pending, unsaved=unsaved)
+    turn.say(WorkersDone(turn.state.running_round, pending, unsaved))
 
 
 def start_anew(turn: Turn, worker: Worker) -> None:

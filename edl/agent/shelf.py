@@ -104,6 +104,8 @@ class _Buffer:
     capacity: int
     pins: int = 0
     held: Held | None = None
+    making: bool = False
+    """Made ahead, and not ready yet; its maker holds it pinned."""
     doomed: bool = False
     """Of no stream any more; goes when its last reader lets go."""
 
@@ -142,6 +144,8 @@ class Shelf:
                 return Room(row.writing, buffer.capacity, new=False)
             row.writing = None
         number = self._choose(row, size, sacrifice=False)
+        if number is None and any(self._buffers[n].making for n in row.buffers):
+            return Refusal("its memory is still being made", later=True)
         if number is None:
             made = self._make(stream, row, size)
             if isinstance(made, Room):
@@ -155,10 +159,25 @@ class Shelf:
                 return made
         buffer = self._buffers[number]
         buffer.held = None
-        if row.previous == number:
+        if row.previous is not None and (row.previous == number or not self._is_kept(row)):
+            self._buffers[row.previous].held = None
             row.previous = None
         row.writing = number
         return Room(number, buffer.capacity, new=False)
+
+    def spare(self, stream: Stream, size: int, most: int) -> Room | None:
+        """One more buffer for a stream's later snapshots. None if it has ``most`` of them already, counting neither one
+        that would not fit nor the snapshot before the newest, or if memory would have to be taken from others."""
+        row = self._rows.get(stream)
+        if row is None or len(row.buffers) >= MOST_BUFFERS + row.keep_previous:
+            return None
+        fitting = [number for number in row.buffers if self._fits(self._buffers[number], size)]
+        capacity = _capacity(size)
+        if len(fitting) >= most + row.keep_previous or self.usage().total + capacity > self._limit:
+            return None
+        room = self._add(stream, row, capacity)
+        self._buffers[room.buffer].making = True
+        return room
 
     def remove(self, number: int) -> None:
         """The memory of this buffer could not be had: forget it."""
@@ -211,6 +230,7 @@ class Shelf:
         """One reader less."""
         buffer = self._buffers[number]
         buffer.pins -= 1
+        buffer.making = False
         if buffer.doomed and not buffer.pins:
             self._free(number)
 
@@ -270,6 +290,10 @@ class Shelf:
     def _fits(self, buffer: _Buffer, size: int) -> bool:
         return size <= buffer.capacity <= 2 * size + 64 * _PAGE  # a state that has become small gives memory back
 
+    def _is_kept(self, row: _Row) -> bool:
+        """Whether the snapshot before the newest is wanted, or read by somebody now."""
+        return row.keep_previous or (row.previous is not None and self._buffers[row.previous].pins > 0)
+
     def _idle(self, row: _Row, *, sacrifice: bool) -> Iterator[int]:
         """Buffers of a row that nobody needs; with ``sacrifice`` also that of the previous snapshot."""
         kept = {row.newest, row.writing}
@@ -287,7 +311,7 @@ class Shelf:
         return None
 
     def _make(self, stream: Stream, row: _Row, size: int) -> Room | Refusal:
-        capacity = -(-(size + size // 64) // _PAGE) * _PAGE  # a header that grows a little needs no new buffer
+        capacity = _capacity(size)
         most = MOST_BUFFERS + row.keep_previous
         if len(row.buffers) >= most:
             return Refusal(f"all {most} buffers of {_name(stream)} are in use", later=True)
@@ -302,10 +326,14 @@ class Shelf:
                 f"{_amount(usage.workers)}, copies of other nodes {_amount(usage.replicas)}, loaded state "
                 f"{_amount(usage.loaded)}. Raise --state-memory, or keep this state in storage only, with save()"
             )
+        room = self._add(stream, row, capacity)
+        row.writing = room.buffer
+        return room
+
+    def _add(self, stream: Stream, row: _Row, capacity: int) -> Room:
         self._last += 1
         self._buffers[self._last] = _Buffer(stream, capacity)
         row.buffers.append(self._last)
-        row.writing = self._last
         return Room(self._last, capacity, new=True)
 
     def _let_go(self, row: _Row, number: int) -> None:
@@ -323,6 +351,10 @@ class Shelf:
     def _free(self, number: int) -> None:
         del self._buffers[number]
         self._freed.append(number)
+
+
+def _capacity(size: int) -> int:
+    return -(-(size + size // 64) // _PAGE) * _PAGE  # a header that grows a little needs no new buffer
 
 
 def _name(stream: Stream) -> str:

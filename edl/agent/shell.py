@@ -98,6 +98,20 @@ class StateKeeper(Keeper, Protocol):
         newer."""
         ...
 
+    @property
+    def saving(self) -> bool:
+        """Whether something that workers have saved has yet to be written by this node."""
+        ...
+
+    @property
+    def unsaved(self) -> str:
+        """Why the newest commit that workers have saved is not in the checkpoint directory, if this node writes."""
+        ...
+
+    async def flush_saves(self) -> str:
+        """Wait until what workers have saved is written; returns ``unsaved``."""
+        ...
+
     async def save_what_is_left(self, reason: str) -> None:
         """Before the launcher ends: bring the newest commit where it survives."""
         ...
@@ -135,6 +149,8 @@ class Surroundings:
     log: Callable[[str], None]
     activity: Callable[[Collection[int]], Mapping[int, Activity]]
     """What workers have used so far. Blocks."""
+    save_timeout_s: float = 600.0
+    """How long the end of the job waits for what was saved to be written."""
     switches: SwitchFiles | None = None
     """The files by which somebody asks for a checkpoint, where there is a checkpoint directory."""
 
@@ -162,6 +178,8 @@ class AgentShell:
             else None
         )
         self._outcome: Outcome | None = None
+        self._ending: asyncio.Event | None = None
+        """While the newest commit is being written before the launcher ends; set when somebody cannot wait for it."""
         self._warming: Awaitable[str] | None = around.warming
 
     @property
@@ -171,6 +189,8 @@ class AgentShell:
 
     def post(self, event: ev.Event) -> None:
         """Something happened."""
+        if self._ending is not None and isinstance(event, ev.Interrupted) and event.again:
+            self._ending.set()
         self._events.put_nowait(event)
 
     async def run(self) -> Outcome:
@@ -212,21 +232,47 @@ class AgentShell:
                 case ev.Log(text):
                     self._around.log(text)
                 case ev.Exit(outcome):
-                    await self._save(outcome)
-                    self._outcome = outcome
+                    self._outcome = await self._save(outcome)
                 case _:
                     await self._carry_out_on_workers(effect)
         self._alarm.set(min(wakes, default=None))
 
-    async def _save(self, outcome: Outcome) -> None:
-        """Bring the newest commit where it survives, if that is called for, in the time that is left."""
-        left_s = saving_time_s(outcome, self._state.gone_by_s, self._around.clock.now_s())
+    async def _save(self, outcome: Outcome) -> Outcome:
+        """Bring the newest commit where it survives, if that is called for, in the time that is left. The reason tells
+        of what was saved and could not be written."""
+        keeper, limit_s = self._around.keeper, self._around.save_timeout_s
+        left_s = saving_time_s(outcome, self._state.gone_by_s, self._around.clock.now_s(), limit_s)
         if left_s == 0:
-            return
+            return outcome
+        self._ending = asyncio.Event()
+        saving = asyncio.ensure_future(keeper.save_what_is_left(outcome.reason))
+        hurry = asyncio.ensure_future(self._ending.wait())
         try:
-            await asyncio.wait_for(self._around.keeper.save_what_is_left(outcome.reason), left_s)
-        except asyncio.TimeoutError:
-            self._around.log("the time is up: the newest commit may not have come to the checkpoint directory")
+            await asyncio.wait({saving, hurry}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if saving.done():
+                saving.result()
+            else:
+                why = "told to leave at once" if hurry.done() else "the time is up"
+                self._around.log(f"{why}: the newest commit may not have come to the checkpoint directory")
+        finally:
+            await end(saving)
+            await end(hurry)
+        if not keeper.unsaved:
+            return outcome
+        self._around.log(keeper.unsaved)
+        return replace(outcome, reason=f"{outcome.reason}; {keeper.unsaved}")
+
+    async def _flush_saves(self, round: Round) -> None:
+        """Wait, within a limit, until what the workers of this round have saved is written."""
+        keeper, limit_s = self._around.keeper, self._around.save_timeout_s
+        unsaved = ""
+        if keeper.saving:
+            self.post(ev.SavesFlushed(round, pending=True))
+            try:
+                unsaved = await asyncio.wait_for(keeper.flush_saves(), limit_s)
+            except asyncio.TimeoutError:
+                unsaved = f"{keeper.unsaved} (given up after {limit_s:g} s: --save-timeout={limit_s:g})"
+        self.post(ev.SavesFlushed(round, unsaved=unsaved))
 
     async def _carry_out_on_workers(self, effect: ev.Effect) -> None:
         workers = self._around.workers
@@ -252,6 +298,8 @@ class AgentShell:
                 self._around.keeper.keep_with(peer)
             case ev.Load():
                 self._chores.begin(self._load())
+            case ev.FlushSaves(number):
+                self._chores.begin(self._flush_saves(number))
             case ev.Write(version, reason):
                 self._chores.begin(self._write(version, reason))
 
@@ -380,7 +428,16 @@ class AgentShell:
         """A commit has been written to the checkpoint directory, or could not be."""
         if self._switches is not None and not message.error:
             self._switches.kept(message.version)
-        self.post(ev.Report(message))
+        if self._ending is None:
+            self.post(ev.Report(message))
+            return
+        if message.error:  # nobody steps the machine any more, and the Master may be gone
+            self._around.log(f"commit {message.version.commit} could not be written: {message.error}")
+        self._say(message)
+
+    def room(self, why: str) -> None:
+        """Commits find no memory any more, or find it again (empty)."""
+        self.post(ev.KeepingChanged(why))
 
     def _mark(self) -> Mark | None:
         """Where the workers of this node are, if they train in a world."""

@@ -79,6 +79,8 @@ class Worker:
     """Why it was killed by this agent, when it was: its end is reported in these words."""
     anew: bool = False
     """The process in this slot cannot fill this place: it has been killed, and when it has ended another is started."""
+    final: int = 0
+    """Exit status with which the job is to end when this worker fails; 0: it may be started again."""
     renewals: int = 0
     """How often in a row the process in this slot has asked to be started again (``edl.agent.independent``)."""
     renewed_s: float = 0.0
@@ -160,6 +162,12 @@ class AgentState:
     """When those get SIGKILL that are in slots which are not used."""
     killed: bool = False
     """SIGKILL has been sent to the stopping workers."""
+    flushed: bool = False
+    """What the workers of this round saved is written, or known to be lost (``unsaved``). Only once all have ended."""
+    unsaved: str = ""
+    """Why the newest commit that they saved is not in the checkpoint directory; see ``WorkersDone``."""
+    not_kept: str = ""
+    """Why commits of this node's workers are not kept in memory."""
     unsent: tuple[Failure, ...] = ()
     """Failures of the current round; told again at each attach until the round is stopped."""
     outcome: Outcome | None = None
@@ -230,4 +238,13 @@ class AgentState:
 
     def attach(self) -> Attach:
         """What this node tells a Master it meets."""
-        return Attach(self.info, self.seen_round, self.running_round, self.done, self.underway, self.use)
+        return Attach(
+            self.info,
+            self.seen_round,
+            self.running_round,
+            self.done,
+            self.underway,
+            self.use,
+            saving=self.done and not self.flushed,
+            unsaved=self.unsaved,
+        )

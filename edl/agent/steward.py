@@ -31,8 +31,7 @@ class Steward:
         self._vault = vault
         self._log = log
         self._sources: tuple[Source, ...] = ()
-        self._finishing = 0
-        self._finished = asyncio.Event()
+        self._reading = asyncio.Lock()
         self.stored: tuple[Version, bool] = (NO_STATE, False)
         self.refused = ""
 
@@ -51,28 +50,26 @@ class Steward:
         version = Version(asked.era, asked.commit)
         return await self._keeper.piece(slot, asked.stream, version, asked.shard, self._sources)
 
-    async def finish(self, message: local.Stored) -> None:
+    async def wrote_through(self, message: local.WroteThrough) -> None:
         """See ``desk.Keeper``."""
         version = Version(message.era, message.commit)
-        self._finishing += 1
-        try:
-            await self._keeper.stored(version, message.folder)
+        async with self._reading:
+            await self._keeper.wrote_through(version, message.size, message.crc32, message.error)
             await self.look()
-        finally:
-            self._finishing -= 1
-            if not self._finishing:
-                self._finished.set()
-                self._finished = asyncio.Event()
 
     async def settled(self) -> None:
-        """Until what workers have written counts, or is known not to."""
-        while self._finishing:
-            await self._finished.wait()
+        """Until what workers have saved counts, or is known not to, and nothing is being read any more."""
+        await self._keeper.settled()
+        async with self._reading:
+            pass
+        self._keeper.looked()
+        await self.look()
 
     @property
     def busy(self) -> bool:
-        """Whether something that workers have written is still being looked at."""
-        return self._finishing > 0
+        """Whether it is about to be known better what lies in the checkpoint directory: something that workers have
+        saved is still on its way, or what is there is being read."""
+        return self._keeper.busy or self._reading.locked()
 
     def restored(self, slot: int) -> None:
         """See ``desk.Keeper``."""
@@ -91,8 +88,7 @@ class Steward:
     def enter(self, world: World) -> None:
         """A world begins in which this node has a part; position 0 writes what is saved."""
         self._sources = world.sources
-        self._keeper.writer(world.position(self._node) == 0)
-        self._keeper.trim(world.restore)
+        self._keeper.enter(world.restore, len(world.members), writes=world.position(self._node) == 0)
 
     def keep_with(self, peer: KeepWith) -> None:
         """Where copies of commits go from now on."""
@@ -102,20 +98,22 @@ class Steward:
         """See what lies in the checkpoint directory."""
         if self._vault is not None:
             try:
-                newest = await asyncio.to_thread(self._vault.newest)
-                self.stored = newest or (NO_STATE, False)
+                self.stored = await self._keeper.look()
             except CheckpointError as error:
                 self._refuse(error)
 
     async def load(self) -> None:
         """Read the newest usable commit from there; the next ``Ready`` says what it was, or why there is none."""
-        try:
-            version = await self._keeper.load()
-        except EdlError as error:
-            self._refuse(error)
-        else:
-            if version != self.stored[0]:
-                self.stored = (version, False)
+        async with self._reading:
+            try:
+                version = await self._keeper.load()
+            except EdlError as error:
+                self._refuse(error)
+            else:
+                if self._keeper.too_large == version != NO_STATE:
+                    self.stored = (version, True)  # its bytes are right, and each worker reads it by itself
+                elif version != self.stored[0]:
+                    await self.look()  # what was refused is passed over from now on
 
     def _refuse(self, error: EdlError) -> None:
         self.refused = str(error)
@@ -129,9 +127,29 @@ class Steward:
         if version > self.stored[0]:
             await self._keeper.flush(reason, version)
 
+    @property
+    def saving(self) -> bool:
+        """Whether something that workers have saved has yet to be written by this node."""
+        return self.busy or self._keeper.saving
+
+    @property
+    def unsaved(self) -> str:
+        """Why the newest commit that workers have saved is not in the checkpoint directory; empty if it is, if none
+        was, or if another node writes it."""
+        return self._keeper.unsaved
+
+    async def flush_saves(self) -> str:
+        """Wait until what workers have saved is written; returns ``unsaved``."""
+        await self.settled()
+        return await self._keeper.flush_saves()
+
     async def save_what_is_left(self, reason: str) -> None:
         """Before the launcher ends: the newest commit goes to the checkpoint directory, or to the peer at least."""
-        if not self._keeper.holdings():
+        await self.settled()
+        held = max((holding.version for holding in self._keeper.holdings()), default=NO_STATE)
+        if held == NO_STATE:
             return
-        await self._keeper.flush(reason)
+        await self.look()
+        if held > self.stored[0]:
+            await self._keeper.flush(reason)
         await self._keeper.handed_over(HAND_OVER_S)

@@ -22,18 +22,19 @@ from edl.wire.messages import Holding, Version
 class Loan:
     """``Lent``: a snapshot that stays as it is until ``release``."""
 
-    def __init__(self, stock: Stock, owner: NodeId, held: Held, memory: Memory) -> None:
+    def __init__(self, stock: Stock, owner: NodeId, held: Held, memory: Memory, owed: Version) -> None:
         self._stock = stock
         self._owner = owner
         self._memory = memory
         self._over = False
         self.held = held
+        self._owed = owed
 
     @property
     def label(self) -> Label:
         """What it is, with its checksum, which is computed once."""
         crc32 = self._memory.crc32(self.held.size)
-        return Label(self._owner, self.held.holding, self.held.size, crc32)
+        return Label(self._owner, self.held.holding, self.held.size, crc32, self._owed)
 
     @property
     def descriptor(self) -> int:
@@ -76,6 +77,7 @@ class Incoming:
                 raise CheckpointError(f"{found} came under the name of {self._label.holding}")
             self._memory.renewed(self._label.crc32)
             self._stock.fill(self._stream, self._number, self._label.size, found)
+            self._stock.owes(self._label.owed)
             self._end()
         finally:
             self.discard()
@@ -95,8 +97,19 @@ class Incoming:
 class Stock:
     """``Stock`` of the ports, and what the keeper needs besides. Everything may be called from any thread."""
 
-    def __init__(self, node: NodeId, job: str, limit_bytes: int, changed: Callable[[], None]) -> None:
-        """``changed`` is called, in any thread, when a reader has let go of something."""
+    def __init__(
+        self,
+        node: NodeId,
+        job: str,
+        limit_bytes: int,
+        changed: Callable[[], None],
+        owes: Callable[[Version], None] = lambda version: None,
+        owing: Callable[[], Version] = Version,
+    ) -> None:
+        """``changed`` is called, in any thread, when a reader has let go of something. ``owes``: in any thread, with
+        what the node that a part came from has yet to write. ``owing``: what this node has yet to write."""
+        self.owes = owes
+        self._owing = owing
         self._node = node
         self._job = job
         self._changed = changed
@@ -124,6 +137,8 @@ class Stock:
             raise CheckpointError(f"a copy of this node's own commit, sent to node {self._node} itself")
         stream = Stream.of_node(label.owner, label.holding.shard)
         with self._lock:
+            if any(held.holding == label.holding for own in self._shared() for held in self._shelf.held(own)):
+                return None  # this node's own workers have made the same commit
             newest = self._shelf.newest(stream)
         if newest is not None and newest.holding.version >= label.holding.version:
             if newest.holding == label.holding:
@@ -175,6 +190,18 @@ class Stock:
         finally:
             self._changed()
 
+    def ahead(self, stream: Stream, size: int, most: int) -> None:
+        """Make one more buffer for a stream's later snapshots, unless it has so many, or memory is short."""
+        with self._open():
+            room = self._shelf.spare(stream, size, most)
+            if room is None:
+                return
+            self._shelf.pin(room.buffer)  # nobody may have it before it has memory
+        try:
+            self._made(stream, room)
+        finally:
+            self._changed()
+
     def _made(self, stream: Stream, room: Room) -> Room | Refusal:
         memory, problem = None, "it is not wanted any more"
         try:
@@ -194,8 +221,9 @@ class Stock:
             memory.close()
         return Refusal(problem)
 
-    def load(self, read: Callable[[Callable[[int], memoryview]], Version]) -> Holding:
-        """Have ``read`` fill the memory that it asks for, and hold the outcome. Raises ``CheckpointError``."""
+    def load(self, read: Callable[[Callable[[int], memoryview]], tuple[Version, bool]]) -> Holding | Version:
+        """Have ``read`` fill the memory that it asks for, and hold the outcome; or only the version, if that is one for
+        the workers to read. Raises ``CheckpointError``, and ``MemoryError`` when there is no room for it."""
         stream = Stream.loaded("storage")
         filled: list[tuple[int, memoryview]] = []
 
@@ -203,13 +231,15 @@ class Stock:
             filled.clear()
             room = self.room(stream, size)
             if isinstance(room, Refusal):
-                raise CheckpointError(room.why)
+                raise MemoryError(room.why)
             with self._lock:
                 filled.append((room.buffer, self._memories[room.buffer].view[:size]))
             return filled[0][1]
 
         try:
-            version = read(allocate)
+            version, sharded = read(allocate)
+            if sharded:
+                return version
             number, view = filled[0]
             holding = self.read_header(view)
             if holding.version != version:
@@ -278,9 +308,9 @@ class Stock:
             return self._loan(Stream.of_worker(slot, name), lambda held: held.holding.version == version)
 
     def borrow_newer(self, holding: Holding) -> Loan | None:
-        """What this node's workers have committed in its place since."""
+        """What has taken its place since: of this node's workers, or what they began from, or another node's copy."""
         with self._lock:
-            for stream in self._shelf.streams(Use.WORKER, STATE):
+            for stream in self._shared():
                 loan = self._loan(stream, lambda held: _replaces(held.holding, holding))
                 if loan is not None:
                     return loan
@@ -310,7 +340,7 @@ class Stock:
             if wanted(held):
                 self._shelf.pin(held.buffer)
                 owner = NodeId(stream.owner) if stream.use is Use.REPLICA else self._node
-                return Loan(self, owner, held, self._memories[held.buffer])
+                return Loan(self, owner, held, self._memories[held.buffer], self._owing())
         return None
 
     # --- what there is -----------------------------------------------------------------------------------------------

@@ -28,11 +28,16 @@ def cannot_read(files: Files, error: OSError) -> CheckpointError:
     )
 
 
+def is_full(error: OSError) -> bool:
+    """Whether there may be room later."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def why(error: OSError) -> str:
     """The cause of an error without its number and path."""
     if error.errno == errno.EROFS:
         return "the file system is mounted read-only"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return "no room is left" if error.errno == errno.ENOSPC else "the quota is used up"
     return error.strerror or str(error) or type(error).__name__
 

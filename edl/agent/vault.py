@@ -2,7 +2,7 @@
 
     edl.json                                    who owns the directory (``marker.Owner``)
     commit-0000000123.era-0000000004/
-        state.safetensors                       the state; or, of a sharded one, what the workers' framework wrote
+        state.safetensors                       the state; or, of a sharded one, ``state-00000-of-00004.safetensors`` …
         DONE                                    written last: job, version, size and checksum of each file
 
 Without ``DONE`` a folder counts for nothing. It is the first to go when a checkpoint is deleted or written again.
@@ -16,19 +16,35 @@ import datetime
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from edl.agent import marker as text
-from edl.agent.marker import MARKER_FILE, OWNER_FILE, Marker, Owner, Retention, Sum, folder_name, folder_version
-from edl.agent.trouble import cannot_read, cannot_write, why
+from edl.agent.folders import Folders
+from edl.agent.marker import (
+    BLOCK_BYTES,
+    MARKER_FILE,
+    OWNER_FILE,
+    Marker,
+    Owner,
+    Retention,
+    Sum,
+    folder_name,
+)
+from edl.agent.parts import Parts, shard_of
+from edl.agent.pruning import Pruning
+from edl.agent.room import Room
+from edl.agent.trouble import cannot_read, cannot_write, is_full, why
 from edl.errors import CheckpointError, JobConflict
 from edl.ports import Files
 from edl.wire.messages import Version
-from edl.wire.snapshot import parse
+from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse, parse_header
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = BLOCK_BYTES
 """Much larger, and the checksum reads from memory what the processor's cache would still have had."""
+VERIFIERS = 4
+"""Threads that read a sharded checkpoint before it is used."""
 PROBE = ".probe-"
 ATTEMPTS = 3
 
@@ -40,15 +56,6 @@ class Writer:
     job: str
     run: str
     """The same for all launchers of one run of the job, and another one for each run."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """What lies in a checkpoint's folder, temporary files left out of ``sizes``."""
-
-    sizes: dict[str, int]
-    everything: tuple[str, ...]
-    """In an order in which it can be removed."""
 
 
 class Vault:
@@ -67,7 +74,6 @@ class Vault:
         """``adopt``: another job's directory and checkpoints are welcome. ``say`` takes warnings, from any thread."""
         self._files = files
         self._writer = writer
-        self._retention = retention
         self._wall_clock_s = wall_clock_s
         self._say = say
         self._adopt = adopt
@@ -78,25 +84,30 @@ class Vault:
         self._bad: dict[Version, str] = {}
         """Checkpoints whose bytes were found to be wrong: seen only when all of them are read."""
         self._said: set[tuple[Version, str]] = set()
-        self._ours: dict[Version, bool] = {}
-        """Complete checkpoints seen so far, and whether this job wrote them; spares reading their markers again."""
-        self._written: list[Version] = []
+        self._folders = Folders(files)
+        self._room = Room(files, say)
+        self._pruning = Pruning(files, self._folders, self._room, writer.job, retention, self._inspect, self._bad, say)
+        self._parts = Parts(files, self._marker, self._put, self._folders.delete)
 
     # --- before anything else ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Once at the start: the directory can be made and written, and is this job's run's from now on.
 
-        Raises ``CheckpointError`` when nothing can be written there, ``JobConflict`` when it is somebody else's.
+        A disk that is full keeps no launcher from a run that is under way: the others train on, too. Raises
+        ``CheckpointError`` when nothing can be written there, ``JobConflict`` when it is somebody else's.
         """
         with self._lock:
             try:
                 self._claim(probe=True)
             except OSError as error:
-                raise cannot_write(self._files, error, 1) from error
+                trouble = cannot_write(self._files, error, 1)
+                if not (is_full(error) and self._is_under_way()):
+                    raise trouble from error
+                self._say(f"{trouble}. Until then no checkpoint is written")
 
     def folder(self, version: Version) -> str:
-        """Path or URL of a checkpoint's folder: where the workers write theirs, for ``finish``."""
+        """Path or URL of a checkpoint's folder."""
         return self._files.path(folder_name(version))
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -104,42 +115,62 @@ class Vault:
     def write(self, version: Version, snapshot: memoryview, shard: int = 0, shards: int = 1) -> str:
         """Write a state, or one part of it, and then delete what is not to be kept. Returns where it lies.
 
-        Of several parts the one that comes last completes the checkpoint; they may be written by several nodes. Writing
-        what is there already does nothing. Raises ``CheckpointError``: this one could not be written, the next may; but
-        none will after another run has taken over the directory.
+        Of several parts the one that comes last completes the checkpoint; they may be written by several nodes and in
+        several threads. Empty is returned while parts are missing. Writing what is there already does nothing. Raises
+        ``CheckpointError``: this one could not be written, the next may; but none will after another run has taken over
+        the directory.
         """
-        folder = folder_name(version)
         data = snapshot.cast("B")
+        if shards > 1:
+            return self._write_part(version, data, shard, shards)
+        folder = folder_name(version)
         with self._lock:
             with self._explained(len(data)):
                 self._claim()
-                if shards == 1:
-                    self._write_whole(folder, version, data)
-                else:
-                    self._write_part(folder, version, data, shard, shards)
+                drop = self._pruning.drop_surplus
+                self._room.found(len(data), lambda: self._write_whole(folder, version, data), drop)
             self._wrote(version)
         return self._files.path(folder)
 
-    def finish(self, folder: str, version: Version) -> str:
-        """Complete a checkpoint whose files the workers have written themselves. Returns where it lies.
+    def accept(self, version: Version, size: int, crc32: int) -> str:
+        """Complete a checkpoint whose state a worker has written by itself, once it has been read back. Returns where
+        it lies. Raises ``CheckpointError``."""
+        folder, name, expected = folder_name(version), text.state_file(0, 1), Sum(size, crc32)
+        with self._lock:
+            with self._explained(size):
+                self._claim()
+                self._check(f"{folder}/{name}", name, expected)
+                self._mark(folder, self._marker(version, 1, {name: expected}))
+            self._wrote(version)
+        return self.folder(version)
 
-        ``folder``: as ``folder(version)`` says it, or only its last part.
-        """
-        name = folder.rstrip("/").rpartition("/")[2]
-        if name != folder_name(version):
-            raise CheckpointError(f"{folder} is not the folder of this commit, which is {self.folder(version)}")
+    def _write_part(self, version: Version, data: memoryview, shard: int, shards: int) -> str:
+        """The bytes are written without the lock: parts of one node may be written at once."""
+        with self._lock, self._explained(0):
+            self._claim()
+        with self._explained(len(data)):
+            try:
+                self._room.found(len(data), lambda: self._parts.write(version, data, shard, shards), self._spare_some)
+            except OSError:
+                self._parts.give_up(version)
+                raise
+        return self.complete(version, shards) or ""
+
+    def complete(self, version: Version, shards: int) -> str | None:
+        """Make a checkpoint count if all of its parts are there. Returns where it lies; empty if it counted before, and
+        None while parts are missing. Raises ``CheckpointError``."""
         with self._lock:
             with self._explained(0):
-                self._claim()
-                self._files.sync(name)
-                sizes = self._content(name).sizes
-                sums = {file: self._sum(f"{name}/{file}", sizes[file]) for file in sizes if file != MARKER_FILE}
+                sums = self._parts.all(version, shards)
                 if not sums:
-                    raise CheckpointError(f"no files to complete in {self.folder(version)}")
-                if not self._says(version, sums):
-                    self._mark(name, self._marker(version, 0, sums))
+                    return None if sums is None else ""
+                self._mark(folder_name(version), self._marker(version, shards, sums))
             self._wrote(version)
-        return self._files.path(name)
+        return self.folder(version)
+
+    def _spare_some(self) -> bool:
+        with self._lock:
+            return self._pruning.drop_surplus()
 
     @contextlib.contextmanager
     def _explained(self, needed: int) -> Iterator[None]:
@@ -151,59 +182,26 @@ class Vault:
         except JobConflict as error:
             raise CheckpointError(str(error)) from error
 
-    def _says(self, version: Version, sums: dict[str, Sum]) -> bool:
-        """Whether the marker is there already and names just these files."""
-        with contextlib.suppress(CheckpointError):
-            found = self._inspect(version)
-            return found is not None and (found.job, found.files) == (self._writer.job, sums)
-        return False
-
     def _write_whole(self, folder: str, version: Version, snapshot: memoryview) -> None:
-        name = text.state_file(0, 1)
+        name, marked = text.state_file(0, 1), MARKER_FILE in self._folders.content(folder).sizes
         if self._stays(folder, version, name, snapshot):
             return
-        self._files.remove(f"{folder}/{MARKER_FILE}")
+        if marked:  # one that has come since is another node's, which writes the same: to remove it would open a gap
+            self._files.remove(f"{folder}/{MARKER_FILE}")
         try:
             written = self._put(f"{folder}/{name}", snapshot)
             self._mark(folder, self._marker(version, 1, {name: written}))
         except (OSError, JobConflict):
             with contextlib.suppress(OSError):  # it takes up room, and nobody will finish it
-                self._delete(folder)
+                self._folders.delete(folder)
             raise
-
-    def _write_part(self, folder: str, version: Version, snapshot: memoryview, shard: int, shards: int) -> None:
-        name, record = text.state_file(shard, shards), text.part_file(shard, shards)
-        if self._stays(folder, version, name, snapshot):
-            return
-        for stale in (MARKER_FILE, record):
-            self._files.remove(f"{folder}/{stale}")
-        part = self._marker(version, shards, {name: self._put(f"{folder}/{name}", snapshot)})
-        self._files.write(f"{folder}/{record}", [text.marker_text(part)])
-        parts = self._parts(folder, version, shards)
-        if len(parts) == shards:
-            self._mark(folder, self._marker(version, shards, parts))
-
-    def _parts(self, folder: str, version: Version, shards: int) -> dict[str, Sum]:
-        """The parts that are there and were written by this run."""
-        found: dict[str, Sum] = {}
-        sizes = self._content(folder).sizes
-        for shard in range(shards):
-            name = text.part_file(shard, shards)
-            if name not in sizes:
-                break
-            with contextlib.suppress(CheckpointError):
-                part = text.parse_marker(self._files.read(f"{folder}/{name}"))
-                fits = (part.run, part.version, part.shards) == (self._writer.run, version, shards)
-                if fits and not text.why_sizes_differ(part, sizes):
-                    found.update(part.files)
-        return found
 
     def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:
         """Whether this commit is there already, whole. Raises when what is there is another job's.
 
         With other bytes too: a version names one state, and to replace it would mean to be without it for a while.
         """
-        content = self._content(folder)
+        content = self._folders.content(folder)
         if MARKER_FILE not in content.sizes:
             return False
         try:
@@ -224,18 +222,22 @@ class Vault:
         self._say(f"{self._files.path(folder)} is there already with other content, and stays")
         return True
 
-    def _put(self, name: str, snapshot: memoryview) -> Sum:
-        crc = 0
+    def _put(self, name: str, snapshot: memoryview, in_blocks: bool = False) -> Sum:
+        crc, blocks = 0, [0] * -(-len(snapshot) // BLOCK_BYTES if in_blocks else 0)
 
         def pieces() -> Iterator[memoryview]:
             nonlocal crc
-            for start in range(0, len(snapshot), CHUNK_BYTES):
-                piece = snapshot[start : start + CHUNK_BYTES]
+            start = 0
+            while start < len(snapshot):
+                piece = snapshot[start : min(start + CHUNK_BYTES, (start // BLOCK_BYTES + 1) * BLOCK_BYTES)]
                 crc = zlib.crc32(piece, crc)
+                if in_blocks:
+                    blocks[start // BLOCK_BYTES] = zlib.crc32(piece, blocks[start // BLOCK_BYTES])
+                start += len(piece)
                 yield piece
 
         self._files.write(name, pieces())
-        return Sum(len(snapshot), crc)
+        return Sum(len(snapshot), crc, tuple(blocks))
 
     def _mark(self, folder: str, new: Marker) -> None:
         """Last step of every checkpoint. The owner is looked up again: the one before may have been long ago."""
@@ -248,12 +250,7 @@ class Vault:
 
     def _wrote(self, version: Version) -> None:
         self._bad.pop(version, None)
-        self._ours.pop(version, None)
-        self._written = [*(old for old in self._written if old != version), version][-2:]
-        try:
-            self._prune()
-        except OSError as error:  # the checkpoint is safe; room is a matter of another day
-            self._say(f"cannot delete old checkpoints in {self._files.where}: {why(error)}")
+        self._pruning.wrote(version)
 
     # --- whose it is -------------------------------------------------------------------------------------------------
 
@@ -296,6 +293,11 @@ class Vault:
             if owner.job == job:
                 self._tidy()
 
+    def _is_under_way(self) -> bool:
+        """Whether other launchers of this run have written here."""
+        owner = self._owner()
+        return owner is not None and (owner.job, owner.run) == (self._writer.job, self._writer.run)
+
     def _owner(self) -> Owner | None:
         """None when nobody owns the directory, or the write of that file was broken off, as it can be in a store."""
         try:
@@ -309,8 +311,8 @@ class Vault:
 
     def _refuse_foreign(self) -> None:
         """Without an owner's file the checkpoints tell whose directory it is."""
-        for version in self._versions() if not self._adopt else ():
-            job = self._job_of(version)
+        for version in self._folders.versions() if not self._adopt else ():
+            job = self._folders.job_of(version)
             if job not in ("", self._writer.job):
                 raise JobConflict(
                     f"the checkpoint directory {self._files.where} holds checkpoints of job {job}, this is job "
@@ -330,10 +332,10 @@ class Vault:
     def _tidy(self) -> None:
         """Remove what earlier runs left half-done. Only the first launcher of a run does it, before it writes."""
         try:
-            for version in self._versions():
+            for version in self._folders.versions():
                 with contextlib.suppress(CheckpointError):
                     if self._inspect(version) is None:
-                        self._delete(folder_name(version))
+                        self._folders.delete(folder_name(version))
             for entry in self._files.entries():
                 if entry.name.startswith(PROBE) and not entry.name.startswith(self._probes):
                     self._files.remove(entry.name)
@@ -359,48 +361,85 @@ class Vault:
         Without a version the newest usable one. ``allocate`` makes room for so many bytes; it is called again, and the
         room before is of no use, when what was read is refused and an older one is tried.
         """
+        candidates = self._listed() if version is None else [version]
+        found = self._first(candidates, lambda one: self._load(one, allocate, shard))
+        if found is None:
+            missing = self.folder(version) if version else f"in {self._files.where}"
+            raise CheckpointError(f"there is no complete checkpoint {missing}")
+        return found.version
+
+    def load(self, allocate: Callable[[int], memoryview]) -> tuple[Version, bool]:
+        """The newest usable checkpoint, with every byte checked, and whether the workers have to read it themselves: of
+        a sharded state all files are read here and nothing is kept. Another one is read into memory as by ``read``."""
+
+        def take(found: Marker) -> None:
+            if found.shards == 1:
+                self._load(found, allocate, 0)
+            else:
+                self._verify(found)
+
+        found = self._first(self._listed(), take)
+        if found is None:
+            raise CheckpointError(f"there is no complete checkpoint in {self._files.where}")
+        return found.version, found.shards > 1
+
+    def _first(self, candidates: Iterable[Version], take: Callable[[Marker], None]) -> Marker | None:
+        """The first of these that is usable and that ``take`` does not refuse; None when there is none at all. Raises
+        ``CheckpointError`` when there are some, and all are refused."""
         refused: list[tuple[str, str]] = []
-        for candidate in self._listed() if version is None else [version]:
-            found = self._usable(candidate, refused)
+        for version in candidates:
+            found = self._usable(version, refused)
             if found is None:
                 continue
             try:
-                self._load(found, allocate, shard)
+                take(found)
             except CheckpointError as error:
-                self._refuse(candidate, str(error), refused)
+                self._refuse(version, str(error), refused)
             else:
-                return candidate
+                return found
         self._give_up(refused)
-        missing = self.folder(version) if version else f"in {self._files.where}"
-        raise CheckpointError(f"there is no complete checkpoint {missing}")
+        return None
 
     def verify(self, version: Version) -> None:
-        """Read all files of a checkpoint and compare their checksums: for those that the workers read themselves.
-
-        Raises ``CheckpointError``.
-        """
+        """Read all files of a checkpoint and compare their checksums. Raises ``CheckpointError``."""
         refused: list[tuple[str, str]] = []
         found = self._usable(version, refused)
-        if found is None and not refused:
+        if found is None:
             raise CheckpointError(f"there is no complete checkpoint {self.folder(version)}")
-        for name, expected in found.files.items() if found else ():
+        try:
+            self._verify(found)
+        except CheckpointError as error:
+            self._refuse(version, str(error), refused)
+            raise
+
+    def _verify(self, found: Marker) -> None:
+        def check(item: tuple[str, Sum]) -> CheckpointError | None:
+            name, expected = item
             try:
-                self._compare(name, self._sum(f"{folder_name(version)}/{name}", expected.bytes), expected)
-            except (OSError, CheckpointError) as error:
-                reason = f"unreadable: {why(error)}" if isinstance(error, OSError) else str(error)
-                self._refuse(version, reason, refused)
-                break
-        self._give_up(refused)
+                self._look_at(found, name, expected)
+            except CheckpointError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(VERIFIERS, "edl-verify") as pool:
+            error = next(filter(None, pool.map(check, sorted(found.files.items()))), None)
+        if error is not None:
+            raise error
+
+    def _header(self, path: str, size: int) -> Meta:
+        """What a state file says it is."""
+        start = bytearray(min(size, HEADER_BYTES))
+        self._files.read_into(path, 0, memoryview(start))
+        length = header_bytes(memoryview(start))
+        header = bytearray(min(length, size))
+        self._files.read_into(path, 0, memoryview(header))
+        return parse_header(bytes(header), size).meta
 
     def _listed(self) -> list[Version]:
         try:
-            return sorted(self._versions(), reverse=True)
+            return sorted(self._folders.versions(), reverse=True)
         except OSError as error:
             raise cannot_read(self._files, error) from error
-
-    def _versions(self) -> list[Version]:
-        found = (folder_version(entry.name) for entry in self._files.entries() if entry.folder)
-        return [version for version in found if version is not None]
 
     def _usable(self, version: Version, refused: list[tuple[str, str]]) -> Marker | None:
         """The marker of a checkpoint with nothing wrong so far; None when it is refused, or was never completed."""
@@ -409,8 +448,8 @@ class Vault:
             if found is not None:
                 if found.job != self._writer.job and not self._adopt:
                     raise CheckpointError(text.why_other_job(found.job, self._writer.job))
-                if version in self._bad:
-                    raise CheckpointError(self._bad[version])
+                if version in self._bad or text.why_old_parts(found):
+                    raise CheckpointError(self._bad.get(version) or text.why_old_parts(found))
         except CheckpointError as error:
             self._refuse(version, str(error), refused)
             return None
@@ -420,7 +459,7 @@ class Vault:
         """The marker, or None without one. Raises ``CheckpointError`` when it does not fit what lies beside it."""
         folder = folder_name(version)
         try:
-            sizes = self._content(folder).sizes
+            sizes = self._folders.content(folder).sizes
             if MARKER_FILE not in sizes:
                 return None
             data = self._files.read(f"{folder}/{MARKER_FILE}")
@@ -439,8 +478,6 @@ class Vault:
         return found
 
     def _load(self, found: Marker, allocate: Callable[[int], memoryview], shard: int) -> None:
-        if found.shards == 0:
-            raise CheckpointError("sharded by the workers' framework: only they can read it")
         name = text.state_file(shard, found.shards)
         if name not in found.files:
             raise CheckpointError(f"it has no {name}")
@@ -448,13 +485,20 @@ class Vault:
         buffer = allocate(expected.bytes).cast("B")[: expected.bytes]
         if len(buffer) < expected.bytes:
             raise ValueError(f"asked for {expected.bytes} bytes of memory and got {len(buffer)}")
+        self._look_at(found, name, expected, buffer)
+
+    def _look_at(self, found: Marker, name: str, expected: Sum, into: memoryview | None = None) -> None:
+        """Read a file of a checkpoint and make sure that it is the one. Raises ``CheckpointError``.
+
+        Wrong bytes count from now on; a file that could not be read may be readable the next time.
+        """
         path = f"{folder_name(found.version)}/{name}"
         try:
-            actual = self._sum(path, expected.bytes, buffer)
-            self._compare(name, actual, expected)
-            text.check_header(parse(buffer).meta, found, shard)
+            self._check(path, name, expected, into)
+            meta = self._header(path, expected.bytes) if into is None else parse(into).meta
+            text.check_header(meta, found, shard_of(name, found.shards))
         except OSError as error:
-            raise CheckpointError(f"unreadable: {why(error)}") from error
+            raise CheckpointError(f"{name} is unreadable: {why(error)}") from error
         except CheckpointError as error:
             self._bad[found.version] = str(error)
             raise
@@ -472,6 +516,21 @@ class Vault:
             if count < len(piece):
                 break
         return Sum(done, crc)
+
+    def _check(self, path: str, name: str, expected: Sum, into: memoryview | None = None) -> None:
+        """Read a file, and once more if it is not what it should be: the disk may have erred, or the way from there.
+        Raises ``CheckpointError``, and ``OSError`` if it cannot be read."""
+        try:
+            if self._sum(path, expected.bytes, into) == expected:
+                return
+        except OSError as error:
+            trouble = why(error)
+        else:
+            trouble = "the checksum was another"
+        self._files.forget(path)
+        again = self._sum(path, expected.bytes, into)
+        self._compare(name, again, expected)
+        self._say(f"{self._files.path(path)} was read wrongly once ({trouble}): look at the disk")
 
     def _compare(self, name: str, actual: Sum, expected: Sum) -> None:
         if actual.bytes < expected.bytes:
@@ -493,63 +552,3 @@ class Vault:
                 f"no checkpoint in {self._files.where} can be used:\n{text.each(refused, self._files.path)}\n"
                 "Mend what is named, or move these folders away to begin without them"
             )
-
-    # --- deleting ----------------------------------------------------------------------------------------------------
-
-    def _prune(self) -> None:
-        complete: list[Version] = []
-        unfinished: list[Version] = []
-        for version in self._versions():
-            if version not in self._ours:
-                self._sort_in(version, unfinished)
-            if self._ours.get(version) and version not in self._bad:
-                complete.append(version)
-        unfinished += [version for version in self._bad if self._ours.get(version)]
-        surplus = self._retention.surplus(complete, self._written)
-        for version in [*surplus, *self._retention.overtaken(unfinished, complete)]:
-            self._ours.pop(version, None)
-            self._bad.pop(version, None)
-            self._delete(folder_name(version))
-        for entry in self._files.entries():  # not while a run begins, when many launchers may write that file
-            if entry.name.startswith(f"{OWNER_FILE}.") and not entry.folder:
-                self._files.remove(entry.name)
-
-    def _sort_in(self, version: Version, unfinished: list[Version]) -> None:
-        """Find out about a folder not known yet. One whose job nobody can tell is left alone, like a foreign one."""
-        try:
-            found = self._inspect(version)
-        except CheckpointError:
-            if self._job_of(version) == self._writer.job:
-                unfinished.append(version)
-            return
-        if found is None:
-            unfinished.append(version)
-        else:
-            self._ours[version] = found.job == self._writer.job
-
-    def _job_of(self, version: Version) -> str:
-        """Who wrote a checkpoint, by its marker; empty when that does not say."""
-        with contextlib.suppress(CheckpointError, OSError):
-            return text.parse_marker(self._files.read(f"{folder_name(version)}/{MARKER_FILE}")).job
-        return ""
-
-    def _delete(self, folder: str) -> None:
-        """The marker first: what is half deleted must not look complete."""
-        self._files.remove(f"{folder}/{MARKER_FILE}")
-        for name in self._content(folder).everything:
-            self._files.remove(f"{folder}/{name}")
-        self._files.remove(folder)
-
-    def _content(self, folder: str, below: str = "") -> _Content:
-        sizes: dict[str, int] = {}
-        everything: list[str] = []
-        for entry in self._files.entries(f"{folder}/{below}".rstrip("/")):
-            name = f"{below}{entry.name}"
-            if entry.folder:
-                inner = self._content(folder, f"{name}/")
-                sizes.update(inner.sizes)
-                everything += inner.everything
-            elif not name.endswith(".tmp"):
-                sizes[name] = entry.size
-            everything.append(name)
-        return _Content(sizes, tuple(everything))

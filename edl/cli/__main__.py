@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import size
+from edl.cli import data, size
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
@@ -74,6 +74,7 @@ def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> 
     asyncio.run(_ask(where, as_json, Purpose.SET, wait, " ".join(settings)))
 
 
+edl.add_command(data.data)
 for _command in size.COMMANDS:
     edl.add_command(_command)
 

@@ -31,6 +31,10 @@ class Outcome:
     where: str = ""
 
 
+_LISTED = " listed already"
+"""Ends what is said of files that were added twice: that is no failure."""
+
+
 class Reader(Protocol):
     """Takes history line by line until it knows the outcome."""
 
@@ -122,6 +126,25 @@ class SetReader:
     def cut_off(self, why: str) -> Outcome:
         """See ``Reader``."""
         return Outcome(False, f"{why} before anything was changed. Look with edl status")
+
+
+class OrderReader:
+    """Waits until a worker has looked at the files of an order (``data_service.growing``)."""
+
+    def __init__(self, dataset: str, number: int) -> None:
+        self._begin = f"data {dataset}: order {number} ("
+
+    def take(self, entry: JournalEntry) -> Outcome | None:
+        """See ``Reader``."""
+        if entry.kind == Kind.SERVICE.value and entry.text.startswith(self._begin):
+            return Outcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
+        if entry.kind == Kind.JOB_ENDED.value:
+            return Outcome(False, f"the job has ended before a worker looked at the files: {entry.text}")
+        return None
+
+    def cut_off(self, why: str) -> Outcome:
+        """See ``Reader``."""
+        return Outcome(False, f"{why} before it was known what came of it. The order stands; look with edl events")
 
 
 _READERS: dict[Purpose, Callable[[str], Reader]] = {

@@ -46,6 +46,7 @@ def _lines(status: JobStatus) -> list[str]:
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
         lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
+    lines += [f"Warning: {text}" for text in status.warnings]
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:

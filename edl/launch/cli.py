@@ -38,7 +38,7 @@ from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
 from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
 from edl.launch.log_options import LOG_OPTIONS, log_plan, server_folder
-from edl.launch.naming import checkpoint_folder, private_name
+from edl.launch.naming import private_name
 from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
@@ -49,13 +49,14 @@ from edl.launch.settings import (
     PserverSettings,
     ReaderSettings,
     ServerSettings,
-    StateSettings,
     StoreSettings,
 )
 from edl.launch.slot_options import SLOT_OPTIONS, rules_from, slots_from, with_spares
 from edl.launch.spelling import Spelling, one_spelling
+from edl.launch.state_options import STATE_OPTIONS, bytes_from, state_from
 from edl.launch.torchrun_options import OWN_ROLES, TORCHRUN_OPTIONS, python_from, workers_from
 from edl.launch.torchrun_table import KEYS, NAMES
+from edl.launch.verify_options import VERIFY_OPTIONS, verify_from
 from edl.launch.worlds import WORLD_OPTIONS
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
@@ -118,11 +119,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     _seconds("--rejoin-timeout", 10.0, "How long a worker with edl.run may take to leave a broken round."),
     _seconds("--boundary-timeout", 60.0, "How long workers may take to an agreed step boundary."),
     _seconds("--hang-timeout", 0.0, "Restart a round without progress after this time; 0 for never."),
-    click.option("--checkpoint-dir", default="", metavar="PATH|URL", help="Where commits of edl.State are saved."),
-    click.option("--checkpoint-keep", type=int, default=3, help="Checkpoints kept, at least 2. Default: 3."),
-    click.option("--checkpoint-keep-every", type=int, default=0, metavar="N", help="Keep each N-th commit for good."),
-    click.option("--adopt-checkpoint", is_flag=True, help="Begin from another job's checkpoints."),
-    click.option("--state-memory", default="0", metavar="BYTES", help="For commits, such as 8G. Default: half of it."),
+    *STATE_OPTIONS,
     click.option(
         "--data",
         multiple=True,
@@ -135,6 +132,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     *PADDLE_OPTIONS,
     *PS_OPTIONS,
     *HYPER_OPTIONS,
+    *VERIFY_OPTIONS,
     *SCALE_OPTIONS,
     *AUTOSCALE_OPTIONS,
     *HTTP_OPTIONS,
@@ -174,7 +172,7 @@ def settings_from(
     slots = beside.workers
     store = _store(options)
     private = _is_private(options, nodes, store)
-    scheduler, state = wanted_from(options), _state(options)
+    scheduler, state = wanted_from(options), state_from(options)
     job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
     spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler_from(scheduler))
     _check_node_rank(options["node_rank"], nodes)
@@ -228,6 +226,7 @@ def _spec(
         cooldown_s=options["scale_cooldown"],
         autoscale=autoscale_from(options, nodes),
         slots=rules_from(options),
+        verify=verify_from(options),
     )
 
 
@@ -252,7 +251,7 @@ def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, 
     if not wants_servers(options):
         nodes = parse_nnodes(options["nnodes"], options["node_unit"])
         return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), ""
-    found = sizes(options, slots_from, _bytes("--pserver-memory", options["pserver_memory"]))
+    found = sizes(options, slots_from, bytes_from("--pserver-memory", options["pserver_memory"]))
     return found.nodes, found.slots, found.here, training_from(options)
 
 
@@ -276,7 +275,7 @@ def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:
     if not servers.count:
         raise SettingError("--servers-per-node", servers.count, "--role=pserver needs at least 1")
     servers = dataclasses.replace(servers, log_folder=server_folder(options))
-    return PserverSettings(**common, servers=servers, checkpoint_dir=_state(options).checkpoint_dir)
+    return PserverSettings(**common, servers=servers, checkpoint_dir=state_from(options).checkpoint_dir)
 
 
 def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -319,25 +318,6 @@ def _timeouts(options: Mapping[str, Any]) -> Timeouts:
         boundary_s=options["boundary_timeout"],
         hang_s=options["hang_timeout"],
     )
-
-
-def _state(options: Mapping[str, Any]) -> StateSettings:
-    keep, every = options["checkpoint_keep"], options["checkpoint_keep_every"]
-    if keep < 2:
-        raise SettingError("--checkpoint-keep", keep, "must be at least 2: the newest one may turn out to be damaged")
-    if every < 0:
-        raise SettingError("--checkpoint-keep-every", every, "must be 0 or more")
-    folder = checkpoint_folder(options["checkpoint_dir"])
-    memory = _bytes("--state-memory", options["state_memory"])
-    return StateSettings(memory, folder, keep, every, options["adopt_checkpoint"])
-
-
-def _bytes(option: str, text: str) -> int:
-    """``512M``, ``8G``, ``1.5T`` or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)i?[bB]?", text.strip())
-    if match is None:
-        raise SettingError(option, text, "not an amount of memory", "Write bytes, or 512M, 8G, 1.5T")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:

@@ -254,6 +254,8 @@ class _Place:
     steward: Steward = field(init=False)
     kept: Callable[[Kept], None] = field(init=False, default=lambda message: None)
     """Told of each commit that has been written, or could not be."""
+    room: Callable[[str], None] = field(init=False, default=lambda why: None)
+    """Told why commits find no memory, and when they do again."""
 
 
 async def _take_place(
@@ -319,9 +321,11 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
         node,
         settings.spec.job,
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
-        copies=TcpCopies(node, lambda: place.registration.token, SystemClock()),
+        copies=TcpCopies(node, lambda: place.registration.token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
         vault=vault,
         on_kept=lambda version, where, error, took_s: place.kept(Kept(version, where, error, took_s)),
+        on_room=lambda why: place.room(why),
+        copying=wanted.copying,
     )
     place.steward = Steward(node, keeper, vault, log)
     return keeper
@@ -381,7 +385,7 @@ def _put_together(
         ),
     )
     agent = _agent(settings, place, candidate, processes, warming, lambda: launcher.register_again(), log)
-    place.kept = agent.kept
+    place.kept, place.room = agent.kept, agent.room
     launcher = Launcher(
         Parts(
             job=spec.job,
@@ -472,6 +476,7 @@ def _agent(
             log=log,
             activity=activity,
             switches=place.switches,
+            save_timeout_s=settings.state.save_timeout_s,
         ),
         AgentState(
             place.info,

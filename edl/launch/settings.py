@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.agent import torch_environment
+from edl.agent.copying import Copying
 from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
 from edl.types import JobId
@@ -56,6 +57,12 @@ class StateSettings:
     """Commits whose number this divides are kept for good; 0 for none."""
     adopt: bool = False
     """Take over checkpoints of another job."""
+    save_timeout_s: float = 600.0
+    """How long the end of the job, or of this launcher, waits for saved commits to be written."""
+    copying: Copying = Copying.AUTO
+    """When commits go to another node as well."""
+    copy_rate: int = 0
+    """Most bytes a second for that; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

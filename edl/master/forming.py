@@ -39,13 +39,16 @@ WARMING_PATIENCE_S = 120.0
 LOADING_PATIENCE_S = 1800.0
 """How long a world waits for the node that reads the state from the checkpoint directory."""
 
+UNSAVED = "checkpoint"
+"""Name of the flaw of a job that ends without the checkpoint its workers asked for last."""
+
 FAREWELL_S = 5.0
 """How long an ended Master stays for agents that have not heard the outcome yet."""
 
 
 def stop_world(turn: Turn, reason: str, dump: bool = False) -> None:
     """Begin the change to the next world. The next one forms as soon as every living member has stopped."""
-    turn.write(phase=Phase.FORMING, reason=reason, done=())
+    turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     if reason != turn.reason:  # else what led to it has just been noted in the same words
         turn.note(Kind.WORLD_STOPPED, reason)
     _begin_forming(turn)
@@ -84,7 +87,7 @@ def _ask_spares(turn: Turn) -> None:
 
 def at_boundary(turn: Turn, reason: str) -> None:
     """Begin the change to the next world without interrupting anybody: all members go on to a boundary and park."""
-    turn.write(phase=Phase.FORMING, reason=reason, done=())
+    turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     turn.note(Kind.BOUNDARY, reason)
     _begin_forming(turn)
     turn.at_boundary = True
@@ -118,6 +121,10 @@ def try_to_form(turn: Turn) -> None:
     if awaited:
         turn.reason = f"{turn.record.reason}; waiting for {names(awaited)}"
         turn.wake_at(min(entry.due_s for entry in awaited))
+        return
+    final = next((failure for failure in turn.record.failures if failure.final), None)
+    if final is not None:
+        _end(turn, final.final, f"{turn.record.reason}; starting again would not help")
         return
     if turn.record.restarts > turn.spec.max_restarts:
         _end_for_failures(turn)
@@ -219,9 +226,10 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
 
 
 def end_if_all_done(turn: Turn) -> None:
-    """End the job with success once every member's workers have ended with status 0."""
+    """End the job with success once every member's workers have ended with status 0, and what they saved is written.
+    Where it could not be, all that is lost is that checkpoint; the status of the launchers says so."""
     world = turn.record.world
-    if world is not None and set(turn.record.done) >= {member.node for member in world.members}:
+    if world is not None and turn.finished >= {member.node for member in world.members}:
         who = f"all {world.size} workers" if world.size > 1 else "the only worker"
         reason = f"{who} of round {world.round} ended with status 0"
         if turn.record.flaws:
@@ -346,7 +354,7 @@ def _form(turn: Turn, entries: Sequence[NodeEntry], restore: Restore, why: str) 
     )
     _note_state(turn, restore)
     turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why, era=era)
-    turn.write(judged=False)
+    turn.write(judged=False, saving=(), flaws=tuple(one for one in turn.record.flaws if one.name != UNSAVED))
     turn.note(Kind.WORLD_FORMED, f"round {world.round}: {count(len(members))}, {count(world.size, 'worker')} ({why})")
     turn.grace_until_s = None
     turn.at_boundary = False
@@ -413,7 +421,7 @@ def dismiss(turn: Turn, reason: str, *, needed: bool = False, only: NodeEntry | 
             turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
 
-def _end(turn: Turn, code: ExitCode, reason: str) -> None:
+def _end(turn: Turn, code: int, reason: str) -> None:
     root_first = tuple(sorted(turn.record.failures, key=lambda failure: failure.peer_loss))
     outcome = Finish(int(code), reason, () if code in (ExitCode.OK, ExitCode.KILLED) else root_first)
     turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason)

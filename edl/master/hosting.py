@@ -33,9 +33,10 @@ class Gathered:
     flaws: list[sv.Flaw] = field(default_factory=list)
     sent: list[tuple[str, sv.Send]] = field(default_factory=list)
     failures: list[sv.Fail] = field(default_factory=list)
+    answers: list[sv.Answered] = field(default_factory=list)
 
     def __len__(self) -> int:
-        every = (self.words, self.kept, self.notes, self.flaws, self.sent, self.failures)
+        every = (self.words, self.kept, self.notes, self.flaws, self.sent, self.failures, self.answers)
         return sum(len(some) for some in every)
 
 
@@ -51,6 +52,11 @@ class Hosting:
 
     def __bool__(self) -> bool:
         return bool(self._services)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the services."""
+        return frozenset(self._services)
 
     @property
     def pending(self) -> int:
@@ -125,6 +131,8 @@ class Hosting:
                     gathered.sent.append((name, effect))
                 case sv.Fail():
                     gathered.failures.append(effect)
+                case sv.Answered():
+                    gathered.answers.append(effect)
                 case sv.WakeAt(at_s):
                     self._due[name] = min(at_s, self._due.get(name, at_s))
 

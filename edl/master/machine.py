@@ -31,6 +31,7 @@ from edl.master.events import (
     Wished,
 )
 from edl.master.forming import (
+    UNSAVED,
     WARMING_PATIENCE_S,
     end_as_failed,
     end_if_all_done,
@@ -58,6 +59,7 @@ from edl.wire.messages import (
     Kept,
     Leaving,
     NodeInfo,
+    NotKept,
     Pace,
     Preparing,
     Ready,
@@ -102,7 +104,7 @@ def _count_out_the_gone(turn: Turn) -> None:
     """Members whose leases ended while nobody ruled."""
     members = turn.record.world.members if turn.record.world else ()
     alive = {entry.info.incarnation for entry in turn.nodes.values()}
-    gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.record.done]
+    gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.finished]
     if not gone:
         return
     how = f"{', '.join(gone)} lost while the job had no Master"
@@ -212,7 +214,7 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=attach.underway)
         planning.ask_again(turn, entry)
         if attach.done:
-            _done(turn, entry)
+            _done(turn, entry, attach.saving, attach.unsaved)
         elif not attach.underway:
             _replan_without_source(turn)
     elif meant_to_run and world is not None and attach.seen_round < world.round:
@@ -266,7 +268,7 @@ def _lost(turn: Turn, entry: NodeEntry, how: str) -> None:
         _replan_without_source(turn)
         return
     turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
-    if turn.member(entry) is None or node in turn.record.done:
+    if turn.member(entry) is None or node in turn.finished:
         _replan_without_source(turn)
         return
     if turn.record.phase is Phase.RUNNING:
@@ -326,9 +328,11 @@ def _said(turn: Turn, event: NodeSaid) -> None:
             _hanging(turn, entry, hanging)
         case WorkerFailed(failure):
             _worker_failed(turn, entry, failure)
-        case WorkersDone(round=number):
+        case WorkersDone(round=number, saving=saving, unsaved=unsaved):
             if turn.record.phase is Phase.RUNNING and number == turn.record.round:
-                _done(turn, entry)
+                _done(turn, entry, saving, unsaved)
+        case NotKept(why):
+            planning.not_kept(turn, entry, why)
         case Leaving() as leaving:
             _leaving(turn, entry, leaving)
 
@@ -349,6 +353,8 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
     if ready.stored > entry.stored and not ready.refused:
         planning.lies_stored(turn, ready.stored)  # the last Master may have heard it, and this node may leave
+    # It may know less than another node has written meanwhile; but what it has read and refused is of no use.
+    has_read = entry.status is NodeStatus.LOADING or bool(ready.refused)
     entry = turn.update(
         entry,
         status=NodeStatus.READY,
@@ -357,8 +363,7 @@ def _ready(turn: Turn, entry: NodeEntry, ready: Ready) -> None:
         due_s=float("inf"),
         parked=ready.parked,
         holdings=ready.holdings,
-        # It may know less than another node has written meanwhile; but what it has read and refused is of no use.
-        stored=ready.stored if ready.refused else max(entry.stored, ready.stored),
+        stored=ready.stored if has_read else max(entry.stored, ready.stored),
         stored_sharded=ready.stored_sharded,
         refused=ready.refused,
     )
@@ -408,6 +413,9 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
     if record.phase is Phase.FORMING:
         # It came while the world was being stopped: part of the same incident, charged once.
         turn.write(failures=_kept((*record.failures, failure)))
+        if turn.at_boundary and not record.charged and not failure.peer_loss and not entry.draining:
+            # Nothing had been stopped, its workers were on the way to a boundary: no consequence of the change.
+            turn.write(restarts=record.restarts + 1, charged=True)
         turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
         interrupt(turn)
         return
@@ -433,12 +441,20 @@ def _describe(failure: Failure) -> str:
     return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
 
 
-def _done(turn: Turn, entry: NodeEntry) -> None:
-    node = entry.info.node
-    if turn.member(entry) is None or node in turn.record.done:
+def _done(turn: Turn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
+    node, record = entry.info.node, turn.record
+    if turn.member(entry) is None or node in turn.finished:
         return
     turn.update(entry, status=NodeStatus.DONE)
-    turn.write(done=(*turn.record.done, node))
+    others = tuple(one for one in record.saving if one != node)
+    now_saving = (*others, node) if saving else others
+    done = record.done if node in record.done else (*record.done, node)
+    if (done, now_saving) != (record.done, record.saving):
+        turn.write(done=done, saving=now_saving)
+    if saving:
+        turn.reason = f"all workers of node {node} have ended; it writes what they saved"
+    if unsaved:
+        _flawed(turn, Flawed(UNSAVED, f"node {node}: {unsaved}"))
     end_if_all_done(turn)
 
 
@@ -453,7 +469,7 @@ def _leaving(turn: Turn, entry: NodeEntry, leaving: Leaving) -> None:
     turn.update(entry, status=NodeStatus.LEAVING)
     if not known:
         turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
-    if turn.member(entry) is None or node in turn.record.done:
+    if turn.member(entry) is None or node in turn.finished:
         return
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} leaves: {reason}")

@@ -18,7 +18,19 @@ from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.rendezvous.parting import Saver, saver
-from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Leaving, Purpose, Switch, Underway, Version
+from edl.wire.messages import (
+    NO_STATE,
+    Asked,
+    Boundary,
+    Hold,
+    KeepWith,
+    Kept,
+    Leaving,
+    Purpose,
+    Switch,
+    Underway,
+    Version,
+)
 from edl.wire.wishes import Care
 
 _WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}
@@ -122,13 +134,15 @@ def _give_up(turn: Turn, agreement: Agreement) -> None:
 
 
 def ask_again(turn: Turn, entry: NodeEntry) -> None:
-    """A member is back on the line; its workers have gone on meanwhile, so what it has answered is void."""
+    """A member is back on the line; its workers have gone on meanwhile, so what it has answered is void. As its answer
+    may still be on the way, all are asked under another number."""
     hyper.remind(turn, entry)
     agreement = turn.agreement
     if agreement is not None and turn.underway:
-        answers = {node: commit for node, commit in agreement.answers.items() if node != entry.info.node}
-        turn.agreement = dataclasses.replace(agreement, answers=answers)
-        turn.tell(entry, _hold(turn, agreement))
+        turn.agreements += 1
+        turn.agreement = dataclasses.replace(agreement, number=turn.agreements, answers={})
+        for member in turn.members():
+            turn.tell(member, _hold(turn, turn.agreement))
 
 
 def consider_checkpoint(turn: Turn) -> None:
@@ -261,11 +275,30 @@ def kept(turn: Turn, entry: NodeEntry, message: Kept) -> None:
     version, node = message.version, entry.info.node
     if message.error:
         turn.note(Kind.STATE, f"commit {version.commit} could not be written: {message.error}", node)
+        newest = max((other.stored for other in turn.nodes.values()), default=NO_STATE)
+        if version > newest and not _left(turn, version):
+            turn.unwritten = version, f"commit {version.commit} could not be written by node {node}: {message.error}"
         _keep_those_that_wait(turn, message)
         return
     turn.save_s = message.took_s or turn.save_s
+    if version >= turn.unwritten[0]:
+        turn.unwritten = NO_STATE, ""
     lies_stored(turn, version)
     turn.note(Kind.STATE, f"commit {version.commit} is complete in {message.where}", node)
+
+
+def _left(turn: Turn, version: Version) -> bool:
+    """Whether the present world has begun from an earlier commit than this one of an earlier era."""
+    world = turn.record.world
+    return world is not None and version.era < world.era and version > world.restore
+
+
+def not_kept(turn: Turn, entry: NodeEntry, why: str) -> None:
+    """Commits of a node find no memory, or find it again: people hear of it where they look."""
+    if why != entry.not_kept:
+        node, what = entry.info.node, f"not kept in memory: {why}" if why else "kept in memory again"
+        turn.update(entry, not_kept=why)
+        turn.note(Kind.STATE, f"commits of node {node} are {what}", node)
 
 
 def lies_stored(turn: Turn, version: Version) -> None:

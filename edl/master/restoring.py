@@ -2,11 +2,14 @@
 
 One choice for the whole world, so that no two ranks restore different steps. The newest complete commit wins,
 wherever it lies: in the memory of a node, its own or another's copy, or in the checkpoint directory. From there one
-node reads it into its memory first; after that it is like any other.
+node reads it into its memory first; after that it is like any other. A sharded one is only checked by that node, to its
+last byte, and read by the workers.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +30,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """First this node has to read the state from the checkpoint directory."""
+    """First this node has to read the state from the checkpoint directory, or to check it there if it is sharded."""
 
     node: NodeId
 
@@ -46,7 +49,7 @@ def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int
     stored = max((entry.stored for entry in members), default=NO_STATE)
     if stored.commit and stored > best.version:
         knows = [entry for entry in members if entry.stored == stored]
-        if any(entry.stored_sharded for entry in knows):
+        if any(entry.stored_sharded and entry.load_tried for entry in knows):
             return Restore(stored, stored=True)
         untried = [entry for entry in knows if not entry.load_tried]
         if untried:
@@ -97,13 +100,35 @@ def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
 
 
 def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
-    """Where each member sends copies of its commits: to the next member on another rack, else to the next member; a
-    world of one node to a spare, if there is one."""
-    return {entry.info.node: _keeper(index, members, spares) for index, entry in enumerate(members)}
+    """Where each member sends copies of its commits: to a member on another rack, as evenly as can be, else to the next
+    member; a world of one node to a spare, if there is one. Whoever has a place elsewhere that is not crowded keeps it:
+    another one would cost a copy of everything."""
+    away = {entry.info.node: _on_other_racks(index, members) for index, entry in enumerate(members)}
+    load: Counter[NodeId] = Counter()
+    found: dict[NodeId, NodeEntry | None] = {}
+    for entry in members:
+        there = away[entry.info.node]
+        most = math.ceil((len(members) - len(there)) / len(there)) if there else 0
+        stays = next((one for one in there if one.info.node == entry.keeper and load[one.info.node] < most), None)
+        if stays is not None:
+            found[entry.info.node] = stays
+            load[stays.info.node] += 1
+    for index, entry in enumerate(members):
+        there = away[entry.info.node]
+        if entry.info.node in found:
+            continue
+        if there:
+            chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # of equals the next one
+        else:
+            chosen = next(iter([*members[index + 1 :], *members[:index]] or spares), None)
+        found[entry.info.node] = chosen
+        if chosen is not None:
+            load[chosen.info.node] += 1
+    return found
 
 
-def _keeper(index: int, members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> NodeEntry | None:
-    others = [*members[index + 1 :], *members[:index]] or list(spares)
+def _on_other_racks(index: int, members: Sequence[NodeEntry]) -> list[NodeEntry]:
+    """Beginning with the next one."""
     rack = members[index].info.rack
-    elsewhere = [entry for entry in others if rack and entry.info.rack and entry.info.rack != rack]
-    return next(iter(elsewhere or others), None)
+    others = [*members[index + 1 :], *members[:index]]
+    return [entry for entry in others if rack and entry.info.rack and entry.info.rack != rack]

@@ -105,7 +105,18 @@ class SettingsHold:
     settings: Settings
 
 
-Event = WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick | LineUp | LineDown | Heard | SettingsHold
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Somebody outside of the world asks for something (``edl data add``). To be answered with ``Answered``."""
+
+    number: int
+    """For the answer."""
+    by: str
+    """Who, in words."""
+    body: str
+
+
+Event = WorldBegan | WorldEnded | Said | KeyPut | KeyGone | Tick | LineUp | LineDown | Heard | SettingsHold | Ordered
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
@@ -166,7 +177,16 @@ class Fail:
     text: str
 
 
-Effect = Tell | Keep | WakeAt | Note | Flaw | Send | Fail
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """To ``Ordered``, once all is written."""
+
+    number: int
+    ok: bool
+    text: str
+
+
+Effect = Tell | Keep | WakeAt | Note | Flaw | Send | Fail | Answered
 
 
 class Service(Protocol):

@@ -21,7 +21,7 @@ from edl.master import service as sv
 from edl.master.hosting import Hosted, Hosting
 from edl.master.journal import KEPT, Journal
 from edl.master.machine import absent, step, take_over
-from edl.master.news import Asking, Companions, News
+from edl.master.news import OVER, Asking, Companions, News
 from edl.master.service import Service
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
@@ -51,6 +51,7 @@ PROBE_PAUSE_S = 0.05
 FAREWELL_TTL_S = 10.0
 COMPANIONS_S = 15.0
 """How long those beside the Master may take for what they do at the end of a job."""
+_order_numbers = itertools.count(1)
 MOST_GATHERED = 256
 """Effects of services that may wait for one another before they are carried out."""
 MOST_BYTES = 1024 * 1024
@@ -112,6 +113,8 @@ class MasterShell:
         """Store revision of the size; 0: it has not been written yet."""
         self._asking: Asking | None = None
         """The wish that the step under way is about."""
+        self._orders: dict[int, asyncio.Future[Answer]] = {}
+        """Who waits for the answer of a service."""
         self._explanation = ""
         self._over = False
         self.concluded = asyncio.Event()
@@ -240,6 +243,10 @@ class MasterShell:
             stream = self._streams.get((entry.info.node, entry.info.incarnation)) if entry is not None else None
             if stream is not None:
                 stream.put_nowait(ServiceTold(service, word.caller.slot, word.body))
+        for answer in gathered.answers:
+            waiting = self._orders.pop(answer.number, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(Answer(answer.text, ok=answer.ok))
         if self._lines is not None:
             for service, sent in gathered.sent:
                 self._lines.send(f"{service}/{sent.name}", sent.body)
@@ -435,6 +442,21 @@ class MasterShell:
             self._events.put_nowait(ev.Told(asked))
         return answer
 
+    async def order(self, asked: Asked) -> Answer:
+        """Somebody asks a service for something (``Purpose.DATA``); returns when what follows from it is in the store.
+
+        Raises ``FencedOut`` when the rule ends before.
+        """
+        assert self._state is not None  # noqa: S101 - as above
+        if self._over or self.ended:
+            return Answer(f"the job has ended: {self._state.record.reason}", ok=False)
+        if asked.purpose.value not in self._hosting.names:
+            return Answer(f"this job has no service for {asked.purpose.value}", ok=False)
+        number = next(_order_numbers)
+        self._orders[number] = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(Hosted(asked.purpose.value, sv.Ordered(number, asked.by, asked.wish)))
+        return await self._orders[number]
+
     @property
     def ended(self) -> bool:
         """Whether the outcome of the job is decided."""
@@ -480,6 +502,9 @@ class MasterShell:
             waiting += [event] if isinstance(event, Asking) else []
         for asking in waiting:
             asking.fail()
+        for answer in self._orders.values():
+            if not answer.done():
+                answer.set_exception(FencedOut(OVER))
         if self._lines is not None:
             self._lines.close()
         for stream in self._streams.values():

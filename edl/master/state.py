@@ -81,6 +81,8 @@ class Record:
     """The change under way was charged; given back when a node of the world turns out to have died."""
     done: tuple[NodeId, ...] = ()
     """Nodes of the running world whose workers have all ended with status 0."""
+    saving: tuple[NodeId, ...] = ()
+    """Those of them that still write what was saved: the job ends when they have, and goes back if one is lost."""
     failures: tuple[Failure, ...] = ()
     """Failures of the last incident, in order of arrival."""
     rejoins: bool = False
@@ -164,6 +166,8 @@ class NodeEntry:
     """Commit that it was asked to write while the job rests, on the stream that is open now."""
     hurried: bool = False
     """It wants to leave, and has not the time to write a checkpoint: the others do."""
+    not_kept: str = ""
+    """Why its workers' commits are not kept in memory, as it has said last."""
     step_s: float = 0.0
     """What a step takes there, as it has said last; 0: it has not."""
     uses: tuple[int, ...] = ()
@@ -212,6 +216,8 @@ class MasterState:
     """Another size has been asked for since the world last conformed."""
     cooling_until_s: float = 0.0
     """Until then other sizes wait; see ``JobSpec.cooldown_s``."""
+    unwritten: tuple[Version, str] = (NO_STATE, "")
+    """The newest checkpoint that was to be written and was not, and why; no reason once it or a later one is."""
     save_s: float = 0.0
     """What it took to write the last checkpoint; 0: none has been written."""
     scaling: Memory = NO_MEMORY

@@ -40,6 +40,7 @@ class Turn:
         self.resizing = state.resizing
         self.cooling_until_s = state.cooling_until_s
         self.save_s = state.save_s
+        self.unwritten = state.unwritten
         self.scaling = state.scaling
         self.reason = state.reason
         self.effects: list[Effect] = []
@@ -69,6 +70,7 @@ class Turn:
             resizing=self.resizing,
             cooling_until_s=self.cooling_until_s,
             save_s=self.save_s,
+            unwritten=self.unwritten,
             scaling=self.scaling,
             reason=self.reason,
         )
@@ -138,6 +140,11 @@ class Turn:
         places = world.members if world is not None else ()
         found = [self.current(place.node, place.incarnation) for place in places]
         return [entry for entry in found if entry is not None]
+
+    @property
+    def finished(self) -> frozenset[NodeId]:
+        """Nodes of the running world that are through: the job needs nothing of them any more."""
+        return frozenset(self.record.done) - frozenset(self.record.saving)
 
     @property
     def underway(self) -> bool:

@@ -54,12 +54,20 @@ def job_status(
         boundary=_boundary(state.agreement, record.world),
         kill=record.kill,
         flaws=tuple(flaw.text for flaw in record.flaws),
+        warnings=_warnings(state),
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(
             DroppedSlot(one.node, one.host, one.slot, one.device, one.why, one.round) for one in record.dropped
         ),
     )
+
+
+def _warnings(state: MasterState) -> tuple[str, ...]:
+    """What is wrong now with the keeping of the state."""
+    without = {node: entry.not_kept for node, entry in sorted(state.nodes.items()) if entry.not_kept}
+    unkept = (f"commits of node {node} are not kept in memory: {why}" for node, why in without.items())
+    return tuple(text for text in (state.unwritten[1], *unkept) if text)
 
 
 def _is_out(entry: NodeEntry, record: Record) -> bool:

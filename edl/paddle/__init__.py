@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edl.arithmetic.adascale import AdaScale as AdaScale
     from edl.paddle.accumulate import accumulate as accumulate
+    from edl.paddle.checkpoint import load_checkpoint as load_checkpoint
     from edl.paddle.comm import all_gather as all_gather
     from edl.paddle.comm import all_reduce as all_reduce
     from edl.paddle.comm import barrier as barrier
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Data": "edl.paddle.data",
+    "load_checkpoint": "edl.paddle.checkpoint",
     "AdaScale": "edl.arithmetic.adascale",
     "accumulate": "edl.paddle.accumulate",
     "scale_lr": "edl.paddle.lr",
@@ -48,8 +50,8 @@ _PLACES = {
 
 __all__ = [
     "AdaScale", "Data", "DataLoader", "EDLBatchSampler", "EDLDistributedSampler", "RandomState", "State",
-    "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "parallel", "run", "scale_lr",
-    "settings", "shard_iterable",
+    "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "load_checkpoint", "parallel",
+    "run", "scale_lr", "settings", "shard_iterable",
 ]  # fmt: skip
 
 

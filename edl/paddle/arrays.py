@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import paddle
 
 from edl.errors import StateError
+from edl.paddle.digest import digest, finite
+from edl.wire.snapshot import ELEMENT_BYTES
 from edl.worker.framework import ArrayInfo
 
 _NAMES = {
@@ -25,8 +28,26 @@ _AS_NUMPY = {"bfloat16": "uint16", "float8_e4m3fn": "int8", "float8_e5m2": "int8
 """How numpy holds the bits of what it does not know."""
 _SLICE_BYTES = 4 << 20
 _THREADS = 4
+_SHORT_BYTES = 16 << 10
+"""A shorter copy is over before another thread could be told of it."""
+
+# Unlike ctypes.memmove it does not let go of the interpreter's lock, which other threads might be slow to give back.
+_move_locked: Any = ctypes.PyDLL(None).memmove
+_move_locked.argtypes, _move_locked.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 _pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+@functools.cache
+def _only_cpu() -> bool:
+    """Whether this Paddle knows no other device. A tensor's place takes longer to ask for than a short copy."""
+    others: list[Any] = [paddle.is_compiled_with_cuda(), paddle.is_compiled_with_xpu()]
+    others.extend(paddle.device.get_all_custom_device_type() or ())
+    return not any(others)
+
+
+def _is_on_cpu(tensor: Any) -> bool:
+    return _only_cpu() or bool(tensor.place.is_cpu_place())
 
 
 def kind(tensor: Any) -> str:
@@ -39,7 +60,7 @@ def memory(tensor: Any) -> Any:
 
     By its address: DLPack refuses parameters and bfloat16, which numpy does not know. It must not outlive the tensor.
     """
-    if not tensor.place.is_cpu_place() or not tensor.is_contiguous():
+    if not _is_on_cpu(tensor) or not tensor.is_contiguous():
         return None
     shape = tuple(tensor.shape)
     name = kind(tensor)
@@ -74,6 +95,15 @@ def from_memory(array: Any, name: Any) -> Any:
     return tensor if kind(tensor) == name else tensor.view(name)
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def _info(dtype: Any, shape: tuple[int, ...]) -> ArrayInfo:
+    """Of one of Paddle's types, or numpy's."""
+    name = str(dtype).rpartition(".")[2]
+    if name not in _NAMES:
+        raise StateError(f"an array of {name} cannot be kept")
+    return ArrayInfo(_NAMES[name], shape, math.prod(shape) * ELEMENT_BYTES[_NAMES[name]])
+
+
 class PaddleArrays:
     """``edl.worker.framework.Arrays`` for Paddle."""
 
@@ -83,37 +113,48 @@ class PaddleArrays:
 
     def info(self, value: Any) -> ArrayInfo:
         """Raises ``StateError`` for a kind that cannot be written, and for sparse and distributed tensors."""
-        name = kind(value)
-        if name not in _NAMES:
-            raise StateError(f"an array of {name} cannot be kept")
-        shape = tuple(value.shape)
-        if isinstance(value, np.ndarray):
-            return ArrayInfo(_NAMES[name], shape, value.nbytes)
-        if value.is_selected_rows() or value.is_sparse():
-            raise StateError(f"a sparse tensor of {name} {list(shape)} cannot be kept: convert it to a dense one")
-        if value.is_dist():
-            raise StateError(f"a distributed tensor of {name} {list(shape)} cannot be kept")
-        if value.size and not value._is_initialized():
-            raise StateError(f"a tensor of {name} {list(shape)} without memory cannot be kept")
-        return ArrayInfo(_NAMES[name], shape, math.prod(shape) * value.element_size())
+        dtype, shape = value.dtype, tuple(value.shape)
+        if isinstance(value, paddle.Tensor):
+            if value.is_selected_rows() or value.is_sparse():
+                raise StateError(
+                    f"a sparse tensor of {kind(value)} {list(shape)} cannot be kept: convert it to a dense one"
+                )
+            if value.is_dist():
+                raise StateError(f"a distributed tensor of {kind(value)} {list(shape)} cannot be kept")
+            if not value._is_initialized() and 0 not in shape:
+                raise StateError(f"a tensor of {kind(value)} {list(shape)} without memory cannot be kept")
+        return _info(dtype, shape)
 
-    def copy_out(self, values: Sequence[Any], buffers: Sequence[memoryview]) -> None:
+    def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
         """Copy each array into its buffer, in slices on several threads."""
-        sources = [_dense(value) for value in values]  # holds what was copied until the end
-        copies = []
-        for source, buffer in zip(sources, buffers, strict=True):
-            if source.nbytes != buffer.nbytes:
-                raise ValueError(f"an array of {source.nbytes} bytes and a buffer of {buffer.nbytes}")
-            if source.nbytes:
-                target = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-                copies += _slices(target, source.ctypes.data, source.nbytes)
+        made = []  # stays until all is copied
+        copies: list[tuple[int, int, int]] = []
+        addressof, from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
+        for value, buffer in zip(values, buffers, strict=True):
+            size = buffer.nbytes
+            if not size:
+                continue
+            target = addressof(from_buffer(buffer))
+            if isinstance(value, paddle.Tensor) and _is_on_cpu(value) and value.is_contiguous():
+                source = (
+                    value.data_ptr()
+                )  # of as many bytes as info() has said; asking again takes longer than the copy
+            else:
+                made.append(_dense(value))
+                if made[-1].nbytes != size:
+                    raise ValueError(f"an array of {made[-1].nbytes} bytes and a buffer of {size}")
+                source = made[-1].ctypes.data
+            if size < _SHORT_BYTES:
+                _move_locked(target, source, size)
+            else:
+                copies += _slices(target, source, size)
         threads = min(_THREADS, len(os.sched_getaffinity(0)))
-        if len(copies) == len(values) or threads == 1:
+        if len(copies) < 2 or threads == 1:
             _copy(copies)
         else:
             shares = [copies[first::threads] for first in range(threads)]
             list(_threads(threads).map(_copy, shares))
-        del sources
+        del made
 
     def view(self, info: ArrayInfo, data: memoryview) -> Any:
         """A tensor over these bytes."""
@@ -126,6 +167,14 @@ class PaddleArrays:
     def copy(self, value: Any) -> Any:
         """An array of its own with the same values."""
         return value.copy() if isinstance(value, np.ndarray) else value.detach().clone()
+
+    def digest(self, values: Sequence[Any]) -> int:
+        """See ``edl.paddle.digest``."""
+        return digest([_dense(value) for value in values])
+
+    def finite(self, values: Sequence[Any]) -> list[bool]:
+        """For each whether it holds neither NaN nor an infinity."""
+        return finite(values)
 
 
 def _dense(value: Any) -> Any:

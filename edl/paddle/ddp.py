@@ -99,7 +99,9 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         """Average the gradients as they are, for who has made all passes in ``no_sync``. All ranks call it."""
         ring = group.current()
         if ring is not None and ring.world_size > 1:
-            self._average(ring)
+            # The pass that makes an empty gradient must not be averaged in its turn.
+            with _all_or_nobody(ring), self.no_sync():
+                self._average(ring)
 
     # --- before the pass -----------------------------------------------------------------------------------------
 
@@ -115,8 +117,9 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         if ring is not None and (self._agreed is None or self._agreed() is not ring):
             # A new world: whoever has built its own values takes those of rank 0. Those restored are equal anyway.
             if ring.world_size > 1:
-                for tensor in (*self.layer.parameters(), *self.layer.buffers()):
-                    broadcast(tensor)
+                with _all_or_nobody(ring):
+                    for tensor in (*self.layer.parameters(), *self.layer.buffers()):
+                        broadcast(tensor)
             self._agreed = weakref.ref(ring)
 
     # --- after the pass ------------------------------------------------------------------------------------------
@@ -170,6 +173,17 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
                 np.copyto(array, part)
             else:
                 fill(gradient, part.reshape(gradient.shape))
+
+
+@contextmanager
+def _all_or_nobody(ring: Ring) -> Iterator[None]:
+    """The ring aborts itself when a call fails in the middle. Whoever leaves between two calls lets the others wait
+    as well, with gradients that are partly the mean and partly its own: nothing of this round may follow from them."""
+    try:
+        yield
+    except BaseException as error:
+        ring.abort(f"a collective broke off ({type(error).__name__}: {error})")
+        raise
 
 
 class _Bucket:
@@ -250,7 +264,8 @@ def _watch_backward() -> None:
                 ring = group.current()
                 for model in sorted(_touched(), key=lambda model: model._order):
                     if ring is not None and ring.world_size > 1:
-                        model._average(ring)
+                        with _all_or_nobody(ring):
+                            model._average(ring)
             return result
         finally:
             _backward.depth = depth - 1

@@ -11,6 +11,7 @@ import paddle
 from edl.paddle import group
 from edl.paddle.arrays import PaddleArrays
 from edl.wire.local import Seat
+from edl.wire.peer_loss import chain
 from edl.worker.exchange import exchange
 from edl.worker.ring import PeerLost, Ring
 
@@ -45,18 +46,29 @@ class PaddleFramework:
         ring = group.current()
         if ring is not None:
             return [data] if ring.world_size == 1 else exchange(data, lambda part: _around(ring, part))
-        if paddle.distributed.is_initialized() and paddle.distributed.get_world_size() > 1:
+        if self._shared():
             return exchange(data, _through_paddle)
         return [data]
 
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        """Over the ring of the round; over the group of a script that has called ``init_parallel_env`` itself."""
+        ring = group.current()
+        if ring is not None:
+            return ring.broadcast_bytes(data, root)
+        rank = paddle.distributed.get_rank() if paddle.distributed.is_initialized() else root
+        return self.exchange(data if rank == root else b"")[root if self._shared() else 0]
+
+    def _shared(self) -> bool:
+        """Whether the script has a group of its own with others in it."""
+        return bool(paddle.distributed.is_initialized() and paddle.distributed.get_world_size() > 1)
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Paddle's ``ResourceExhaustedError`` arrives as Python's own."""
+        return isinstance(error, MemoryError)
+
     def lost_peers(self, error: BaseException) -> bool:
         """Also when somebody has raised another exception from it."""
-        seen: BaseException | None = error
-        for _ in range(10):
-            if seen is None or isinstance(seen, PeerLost):
-                break
-            seen = seen.__cause__ or seen.__context__
-        return isinstance(seen, PeerLost)
+        return any(isinstance(one, PeerLost) for one in chain(error))
 
 
 def _around(ring: Ring, data: bytes) -> list[bytes]:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 import paddle.io as io
 from paddle.io.dataloader.collate import default_collate_fn
 
 from edl.arithmetic.plan import PAD
 from edl.errors import StateError
+from edl.paddle.loading import on_demand
+from edl.paddle.random_state import reseed
 from edl.paddle.sampler import EDLBatchSampler
 from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, check_batch_size, endless, taken_apart
+from edl.worker.numbers import key
 from edl.worker.sampler import Position, Walk
+from edl.worker.session import keeps_numbers
 from edl.worker.steps import Share
 
 
@@ -25,6 +31,10 @@ class DataLoader(io.DataLoader):
 
     ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
     are as large as these say. Raises ``StateError`` for arguments that are not possible.
+
+    It draws from no generator of the script. With ``num_workers`` the generators of the loading processes are set
+    before each batch, by the sampler's seed, the epoch and the batch's place in it. Without, and with a ``RandomState``
+    in the ``State``, a batch is loaded when it is asked for, not ahead on a thread.
     """
 
     def __init__(self, dataset: Any, feed_list: Any = None, places: Any = None, return_list: bool = True,
@@ -41,6 +51,7 @@ class DataLoader(io.DataLoader):
         """What the batch that was handed out last is in its step."""
         self._feed: Feed | None = None
         self._unfinished = False
+        self._seed = seed
         arguments: dict[str, Any] = {
             "feed_list": feed_list, "places": places, "return_list": return_list, "num_workers": num_workers,
             **more,
@@ -52,7 +63,7 @@ class DataLoader(io.DataLoader):
         else:
             if batch_sampler is None:
                 batch_sampler = EDLBatchSampler(dataset, batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed)
-            self._feed = Feed(batch_sampler)
+            self._feed = Feed(batch_sampler, _Indices.marked)
             super().__init__(dataset, **arguments, batch_sampler=self._feed, collate_fn=collate_fn)  # type: ignore[arg-type]
             self._position = batch_sampler.sampler
             batch_size = batch_sampler.batch_size
@@ -94,16 +105,32 @@ class DataLoader(io.DataLoader):
     def _arm(self, walk: Walk) -> None:
         assert self._stream is not None, "a stream's loader"  # noqa: S101
         course = endless(walk.place, self._size, tail=self._stream.tail, whole=self._whole, blocks=True)
-        self._stream.arm(course, walk.place.rank)
+        self._stream.arm(course, walk.place.rank, self._seed)
 
     def _open(self) -> Iterator[Any]:
         if self._unfinished and self._iterator is not None:
             # Paddle's loader cannot begin again with workers whose last iteration was broken off.
             self._close(self._iterator, False)
         self._unfinished = True
-        found: Iterator[Any] = super().__iter__()
+        if self.num_workers == 0 and keeps_numbers():
+            # A stream needs no indices.
+            found = on_demand(self, repeat([None]) if self._feed is None else iter(self._feed))
+        else:
+            found = self._ahead()
         if self._stream is not None:
             self._stream.arm(None)
+        return found
+
+    def _ahead(self) -> Iterator[Any]:
+        """As Paddle loads, which draws the seed of its loading processes from numpy's global generator."""
+        where = self._position
+        mine = key("loader", getattr(where, "seed", self._seed), where.epoch, where.standing, where.place().rank)
+        kept = np.random.get_state()
+        np.random.seed(int.from_bytes(mine[:4], "little"))
+        try:
+            found: Iterator[Any] = super().__iter__()
+        finally:
+            np.random.set_state(kept)
         return found
 
     def _close(self, source: Any, finished: bool) -> None:
@@ -115,6 +142,28 @@ class DataLoader(io.DataLoader):
 
     def _seen(self, share: Share) -> None:
         self.share = share
+
+
+class _Indices(list[Any]):
+    """The indices of a batch. A loading process that takes them from its queue sets its generators by their key."""
+
+    key = b""
+
+    @classmethod
+    def marked(cls, key: bytes, indices: list[int]) -> _Indices:
+        """With this key."""
+        made = cls(indices)
+        made.key = key
+        return made
+
+    def __reduce__(self) -> Any:
+        return _arrived, (self.key, list(self))
+
+
+def _arrived(key: bytes, indices: list[int]) -> list[int]:
+    if io.get_worker_info() is not None:
+        reseed(key)
+    return indices
 
 
 def _refuse(dataset: Any, shuffle: bool, batch_sampler: Any, more: Mapping[str, Any]) -> None:
@@ -139,7 +188,7 @@ class ShardedIterable(CoreStream, io.IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = io.get_worker_info()
-        return self.items(0, 1) if info is None else self.items(info.id, info.num_workers)
+        return self.items(0, 1) if info is None else self.items(info.id, info.num_workers, reseed)
 
 
 def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,

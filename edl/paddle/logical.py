@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random  # noqa: TID251  the script's generators are what is put in a known place
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from edl.errors import StateError
 from edl.paddle import group
 from edl.paddle.arrays import fill, kind
 from edl.paddle.framework import FRAMEWORK
-from edl.paddle.random_state import RandomState
+from edl.paddle.random_state import RandomState, reseed
 
 _SMALL = ("float16", "bfloat16")
 """Added up in 32 bits."""
@@ -50,9 +49,7 @@ class LogicalModel:
 
     def reseed(self, key: bytes) -> None:
         """Each generator gets its own part of the key."""
-        paddle.seed(int.from_bytes(key[:8], "little") >> 1)
-        random.seed(key[8:40])
-        np.random.seed(int.from_bytes(key[40:44], "little"))
+        reseed(key)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

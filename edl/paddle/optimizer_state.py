@@ -6,9 +6,10 @@ Paddle's own keys (``linear_0.w_0_moment1_0``) count the layers and optimizers t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import paddle
 from paddle.base import framework
 from paddle.optimizer.lr import LRScheduler
 
@@ -19,6 +20,8 @@ _MASTER = "master_weight"
 
 def capture(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that decides how the optimizer goes on. Parameters it has not stepped yet have nothing in it."""
+    if isinstance(optimizer, paddle.optimizer.LBFGS):
+        return {"lbfgs": dict(optimizer.state), **_capture_rate(optimizer)}  # Paddle has no way to load it
     if not optimizer._accumulators and optimizer._accumulators_holder:
         # Loaded with set_state_dict, not stepped since: Paddle would unpack it at the first step.
         _create(optimizer, [each for each in _parameters(optimizer) if _is_held(optimizer, each)])
@@ -29,16 +32,22 @@ def capture(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, Any]:
             kept.setdefault(_name(names, own), {})[kind] = tensor
     for own, tensor in _masters(optimizer).items():
         kept.setdefault(_name(names, own), {})[_MASTER] = tensor
-    state: dict[str, Any] = {"parameters": kept}
-    if isinstance(optimizer._learning_rate, LRScheduler):
-        state["scheduler"] = optimizer._learning_rate.state_dict()
-    else:
-        state["learning_rate"] = float(optimizer.get_lr())
-    return state
+    return {"parameters": kept, **_capture_rate(optimizer)}
 
 
-def load(optimizer: Any, layers: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """The inverse, also for an optimizer that has not stepped yet. Copies. Raises ``ValueError`` if it does not fit."""
+def load(
+    optimizer: Any,
+    layers: Mapping[str, Any],
+    state: Mapping[str, Any],
+    owned: Callable[[Any], Any] = lambda part: part,
+) -> None:
+    """The inverse, also for an optimizer that has not stepped yet. Copies into the tensors there are. What may keep
+    what it is given gets what ``owned`` makes. Raises ``ValueError`` if it does not fit."""
+    if isinstance(optimizer, paddle.optimizer.LBFGS):
+        optimizer.state.clear()
+        optimizer.state.update(owned(state["lbfgs"]))
+        _load_rate(optimizer, state, owned)
+        return
     names = _names(optimizer, layers)
     parameters = {names[parameter.name]: parameter for parameter in _parameters(optimizer)}
     kept = state["parameters"]
@@ -58,9 +67,19 @@ def load(optimizer: Any, layers: Mapping[str, Any], state: Mapping[str, Any]) ->
             if place is None or list(place.shape) != list(value.shape):
                 raise ValueError(f"it has no {kind} of shape {list(value.shape)} for {name}")
             place.set_value(value)
+    _load_rate(optimizer, state, owned)
+
+
+def _capture_rate(optimizer: Any) -> dict[str, Any]:
+    if isinstance(optimizer._learning_rate, LRScheduler):
+        return {"scheduler": optimizer._learning_rate.state_dict()}
+    return {"learning_rate": float(optimizer.get_lr())}
+
+
+def _load_rate(optimizer: Any, state: Mapping[str, Any], owned: Callable[[Any], Any]) -> None:
     if isinstance(optimizer._learning_rate, LRScheduler):
         if "scheduler" in state:
-            optimizer._learning_rate.set_state_dict(state["scheduler"])
+            optimizer._learning_rate.set_state_dict(owned(state["scheduler"]))
     elif "learning_rate" in state:
         optimizer.set_lr(state["learning_rate"])
 

@@ -48,7 +48,7 @@ from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 __all__ = [
     "SGD", "Adagrad", "Adam", "Admission", "Constant", "Damaged", "Dense", "Embedding", "Eviction", "Ftrl", "Initial",
     "Momentum", "Normal", "Optimizer", "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave",
-    "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
+    "lookup", "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
 ]  # fmt: skip
 
 
@@ -85,7 +85,9 @@ class Embedding(nn.Layer):
     def forward(self, keys: Any) -> Any:
         """See the class."""
         numbers = _numbers(keys, self.table)
-        found = part.pull(self.table, numbers, insert=self.training)
+        return self._result(keys, numbers, part.pull(self.table, numbers, insert=self.training))
+
+    def _result(self, keys: Any, numbers: Any, found: Any) -> Any:
         if self.training and paddle.is_grad_enabled():
             part.expect()
             rows = _Pulled.apply(self._anchor[0], found, keys.place, self.table, numbers)  # type: ignore[no-untyped-call]
@@ -154,6 +156,17 @@ class Dense:
         for one in self._parameters.values():
             one.clear_gradient(False)  # lets go of the memory, and does not write zeros into it
         return grads or None
+
+
+def lookup(*wanted: tuple[Embedding, Any]) -> list[Any]:
+    """What several embeddings give for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``, fetched
+    in one trip to the servers; one after another they take a trip each."""
+    asked = [(one.table, _numbers(keys, one.table), one.training) for one, keys in wanted]
+    found = part.lookup(asked)
+    return [
+        one._result(keys, numbers, rows)
+        for (one, keys), (_, numbers, _), rows in zip(wanted, asked, found, strict=True)
+    ]
 
 
 def prefetch(table: Embedding | str, keys: Any) -> None:

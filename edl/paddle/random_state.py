@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random  # noqa: TID251  the script's generators are what is kept here
 from typing import Any
 
@@ -9,12 +10,42 @@ import numpy as np
 import paddle
 from paddle.base import core
 
+from edl.errors import StateError
+from edl.worker.numbers import reseed_numpy
+
 
 class RandomState:
-    """Paddle's generators, numpy's global one and Python's, as something that ``State`` can keep."""
+    """Paddle's generators, numpy's global one and Python's, as something that ``State`` keeps.
 
-    edl_per_rank = True
-    """Each rank has its own: its values are not those of the others."""
+    ``State(random=edl.RandomState())`` sets all of them at every step boundary, to where the job's seed, the rank and
+    the number of the commit say: the numbers of a step do not depend on what happened before it. ``generators``: more
+    of them that the script draws from, ``numpy.random.Generator``. ``seed``: of the job; without it, where Paddle's
+    generator stands on rank 0 when training begins, so ``paddle.seed`` decides.
+    """
+
+    def __init__(self, *generators: Any, seed: int | None = None) -> None:
+        """Raises ``StateError`` for a generator of an unknown kind."""
+        for one in generators:
+            if not hasattr(one, "bit_generator"):
+                raise StateError(
+                    f"RandomState({one!r}): a {type(one).__name__} cannot be set; give numpy.random.Generator"
+                )
+        self._seed = seed
+        self._more = generators
+
+    def edl_seed(self) -> str:
+        """See ``edl.worker.numbers.Generators``."""
+        if self._seed is not None:
+            origin = str(self._seed).encode()
+        else:
+            origin = repr(_plain(paddle.get_rng_state()[0])).encode()
+        return hashlib.blake2b(origin, digest_size=16).hexdigest()
+
+    def edl_reseed(self, key: bytes) -> None:
+        """See ``edl.worker.numbers.Generators``."""
+        reseed(key)
+        for number, one in enumerate(self._more):
+            reseed_numpy(one, hashlib.blake2b(key, digest_size=32, salt=number.to_bytes(8, "little")).digest())
 
     def state_dict(self) -> dict[str, Any]:
         """Where all of them stand."""
@@ -36,15 +67,12 @@ class RandomState:
         version, internal, gauss_next = state["python"]
         random.setstate((version, tuple(int(word) for word in np.asarray(internal)), gauss_next))
 
-    def derive(self, rank: int) -> None:
-        """Go on with numbers of this rank's own, which depend on where the generators stand and on nothing else."""
-        origin = paddle.get_rng_state()[0]
-        _, seed, offset, engine = origin.__getstate__()
-        words = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, offset, len(engine), *engine[-64:], rank]
-        fresh = np.random.SeedSequence(words).generate_state(4)
-        paddle.seed(int(fresh[0]) << 16 | int(fresh[1]) & 0xFFFF)
-        np.random.seed(int(fresh[2]))
-        random.seed(int(fresh[3]))
+
+def reseed(key: bytes) -> None:
+    """Set Paddle's generators, numpy's and Python's; each by its own part of 64 bytes."""
+    paddle.seed(int.from_bytes(key[:8], "little") >> 1)
+    random.seed(key[8:40])
+    np.random.seed(int.from_bytes(key[40:44], "little"))
 
 
 def _plain(state: Any) -> list[Any]:

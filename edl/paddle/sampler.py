@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import paddle
 from paddle.io import BatchSampler, Sampler
 
 from edl.arithmetic.plan import PAD
@@ -50,7 +51,8 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
     @contextmanager
     def _seeded(self, epoch: int) -> Iterator[None]:
         seed = (self.seed + epoch) % 2**32
-        kept, python = np.random.get_state(), random.getstate()
+        kept, python, own = np.random.get_state(), random.getstate(), paddle.get_rng_state()
+        paddle.seed(seed)
         np.random.seed(seed)
         random.seed(seed)
         try:
@@ -58,6 +60,7 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
         finally:
             np.random.set_state(kept)
             random.setstate(python)
+            paddle.set_rng_state(own)
 
 
 class EDLBatchSampler(Batches, BatchSampler):  # type: ignore[misc]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edl.arithmetic.adascale import AdaScale as AdaScale
     from edl.torch.accumulate import accumulate as accumulate
+    from edl.torch.checkpoint import load_checkpoint as load_checkpoint
     from edl.torch.data import Data as Data
     from edl.torch.ddp import parallel as parallel
     from edl.torch.loader import DataLoader as DataLoader
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Data": "edl.torch.data",
+    "load_checkpoint": "edl.torch.checkpoint",
     "AdaScale": "edl.arithmetic.adascale",
     "accumulate": "edl.torch.accumulate",
     "scale_lr": "edl.torch.lr",
@@ -51,6 +53,7 @@ __all__ = [
     "accumulate",
     "connect",
     "context",
+    "load_checkpoint",
     "parallel",
     "run",
     "scale_lr",

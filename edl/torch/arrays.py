@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from edl.errors import StateError
+from edl.torch.digest import digest, finite
+from edl.worker import tree
 from edl.worker.framework import ArrayInfo
 
 _NAMES = {
@@ -27,6 +32,8 @@ _NAMES = {
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, own in _NAMES.items() if hasattr(torch, own)}
 _NAME_OF = {dtype: name for name, dtype in _DTYPES.items()}
 
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
+
 PART_BYTES = 8 << 20
 """Larger arrays are copied in parts, so that several threads share them."""
 ALONE_BYTES = 4 << 20
@@ -35,6 +42,22 @@ MOST_THREADS = 8
 """More do not make memory any faster."""
 STAGE_BYTES = 32 << 20
 """Page-locked memory for copies from an accelerator; there are two."""
+PACKED_BYTES = 1 << 20
+"""Smaller pieces on an accelerator are put together there, and travel as one."""
+SHORT_BYTES = 16 << 10
+"""A shorter copy is over before another thread could be told of it."""
+
+# Unlike ctypes.memmove it does not let go of the interpreter's lock, which other threads might be slow to give back.
+_move_locked: Any = ctypes.PyDLL(None).memmove
+_move_locked.argtypes, _move_locked.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+
+Move = tuple[int, int, int]
+"""Addresses of the target and of the source, and bytes."""
+Part = Move | tuple[torch.Tensor, torch.Tensor]
+"""Something to be copied: bytes, or a tensor into another one of the same shape and type."""
+
+tree.know("torch.Size", torch.Size, list, torch.Size)
+tree.know("torch.dtype", torch.dtype, lambda kind: str(kind).removeprefix("torch."), lambda name: _dtype(name))
 
 
 class TorchArrays:
@@ -53,29 +76,38 @@ class TorchArrays:
     def info(self, value: Any) -> ArrayInfo:
         """Raises ``StateError`` for what has no dense bytes, or whose type safetensors has no name for."""
         tensor = _tensor(value)
-        name = _NAME_OF.get(tensor.dtype)
-        if name is None:
-            raise StateError(f"a tensor of {tensor.dtype} cannot be kept: the safetensors format has no such type")
-        return ArrayInfo(name, tuple(tensor.shape), tensor.numel() * tensor.element_size())
+        return _info(tensor.dtype, tensor.shape)
 
-    def copy_out(self, values: Sequence[Any], buffers: Sequence[memoryview]) -> None:
+    def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
         """Copy each into its buffer: page-locked and over a stream of its own from CUDA, on several threads."""
-        here: list[tuple[torch.Tensor, torch.Tensor]] = []
-        there: list[tuple[torch.Tensor, torch.Tensor]] = []
+        here: list[Part] = []
+        there: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+        made = []  # stays until all is copied
+        addressof, from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
         for value, buffer in zip(values, buffers, strict=True):
-            tensor = _tensor(value)
-            if not tensor.numel():
+            tensor = value if type(value) in _ORDINARY else _converted(value)
+            size = buffer.nbytes
+            if tensor.nbytes != size:
+                raise ValueError(f"a tensor of {tensor.nbytes} bytes and a buffer of {size}")
+            if not size:
                 continue
-            if tensor.is_cuda:
-                there.append((tensor, _bytes_over(buffer)))
-            elif tensor.device.type == "cpu":
+            if not tensor.is_cpu:
+                if tensor.is_cuda:
+                    there.setdefault(tensor.device, []).append((addressof(from_buffer(buffer)), tensor))
+                    continue
+                tensor = tensor.cpu()
+            if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
                 here.append((tensor, _shaped(_bytes_over(buffer), tensor.dtype, tensor.shape)))
+            elif size < SHORT_BYTES:
+                _move_locked(addressof(from_buffer(buffer)), tensor.data_ptr(), size)
             else:
-                here.append((tensor.cpu(), _shaped(_bytes_over(buffer), tensor.dtype, tensor.shape)))
-        for_device = _by_device(there)
-        for pairs in for_device:
-            self._copy_from_cuda(pairs)
+                here.append((addressof(from_buffer(buffer)), tensor.data_ptr(), size))
+            if tensor is not value:
+                made.append(tensor)
+        for device, pairs in there.items():
+            self._copy_from_cuda(device, pairs)
         self._copy_on_cpu(here)
+        del made
 
     def view(self, info: ArrayInfo, data: memoryview) -> torch.Tensor:
         """A CPU tensor over these bytes. Raises ``StateError`` for a type this torch does not have."""
@@ -92,18 +124,23 @@ class TorchArrays:
             return value.detach().clone()
         return value.copy()
 
+    def digest(self, values: Sequence[Any]) -> int:
+        """See ``edl.torch.digest``."""
+        return digest(values)
+
+    def finite(self, values: Sequence[Any]) -> list[bool]:
+        """For each whether it holds neither NaN nor an infinity."""
+        return finite(values)
+
     # --- copying -------------------------------------------------------------------------------------------------
 
-    def _copy_on_cpu(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Source and target of equal shape and type."""
-        total = sum(source.numel() * source.element_size() for source, _ in pairs)
+    def _copy_on_cpu(self, whole: Sequence[Part]) -> None:
         workers = _processors()
-        if total < ALONE_BYTES or workers == 1:
-            _copy_all(pairs)
+        if workers == 1 or sum(map(_size, whole)) < ALONE_BYTES:
+            _copy_all(whole)
             return
-        parts = [part for pair in pairs for part in _parts(*pair)]
         # Each thread takes the next part when it is through with one; the caller's thread works too.
-        left = iter(parts)
+        left = iter([part for one in whole for part in _parts(one)])
         lock = threading.Lock()
 
         def work() -> None:
@@ -127,39 +164,49 @@ class TorchArrays:
                 self._forked_from = os.getpid()
             return self._threads
 
-    def _copy_from_cuda(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _copy_from_cuda(self, device: torch.device, pairs: list[tuple[int, torch.Tensor]]) -> None:
         """Fill one page-locked stage from the device while the other one is emptied into the buffers."""
-        device = pairs[0][0].device
         if not self._stages:
             self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         emptied: Callable[[], None] | None = None
         with torch.cuda.stream(stream):
-            for number, filled in enumerate(_stagings(pairs)):
+            for number, pieces in enumerate(_stagings(pairs, STAGE_BYTES)):
                 stage = self._stages[number % 2]
                 offset = 0
-                for source, _ in filled:
+                for source in _packed([source for _, source in pieces]):
                     stage[offset : offset + source.numel()].copy_(source, non_blocking=True)
                     offset += source.numel()
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record(stream)
                 if emptied is not None:
                     emptied()  # the stage before, while this one is being filled
-                emptied = self._emptying(done, stage, [target for _, target in filled])
+                emptied = self._emptying(done, _moves(stage.data_ptr(), pieces))
             if emptied is not None:
                 emptied()
 
-    def _emptying(self, done: Any, stage: torch.Tensor, targets: list[torch.Tensor]) -> Callable[[], None]:
+    def _emptying(self, done: Any, moves: list[Part]) -> Callable[[], None]:
         def empty() -> None:
             done.synchronize()
-            offset, pairs = 0, []
-            for target in targets:
-                pairs.append((stage[offset : offset + target.numel()], target))
-                offset += target.numel()
-            self._copy_on_cpu(pairs)
+            self._copy_on_cpu(moves)
 
         return empty
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _info(dtype: torch.dtype, shape: torch.Size) -> ArrayInfo:
+    name = _NAME_OF.get(dtype)
+    if name is None:
+        raise StateError(f"a tensor of {dtype} cannot be kept: the safetensors format has no such type")
+    return ArrayInfo(name, tuple(shape), shape.numel() * dtype.itemsize)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise StateError(f"the snapshot holds the type {name!r}, which torch {torch.__version__} does not have")
+    return found
 
 
 def _is_numpy(value: object) -> bool:
@@ -168,25 +215,52 @@ def _is_numpy(value: object) -> bool:
 
 
 def _tensor(value: Any) -> torch.Tensor:
+    if type(value) not in _ORDINARY:
+        return _converted(value)
+    if value.layout is not torch.strided:
+        raise StateError(f"a tensor of layout {value.layout} cannot be kept: make it dense")
+    if value.is_meta:
+        raise StateError("a tensor on the meta device has no data to keep")
+    return value  # type: ignore[no-any-return]
+
+
+def _converted(value: Any) -> torch.Tensor:
+    """Of anything that is not simply a tensor."""
     if not isinstance(value, torch.Tensor):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of arrays that may not be written to: it is only read here
+            with _of_read_only(not value.flags.writeable):
                 return torch.from_numpy(value)
         except (TypeError, ValueError) as error:
             raise StateError(f"a numpy array of {value.dtype} cannot be kept: {error}") from error
     if hasattr(value, "_local_tensor") and hasattr(value, "placements"):
         raise StateError("the state holds sharded tensors (DTensor): use State(sharded=True)")
-    if value.layout != torch.strided or value.is_quantized:
-        raise StateError(f"a tensor of layout {value.layout} or quantized type {value.dtype} cannot be kept")
-    if value.is_meta:
-        raise StateError("a tensor on the meta device has no data to keep")
-    return value.detach()
+    if torch.nn.parameter.is_lazy(value):
+        raise StateError("a parameter that has not been initialized cannot be kept: call the lazy module once before")
+    if isinstance(value, torch.nn.Parameter) and type(value).__torch_dispatch__ is _NO_DISPATCH:
+        return _tensor(value.detach())
+    kind = type(value)
+    raise StateError(
+        f"a {kind.__module__}.{kind.__qualname__} cannot be kept: it would come back as a plain tensor; keep what "
+        "it is made of"
+    )
+
+
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+@contextlib.contextmanager
+def _of_read_only(read_only: bool) -> Iterator[None]:
+    """torch warns of memory that may not be written to; here it is only read, or the reader is told."""
+    if not read_only:
+        yield
+        return
+    with warnings.catch_warnings():  # not done for nothing: it costs more than many a copy
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _bytes_over(buffer: memoryview) -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of buffers that may not be written to: the reader is told
+    with _of_read_only(buffer.readonly):
         return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
@@ -194,61 +268,91 @@ def _shaped(data: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> tor
     return data.view(dtype).view(tuple(shape))
 
 
-def _copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _size(part: Part) -> int:
+    return part[2] if len(part) == 3 else part[0].nbytes
+
+
+def _copy_all(parts: Iterable[Part]) -> None:
     with torch.no_grad():
-        for source, target in pairs:
-            target.copy_(source)
+        for part in parts:
+            if len(part) == 2:
+                part[1].copy_(part[0])
+            else:
+                ctypes.memmove(*part)
 
 
-def _parts(source: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    size = source.numel() * source.element_size()
-    if size <= PART_BYTES:
-        return [(source, target)]
-    if source.is_contiguous():
-        source, target = source.view(-1), target.view(-1)
-    elif source.dim() == 0 or source.shape[0] == 1:
-        return [(source, target)]
-    rows = max(1, source.shape[0] * PART_BYTES // size)
+def _parts(whole: Part) -> list[Part]:
+    if _size(whole) <= PART_BYTES:
+        return [whole]
+    if len(whole) == 3:
+        to, begin, size = whole
+        return [(to + at, begin + at, min(PART_BYTES, size - at)) for at in range(0, size, PART_BYTES)]
+    source, target = whole
+    if source.dim() == 0 or source.shape[0] == 1:
+        return [whole]
+    rows = max(1, source.shape[0] * PART_BYTES // source.nbytes)
     return list(zip(torch.split(source, rows), torch.split(target, rows), strict=True))
 
 
-def _batch(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _batch(parts: Iterable[Part]) -> list[Part]:
     """The next parts, together about as long as a large one: small ones are not worth asking for singly."""
     batch, size = [], 0
-    for source, target in parts:
-        batch.append((source, target))
-        size += source.numel() * source.element_size()
+    for part in parts:
+        batch.append(part)
+        size += _size(part)
         if size >= PART_BYTES:
             break
     return batch
 
 
-def _by_device(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    found: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-    for source, target in pairs:
-        found.setdefault(source.device, []).append((source, target))
-    return list(found.values())
-
-
-def _stagings(
-    pairs: list[tuple[torch.Tensor, torch.Tensor]],
-) -> Iterable[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Pieces of bytes, source on the device and target in the buffer, grouped so that each group fits a stage."""
-    group: list[tuple[torch.Tensor, torch.Tensor]] = []
-    room = STAGE_BYTES
-    for source, target in pairs:
-        flat = source.contiguous().view(-1).view(torch.uint8)
+def _stagings(pairs: Iterable[tuple[int, torch.Tensor]], room_bytes: int) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Pieces of bytes on the device, with the addresses they go to, in groups that fit a stage; in order of the
+    addresses, so that what lies side by side in the stage does so in the end, too."""
+    group: list[tuple[int, torch.Tensor]] = []
+    room = room_bytes
+    for address, source in sorted(pairs, key=lambda pair: pair[0]):
+        flat = source.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
         start = 0
         while start < flat.numel():
             length = min(room, flat.numel() - start)
-            group.append((flat[start : start + length], target[start : start + length]))
+            group.append((address + start, flat[start : start + length]))
             start += length
             room -= length
             if not room:
                 yield group
-                group, room = [], STAGE_BYTES
+                group, room = [], room_bytes
     if group:
         yield group
+
+
+def _packed(sources: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same bytes in fewer pieces: each copy to the host costs as much as many kilobytes."""
+    run: list[torch.Tensor] = []
+    for source in sources:
+        if source.numel() < PACKED_BYTES:
+            run.append(source)
+            continue
+        if run:
+            yield torch.cat(run)
+            run = []
+        yield source
+    if run:
+        yield torch.cat(run)
+
+
+def _moves(stage: int, pieces: Iterable[tuple[int, torch.Tensor]]) -> list[Part]:
+    """What empties a stage: one move for pieces that lie side by side."""
+    moves: list[Part] = []
+    begin = size = 0
+    for target, source in pieces:
+        if target != begin + size:
+            if size:
+                moves.append((begin, stage, size))
+            stage, begin, size = stage + size, target, 0
+        size += source.numel()
+    if size:
+        moves.append((begin, stage, size))
+    return moves
 
 
 def _processors() -> int:

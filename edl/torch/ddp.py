@@ -35,7 +35,34 @@ def parallel(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         options.setdefault("device_ids", [device.index])
     if _equal and _TAKES_INIT_SYNC:
         options.setdefault("init_sync", False)
-    return DistributedDataParallel(model, **options)
+    return _InOrder(model, **options)
+
+
+class _InOrder(DistributedDataParallel):
+    """Adds up the gradients in the same order in the first step as in all others.
+
+    torch lays them out anew after the first backward pass, in the order in which they came. Sums of three and more
+    workers then have other last bits, so the step after a restart would differ from the same step without one. Here
+    they are laid out once and for all, from the last layer to the first.
+    """
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        self._lasting = not (options.get("find_unused_parameters") or options.get("static_graph")) and _CAN_LAY_OUT
+        super().__init__(module, **options)
+        if self._lasting:
+            self.reducer._push_all_rebuilt_params()
+            self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> Any:
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return (parameters[::-1], sparse[::-1]) if self._lasting else (parameters, sparse)
+
+
+_REDUCER = getattr(torch.distributed, "Reducer", None)
+_CAN_LAY_OUT = hasattr(DistributedDataParallel, "_build_params_for_reducer") and all(
+    hasattr(_REDUCER, name) for name in ("_push_all_rebuilt_params", "_rebuild_buckets")
+)
+"""Whether this torch has what that takes."""
 
 
 def plain(module: Any) -> Any:

@@ -9,25 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from edl.torch import nccl
 from edl.torch.arrays import TorchArrays
+from edl.torch.collectives import Collectives, observe
 from edl.torch.ddp import arm, disarm
-from edl.torch.group import GroupLost, TorchGroup, forget_default_group, has_nccl_abort, watch_new_groups, why_not
+from edl.torch.group import GroupLost, TorchGroup, forget_default_group, watch_new_groups, why_not
 from edl.torch.sockets import FOLDER
 from edl.wire.local import Seat
+from edl.wire.peer_loss import chain, speaks_of_lost_peer
 from edl.worker.exchange import exchange
 from edl.worker.framework import Arrays
 
-_PEER_LOSS = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe"
-    r"|gloo/transport/|gloo::|Gloo connectFullMesh failed"
-    r"|Timed out waiting \d+ms for"
-    r"|NCCL communicator was aborted|ncclRemoteError|ncclSystemError|remote process exited or there was a network error"
-    r"|Watchdog caught collective operation timeout"
-    r"|failed to recv, got 0 bytes|[Ss]ocket Timeout|TCPStore",
-)
-"""How gloo, NCCL and torch's store say, in a plain ``RuntimeError``, that the other side is gone."""
-
-_LONGEST_CHAIN = 10
+_NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|out of memory\. Tried to allocate")
+"""Also inside of what ``load_state_dict`` makes of it."""
 
 
 class TorchFramework:
@@ -38,6 +32,7 @@ class TorchFramework:
     def __init__(self) -> None:
         self.arrays: Arrays = TorchArrays()
         self.seat: Seat | None = None
+        self._group: TorchGroup | None = None
 
     def why_not_in_process(self) -> str:
         """Why this worker has to be restarted to join the next world; empty when it can stay."""
@@ -45,8 +40,8 @@ class TorchFramework:
             return f"this system has no {FOLDER}, by which blocked calls are interrupted"
         if not dist.is_available() or not dist.is_gloo_available():
             return "this torch was built without gloo"
-        if torch.cuda.is_available() and dist.is_nccl_available() and not has_nccl_abort():
-            return f"NCCL cannot be aborted in torch {torch.__version__}"
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            return nccl.why_not(os.environ) or why_not()  # noqa: TID251  torch's own settings
         return why_not()
 
     def prepare(self, seat: Seat) -> TorchGroup:
@@ -55,45 +50,84 @@ class TorchFramework:
         disarm(seat.round)
         forget_default_group()
         self.seat = seat
-        return TorchGroup(seat)
+        self._group = TorchGroup(seat)
+        return self._group
 
     def connect(self, group: TorchGroup, seat: Seat) -> None:
         """Form the group; ``torch.distributed`` then uses it like one made by ``init_process_group``."""
+        observe(self._watch, self.lost_peers)
         group.connect(self._backend(seat))
         arm(begins_from_nothing=seat.restore_commit == 0)
 
+    def _watch(self) -> Collectives | None:
+        return self._group.watch if self._group is not None else None
+
     def lost_peers(self, error: BaseException) -> bool:
-        """Whether a lost peer or an aborted group is what this exception is about, or what caused it."""
-        cause: BaseException | None = error
-        for _ in range(_LONGEST_CHAIN):
-            if cause is None:
-                return False
-            if _speaks_of_peers(cause):
-                return True
-            cause = cause.__cause__
-        return False
+        """Whether a lost peer or an aborted group is what this exception is about, or what it was raised after: a
+        script may have made an exception of its own of it."""
+        return any(_speaks_of_peers(one) for one in chain(error))
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """torch has a class for devices, and for the host only a text."""
+        device = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)  # torch.OutOfMemoryError since 2.5
+        if isinstance(error, (MemoryError, device)):
+            return True
+        return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
     def exchange(self, data: bytes) -> list[bytes]:
         """Over torch's default group, whoever has made it."""
         if not dist.is_initialized():
             return [data]
-        return [data] if dist.get_world_size() == 1 else exchange(data, _gather)
+        if dist.get_world_size() == 1:
+            return [data]
+        if self._group is not None:
+            self._group.watch.due()
+            self._refuse_garbage()
+        return exchange(data, self._gather)
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        parts = _gather(data)
+        self._refuse_garbage()
+        return parts
+
+    def _refuse_garbage(self) -> None:
+        """The answers have left the device, so all of the collective's work is behind: what an abort has spoilt shows
+        now."""
+        if self._group is not None and (why := self._group.failure()):
+            raise GroupLost(f"round {self._group.seat.round}: what was exchanged is not to be used: {why}")
+
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        """Over torch's default group, whoever has made it."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return data
+        size = int.from_bytes(self.exchange(len(data).to_bytes(8, "big"))[root], "big")
+        if not size:
+            return b""
+        mine = bytearray(data) if dist.get_rank() == root else bytearray(size)
+        buffer = torch.frombuffer(mine, dtype=torch.uint8).to(_host())
+        dist.broadcast(buffer, root)
+        result = buffer.cpu().numpy().tobytes()
+        self._refuse_garbage()
+        return result
 
     def _backend(self, seat: Seat) -> str:
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
             return "gloo"
         # Whoever gave each worker a card of its own (--virtual-local-rank) shows it only that one.
         torch.cuda.set_device(seat.local_rank if seat.local_rank < torch.cuda.device_count() else 0)
-        # The default is to end the process when a communicator is aborted.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # noqa: TID251
+        nccl.set_up(os.environ)  # noqa: TID251  torch's own settings
         return "cpu:gloo,cuda:nccl"
 
 
-def _gather(data: bytes) -> list[bytes]:
+def _host() -> str:
+    """Where the default group takes short messages from."""
     group: Any = dist.group.WORLD
     # A script's own group may have no backend for the host's memory.
-    device = "cpu" if any(kind.type == "cpu" for kind in group._device_types) else "cuda"
-    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    return "cpu" if any(kind.type == "cpu" for kind in group._device_types) else "cuda"
+
+
+def _gather(data: bytes) -> list[bytes]:
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_host())
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
     return [part.cpu().numpy().tobytes() for part in parts]
@@ -106,7 +140,7 @@ def _speaks_of_peers(error: BaseException) -> bool:
     )  # fmt: skip
     if isinstance(error, (GroupLost, *known)):
         return True
-    return isinstance(error, RuntimeError) and bool(_PEER_LOSS.search(str(error)))
+    return isinstance(error, RuntimeError) and speaks_of_lost_peer(str(error))
 
 
 def current() -> TorchFramework:

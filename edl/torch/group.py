@@ -8,14 +8,17 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore, _unregister_all_process_groups
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, _unregister_all_process_groups
 from torch.distributed import distributed_c10d as c10d
 
-from edl.torch.sockets import Socket, deafen, hang_up, poke, sockets
+from edl.torch import nccl
+from edl.torch.addresses import Addresses, endpoint
+from edl.torch.collectives import Collectives, nccl_error
+from edl.torch.sockets import connections, deafen, hang_up, listeners, poke
 from edl.wire.local import Seat
 from edl.worker.patience import wait_until_open
 
@@ -33,6 +36,8 @@ _MAPS = (
 )  # fmt: skip
 _HELPER = "_new_process_group_helper"
 
+_Gloo: Any = getattr(c10d, "ProcessGroupGloo", object)
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,14 +50,15 @@ class TorchGroup:
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
-        self._before = sockets()
-        self._own: frozenset[Socket] = frozenset()
+        self.addresses = Addresses(_port(seat.master), serves=seat.rank == 0)
         self._forming = 0
         self._lock = threading.Lock()
         self._aborted = threading.Event()
         self._moved = threading.Event()
         self._groups: list[Any] = []
-        self._store: Any = None
+        self._stores: list[Any] = []
+        """torch's own, and those that gloo sees in its place."""
+        self.watch = Collectives(self)
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -60,6 +66,16 @@ class TorchGroup:
     def aborted(self) -> bool:
         """Whether ``abort`` has been called."""
         return self._aborted.is_set()
+
+    def failure(self) -> str:
+        """See ``edl.worker.framework.Group``."""
+        if self.watch.failed or self.aborted:
+            return self.watch.failed or "the group was aborted"
+        return nccl_error(self._groups)
+
+    def settle(self) -> None:
+        """See ``edl.worker.framework.Group``."""
+        self.watch.settle()
 
     def abort(self) -> None:
         """Let every call that waits for a peer fail, now and later."""
@@ -71,15 +87,13 @@ class TorchGroup:
         self._moved.set()
         deaf = self._cut()
         _in_background(lambda: self._cut_again(deaf))
-        if any(has_nccl(group) for group in groups):
-            _in_background(lambda: abort_nccl(groups))
+        if any(nccl.has_nccl(group) for group in groups):
+            _in_background(lambda: nccl.abort(groups))
 
     def _cut(self) -> list[socket.socket]:
-        new = sockets() - self._before
-        if not self._forming:  # asked only now: else sockets of the next round could be among the new ones
-            return deafen(self._own)
-        deaf = deafen(new)
-        poke(new, self.seat.world_size, _port(self.seat.master))
+        deaf = deafen(connections(self.addresses))
+        if self._forming:
+            poke(listeners(self.addresses), self.seat.world_size)
         return deaf
 
     def _cut_again(self, deaf: list[socket.socket]) -> None:
@@ -99,7 +113,8 @@ class TorchGroup:
         """Form the group and make it torch's default one. Raises ``GroupLost`` or what torch raises."""
         seat = self.seat
         with _Forming(self):
-            self._store = store = self._open_store()
+            store = self._open_store()
+            self._stores.append(store)
             hook = sys.excepthook
             try:
                 dist.init_process_group(
@@ -110,8 +125,26 @@ class TorchGroup:
                 )
             finally:
                 sys.excepthook = hook  # torch wraps it anew for each group, which would become a long chain
-            self.adopt(c10d._get_default_group())
+            formed = c10d._get_default_group()
+            self.adopt(formed)
+            if nccl.has_nccl(formed):
+                self._begin_nccl(formed)
+        if seat.world_size > 1 and not self.addresses.own:
+            _log.warning(
+                "gloo of torch %s does not say in a known form where it listens, so its calls cannot be interrupted: "
+                "after a fault workers will be restarted", torch.__version__,
+            )  # fmt: skip
         watch_new_groups(self)
+
+    def has(self, group: Any) -> bool:
+        """Whether this torch group ends with this one."""
+        return any(one is group for one in self._groups)
+
+    def _begin_nccl(self, formed: Any) -> None:
+        if self.seat.world_size > 1:
+            nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
+        look = (lambda: list(self._groups), self._aborted, self.seat.round, nccl.end_process)
+        _in_background(lambda: nccl.watch(*look))
 
     def adopt(self, group: Any) -> None:
         """Another torch group that ends with this one."""
@@ -131,7 +164,7 @@ class TorchGroup:
         _in_background(lambda: self._reach_store(host, port, result))
         if not self._moved.wait(STORE_TIMEOUT.total_seconds()):
             raise GroupLost(f"round {seat.round}: rank 0 does not answer at {seat.master}")
-        self._check()
+        self.check()
         if isinstance(result[0], BaseException):
             raise result[0]
         return result[0]
@@ -139,13 +172,15 @@ class TorchGroup:
     def _reach_store(self, host: str, port: int, result: list[Any]) -> None:
         while not self.aborted and not wait_until_open((host, port), _ASK_AGAIN_S):
             pass
+        self.addresses.store_hosts = _hosts(host, port)
         try:
             result.append(TCPStore(host, port, None, False, STORE_TIMEOUT, wait_for_workers=False))
         except Exception as error:  # noqa: BLE001  handed to the main thread
             result.append(error)
         self._moved.set()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ``GroupLost`` once ``abort`` has been called."""
         if self.aborted:
             raise GroupLost(f"round {self.seat.round} was aborted while its group was formed")
 
@@ -153,43 +188,99 @@ class TorchGroup:
         """Free its threads and descriptors."""
         with self._lock:
             groups, self._groups = self._groups, []
-            store, self._store = self._store, None
+            stores, self._stores = self._stores, []
+        self.watch.forget()
         # The destructors wait for threads that look around every ten milliseconds; they release the GIL.
-        garbage: list[Any] = [groups, store]
-        del groups, store
+        garbage: list[Any] = [groups, stores]
+        del groups, stores
         _in_background(garbage.clear, waited_for=True)
 
 
 class _Forming:
-    """While torch opens connections for a group: what is new afterwards belongs to it."""
+    """While torch opens connections for a group: gloo's part learns the addresses of its members."""
 
     def __init__(self, group: TorchGroup) -> None:
         self._group = group
-        self._before: frozenset[Socket] = frozenset()
+        self._gloo: Any = None
 
     def __enter__(self) -> None:
-        self._before = sockets()
         self._group._forming += 1  # before looking: abort sets its mark before it asks whether anything is being formed
         try:
-            self._group._check()
+            self._group.check()
         except GroupLost:
             self._group._forming -= 1
             raise
+        self._gloo = c10d.ProcessGroupGloo
+        _NotingGloo.group = self._group
+        c10d.ProcessGroupGloo = _NotingGloo  # type: ignore[misc]
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         group = self._group
-        group._own |= sockets() - self._before
+        c10d.ProcessGroupGloo, _NotingGloo.group = self._gloo, None  # type: ignore[misc]
         group._forming -= 1
         if not group.aborted:
             return
-        hang_up(deafen(group._own))
+        hang_up(deafen(connections(group.addresses)))
         if error is None or isinstance(error, Exception):
             raise GroupLost(f"round {group.seat.round} was aborted while its group was formed") from error
 
 
+class _NotingGloo(_Gloo):  # type: ignore[misc]
+    """torch's gloo backend, over a store that notes what passes."""
+
+    group: ClassVar[TorchGroup | None] = None
+    """The one that is being formed."""
+
+    def __init__(self, store: Any, *arguments: Any, **named: Any) -> None:
+        if self.group is not None:
+            store = NotingStore(store, self.group)
+            self.group._stores.append(store)  # C++ holds only its own half
+        super().__init__(store, *arguments, **named)
+
+
+class NotingStore(Store):
+    """Another store, as gloo sees it: which addresses are published and read is noted, and after ``abort`` every
+    call fails."""
+
+    def __init__(self, store: Any, group: TorchGroup) -> None:
+        super().__init__()
+        self._store = store
+        self._group = group
+
+    def set(self, key: str, value: Any) -> None:
+        """A rank says where it listens."""
+        self._group.check()
+        self._group.addresses.note_own(bytes(value))
+        self._store.set(key, value)
+
+    def get(self, key: str) -> Any:
+        """A rank reads where another one does."""
+        self._group.check()
+        value = self._store.get(key)
+        self._group.addresses.note_other(bytes(value))
+        return value
+
+    def wait(self, *arguments: Any) -> None:
+        """As of the other."""
+        self._group.check()
+        self._store.wait(*arguments)
+
+
+def _passing_on(name: str) -> Callable[..., Any]:
+    def passing_on(self: Any, *arguments: Any) -> Any:
+        self._group.check()
+        return getattr(self._store, name)(*arguments)
+
+    return passing_on
+
+
+for _name in ("add", "check", "compare_set", "delete_key", "num_keys", "append", "clone"):
+    setattr(NotingStore, _name, _passing_on(_name))
+
+
 def why_not() -> str:
     """Why a default group of this torch cannot be replaced by another one in process; empty when it can."""
-    missing = [name for name in ("_world", "_update_default_pg", _HELPER)
+    missing = [name for name in ("_world", "_update_default_pg", _HELPER, "ProcessGroupGloo")
                if not hasattr(c10d, name)]  # fmt: skip
     if not missing:
         missing = [f"_world.{name}" for name in (*_MAPS, "group_count") if not hasattr(c10d._world, name)]
@@ -209,41 +300,6 @@ def forget_default_group() -> None:
     for name in _MAPS:
         getattr(world, name).clear()
     _unregister_all_process_groups()
-
-
-def has_nccl(group: Any) -> bool:
-    """Whether a torch group has an NCCL backend."""
-    return dist.is_nccl_available() and any(device.type == "cuda" for device in group._device_types)
-
-
-def has_nccl_abort() -> bool:
-    """Whether this torch offers to abort NCCL's communicators."""
-    return hasattr(getattr(dist, "ProcessGroupNCCL", None), "abort")
-
-
-def abort_nccl(groups: list[Any]) -> None:
-    """Abort the communicators of all groups at once: one after the other may deadlock between them."""
-    backends = []
-    for group in groups:
-        try:
-            backend = group._get_backend(torch.device("cuda"))
-        except RuntimeError:
-            continue
-        if hasattr(backend, "abort"):
-            backends.append(backend)
-    if not backends:
-        return
-    first = backends[0]
-    together = len(backends) > 1 and hasattr(first, "_group_start")
-    try:
-        if together:
-            first._group_start()
-        for backend in backends:
-            backend.abort()
-        if together:
-            first._group_end()
-    except RuntimeError as error:
-        _log.warning("NCCL did not abort cleanly: %s", error)
 
 
 _watching: TorchGroup | None = None
@@ -270,6 +326,15 @@ def watch_new_groups(group: TorchGroup | None) -> None:
 
     watched._edl_watched = True  # type: ignore[attr-defined]
     setattr(c10d, _HELPER, watched)
+
+
+def _hosts(host: str, port: int) -> frozenset[str]:
+    """What a name stands for, as torch's store will look it up, too."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return frozenset()
+    return frozenset(endpoint(str(name[0]), port)[0] for *_, name in found)
 
 
 def _port(address: str) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.utils.data as data
 from torch.utils.data import IterableDataset
 
 from edl.arithmetic.plan import PAD
 from edl.errors import StateError
+from edl.torch.random_state import reseed
 from edl.torch.sampler import EDLBatchSampler, EDLDistributedSampler
 from edl.worker.feeding import CoreStream, Feed, Handing, Passing, Plain, check_batch_size, endless, taken_apart
+from edl.worker.numbers import key
 from edl.worker.sampler import Position, Walk
 from edl.worker.steps import Share
 
@@ -26,6 +29,9 @@ class DataLoader(data.DataLoader[Any]):
 
     ``batch_size`` is that of one worker. Where the job prescribes ``--global-batch`` or ``--local-batch``, the batches
     are as large as these say. Raises ``StateError`` for arguments that are not possible.
+
+    It draws from no generator of the script. With ``num_workers`` the generators of the loading processes are set
+    before each batch, by the sampler's seed, the epoch and the batch's place in it.
     """
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool | None = None, sampler: Any = None,
@@ -41,6 +47,10 @@ class DataLoader(data.DataLoader[Any]):
         self._stream = dataset if isinstance(dataset, ShardedIterable) else None
         self.share: Share | None = None
         """What the batch that was handed out last is in its step."""
+        self._seeds = torch.Generator() if generator is None else None
+        """Where the loading processes' own seeds come from, and not from torch's global generator."""
+        self._seed = seed
+        generator = generator or self._seeds
         arguments: dict[str, Any] = {
             "num_workers": num_workers, "pin_memory": pin_memory, "timeout": timeout, "worker_init_fn": worker_init_fn,
             "multiprocessing_context": multiprocessing_context, "generator": generator, **more,
@@ -56,7 +66,7 @@ class DataLoader(data.DataLoader[Any]):
                     sampler = EDLDistributedSampler(dataset, shuffle=bool(shuffle), seed=seed)
                 batch_sampler = EDLBatchSampler(sampler, batch_size, drop_last)
             self._batches = batch_sampler
-            self._feed = Feed(batch_sampler)
+            self._feed = Feed(batch_sampler, _Indices.marked)
             super().__init__(dataset, batch_sampler=self._feed, collate_fn=collate_fn, **arguments)
             batch_size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
             # Scripts look there, to call set_epoch; torch itself goes by batch_sampler.
@@ -103,9 +113,13 @@ class DataLoader(data.DataLoader[Any]):
     def _arm(self, walk: Walk) -> None:
         assert self._stream is not None and self.batch_size, "a stream's loader"  # noqa: S101
         course = endless(walk.place, self.batch_size, tail=self._stream.tail, whole=self.drop_last, blocks=False)
-        self._stream.arm(course, walk.place.rank)
+        self._stream.arm(course, walk.place.rank, self._seed)
 
     def _open(self) -> Iterator[Any]:
+        if self._seeds is not None:
+            where = self._position
+            mine = key("loader", getattr(where, "seed", self._seed), where.epoch, where.standing, where.place().rank)
+            self._seeds.manual_seed(int.from_bytes(mine[:8], "little") >> 1)
         found = super().__iter__()
         if self._stream is not None:
             self._stream.arm(None)
@@ -117,6 +131,28 @@ class DataLoader(data.DataLoader[Any]):
 
     def _seen(self, share: Share) -> None:
         self.share = share
+
+
+class _Indices(list[Any]):
+    """The indices of a batch. A loading process that takes them from its queue sets its generators by their key."""
+
+    key = b""
+
+    @classmethod
+    def marked(cls, key: bytes, indices: list[int]) -> _Indices:
+        """With this key."""
+        made = cls(indices)
+        made.key = key
+        return made
+
+    def __reduce__(self) -> Any:
+        return _arrived, (self.key, list(self))
+
+
+def _arrived(key: bytes, indices: list[int]) -> list[int]:
+    if data.get_worker_info() is not None:
+        reseed(key)
+    return indices
 
 
 def _refuse(dataset: Any, shuffle: bool | None, sampler: Any, batch_sampler: Any, more: dict[str, Any]) -> None:
@@ -147,7 +183,7 @@ class ShardedIterable(CoreStream, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = data.get_worker_info()
-        return self.items(0, 1) if info is None else self.items(info.id, info.num_workers)
+        return self.items(0, 1) if info is None else self.items(info.id, info.num_workers, reseed)
 
 
 def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,

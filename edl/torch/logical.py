@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random  # noqa: TID251  the script's generators are what is put in a known place
-import sys
 from typing import Any
 
 import torch
@@ -11,7 +9,7 @@ import torch.distributed as dist
 
 from edl.errors import StateError
 from edl.torch.framework import current
-from edl.torch.random_state import RandomState
+from edl.torch.random_state import RandomState, reseed
 
 _SMALL = (torch.float16, torch.bfloat16)
 """Added up in 32 bits."""
@@ -42,11 +40,7 @@ class LogicalModel:
 
     def reseed(self, key: bytes) -> None:
         """Each generator gets its own part of the key."""
-        torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        random.seed(key[8:40])
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(int.from_bytes(key[40:44], "little"))
+        reseed(key)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 __all__ = [
     "SGD", "Adagrad", "Adam", "Admission", "Constant", "Damaged", "Dense", "Embedding", "Eviction", "Ftrl", "Initial",
     "Momentum", "Normal", "Optimizer", "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave",
-    "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
+    "lookup", "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
 ]  # fmt: skip
 
 
@@ -81,7 +81,9 @@ class Embedding(nn.Module):
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """See the class."""
         numbers = _numbers(keys, self.table)
-        found = part.pull(self.table, numbers, insert=self.training)
+        return self._result(keys, numbers, part.pull(self.table, numbers, insert=self.training))
+
+    def _result(self, keys: torch.Tensor, numbers: Any, found: Any) -> torch.Tensor:
         rows: torch.Tensor
         if self.training and torch.is_grad_enabled():
             part.expect()
@@ -150,6 +152,17 @@ class Dense:
         for one in self._parameters.values():
             one.grad = None
         return grads or None
+
+
+def lookup(*wanted: tuple[Embedding, torch.Tensor]) -> list[torch.Tensor]:
+    """What several embeddings give for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``, fetched
+    in one trip to the servers; one after another they take a trip each."""
+    asked = [(one.table, _numbers(keys, one.table), one.training) for one, keys in wanted]
+    found = part.lookup(asked)
+    return [
+        one._result(keys, numbers, rows)
+        for (one, keys), (_, numbers, _), rows in zip(wanted, asked, found, strict=True)
+    ]
 
 
 def prefetch(table: Embedding | str, keys: torch.Tensor) -> None:

@@ -5,19 +5,39 @@ from __future__ import annotations
 import hashlib
 import random  # noqa: TID251  the script's generators are what is kept here
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from edl.errors import StateError
+from edl.worker.numbers import reseed_numpy
+
 
 class RandomState:
-    """torch's generators (CPU and this worker's CUDA device), numpy's global one and Python's.
+    """torch's generators (CPU and CUDA), numpy's global one and Python's, as something that ``State`` keeps.
 
-    ``State(random=edl.RandomState())`` keeps them, each worker its own.
+    ``State(random=edl.RandomState())`` sets all of them at every step boundary, to where the job's seed, the rank and
+    the number of the commit say: the numbers of a step do not depend on what happened before it. ``generators``: more
+    of them that the script draws from, ``torch.Generator`` or ``numpy.random.Generator``. ``seed``: of the job;
+    without it, where torch's generator stands on rank 0 when training begins, so ``torch.manual_seed`` decides.
     """
 
-    edl_per_rank = True
-    """Each rank has its own: its values are not those of the others."""
+    def __init__(self, *generators: Any, seed: int | None = None) -> None:
+        """Raises ``StateError`` for a generator of an unknown kind."""
+        self._seed = seed
+        self._more = [_seeding(one) for one in generators]
+
+    def edl_seed(self) -> str:
+        """See ``edl.worker.numbers.Generators``."""
+        origin = bytes(torch.get_rng_state().tolist()) if self._seed is None else str(self._seed).encode()
+        return hashlib.blake2b(origin, digest_size=16).hexdigest()
+
+    def edl_reseed(self, key: bytes) -> None:
+        """See ``edl.worker.numbers.Generators``."""
+        reseed(key)
+        for number, one in enumerate(self._more):
+            one(hashlib.blake2b(key, digest_size=32, salt=number.to_bytes(8, "little")).digest())
 
     def state_dict(self) -> dict[str, Any]:
         """Where all of them stand; numpy's only if it has been imported."""
@@ -47,18 +67,26 @@ class RandomState:
             name, keys, position, has_gauss, gauss = state["numpy"]
             np.random.set_state((name, np.asarray(keys, np.uint32), position, has_gauss, gauss))
 
-    def derive(self, rank: int) -> None:
-        """Go on with numbers of this rank's own, which depend on where torch's generator stands and on nothing else."""
-        origin = bytes(torch.get_rng_state().tolist()) + rank.to_bytes(8, "little")
 
-        def seed(kind: str, size: int) -> int:
-            return int.from_bytes(hashlib.blake2b(origin, digest_size=size, person=kind.encode()).digest(), "little")
+def reseed(key: bytes) -> None:
+    """Set torch's generators, numpy's if it has been imported, and Python's; each by its own part of 64 bytes."""
+    torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+    random.seed(key[8:40])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(int.from_bytes(key[40:44], "little"))
 
-        random.seed(seed("python", 32))
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed("numpy", 4))
-        torch.manual_seed(seed("torch", 8) >> 1)
+
+def _seeding(generator: Any) -> Callable[[bytes], object]:
+    """How this generator is set."""
+    if isinstance(generator, torch.Generator):
+        return lambda key: generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+    if hasattr(generator, "bit_generator"):
+        return lambda key: reseed_numpy(generator, key)
+    raise StateError(
+        f"RandomState({generator!r}): a {type(generator).__name__} cannot be set; give torch.Generator or "
+        "numpy.random.Generator"
+    )
 
 
 def _cuda_runs() -> bool:

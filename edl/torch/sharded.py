@@ -1,187 +1,546 @@
 """State that is spread over the workers: DTensors, as FSDP2's ``fully_shard`` makes them.
 
-In memory each worker keeps its own parts. In the checkpoint directory ``torch.distributed.checkpoint`` writes them so
-that they are read at any world size; what is no tensor goes into ``structure.json`` beside them.
+Each worker keeps its own parts, and with each where it belongs in the whole tensor. That is enough to put a state
+together at any world size, so what lies in the checkpoint directory is the same: the parts as they were in memory.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Mapping
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
+
+try:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+except ImportError:  # torch 2.4, where they are the same and not public yet; others import them from here
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
+    from torch.distributed._tensor._utils import (  # type: ignore[import-not-found,no-redef]
+        compute_local_shape_and_global_offset,
+    )
+
+from edl.checkpoint.folder import Folder, Want
+from edl.checkpoint.pieces import (
+    LOCAL,
+    NAMES,
+    OFFSET,
+    SHAPE,
+    Box,
+    Missing,
+    Spread,
+    Stored,
+    Whole,
+    holds_cut,
+    is_cut,
+    merged,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
-
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, StateError
+from edl.torch import loading
 from edl.torch.arrays import TorchArrays
+from edl.wire.snapshot import Meta
 from edl.worker import tree
+from edl.worker.framework import ArrayInfo
 
-STRUCTURE = "structure.json"
-_LOCAL = "edl_local"
-"""Marks the local part of a DTensor in what is kept in memory."""
+__all__ = ["DTensor", "capture", "compute_local_shape_and_global_offset", "load_local_parts", "load_sharded"]
+
+Loading = Callable[[str, Meta], AbstractContextManager[None]]
+"""Says of errors in it which object of which commit was being restored."""
 _arrays = TorchArrays()
+_boxes: dict[Any, Box] = {}
+_MOST_BOXES = 100_000
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def capture(name: str, obj: Any, objects: Mapping[str, Any]) -> Any:
+    """This worker's part of ``obj.state_dict()``. Raises ``StateError`` for what could not be restored."""
+    kept = obj.state_dict()
+    if isinstance(obj, torch.nn.Module):
+        return _module_parts(name, obj, kept)
+    if isinstance(obj, torch.optim.Optimizer):
+        return _optimizer_parts(name, obj, kept, _parameter_names(name, obj, objects))
+    return local_parts(kept)
+
+
+def _module_parts(name: str, module: torch.nn.Module, kept: Mapping[str, Any]) -> dict[str, Any]:
+    for key, place in loading.places(module).items():
+        if key not in kept or not isinstance(place, DTensor):
+            continue
+        shape = tuple(kept[key].shape) if isinstance(kept[key], torch.Tensor) else type(kept[key]).__name__
+        if shape != tuple(place.shape):
+            raise StateError(
+                f"state.{name}: state_dict() has {key} as {shape}, the parameter is a sharded tensor of "
+                f"{tuple(place.shape)}: it could not be restored. Do not change its shape in a hook, or load it in one"
+            )
+    return {key: local_parts(part) for key, part in kept.items()}
+
+
+def _optimizer_parts(
+    name: str, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any], names: list[str]
+) -> dict[str, Any]:
+    """What is cut comes back spread like its parameter, by whose name another world finds it: nothing else can be."""
+    found: dict[str, Any] = {key: local_parts(part) for key, part in kept.items()}
+    for key, part in found.items():
+        if key != "state" and holds_cut(part):
+            raise _not_restorable(name, key, "the optimizer as a whole", "a sharded tensor that is of no parameter")
+    parameters = _parameters(optimizer)
+    for number, of_one in found.get("state", {}).items():
+        at = number if isinstance(number, int) and 0 <= number < len(parameters) else None
+        if at is None or not isinstance(of_one, dict):
+            if holds_cut(of_one):
+                whose = str(number) if at is None else names[at]
+                raise _not_restorable(name, "its state", whose, "a sharded tensor that is of no parameter")
+            continue
+        for key, part in of_one.items():
+            if is_cut(part) and not _is_spread_like(part, parameters[at]):
+                why = (
+                    f"a sharded tensor of shape {tuple(part[SHAPE])}, the parameter's is {tuple(parameters[at].shape)}"
+                    if tuple(part[SHAPE]) != tuple(parameters[at].shape)
+                    else "spread in another way than the parameter"
+                )
+                raise _not_restorable(name, key, names[at], why)
+            if not is_cut(part) and holds_cut(part):
+                raise _not_restorable(name, key, names[at], "a sharded tensor inside of something else")
+    found[NAMES] = names
+    return found
+
+
+def _is_spread_like(part: Any, parameter: Any) -> bool:
+    if not isinstance(parameter, DTensor) or tuple(part[SHAPE]) != tuple(parameter.shape):
+        return False
+    return (tuple(part[OFFSET]), tuple(part[LOCAL].shape)) == (_box(parameter).offset, _box(parameter).shape)
+
+
+def _not_restorable(name: str, key: str, whose: str, why: str) -> StateError:
+    return StateError(
+        f"state.{name}: {key} of {whose} is {why}, and cannot be kept by a sharded State: use an optimizer whose state "
+        "has the shapes of its parameters (SGD, Adam, AdamW, …), or leave the optimizer out of the State"
+    )
 
 
 def local_parts(value: Any) -> Any:
-    """The same structure with each DTensor replaced by this worker's part of it."""
+    """The same structure with each DTensor replaced by this worker's part of it, and where that belongs."""
     if isinstance(value, DTensor):
-        return {_LOCAL: value.to_local()}
-    if isinstance(value, dict):
-        return {key: local_parts(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(local_parts(part) for part in value)
-    return value
+        box = _box(value)
+        return {LOCAL: value.to_local(), SHAPE: list(value.shape), OFFSET: list(box.offset)}
+    return tree.map_entries(value, lambda _, part: local_parts(part))
 
 
-def load_local_parts(obj: Any, plain: Any, owned: Callable[[Any], Any]) -> None:
-    """Give an object back what ``local_parts(obj.state_dict())`` was, in a world of the same size and order."""
+def is_local_part(path: str) -> bool:
+    """Whether the array at this path of a flattened state is this worker's part of a DTensor."""
+    return path.endswith(f".{LOCAL}")
+
+
+def without_parts(structure: Any) -> Any:
+    """A flattened structure with the whole tensor's shape in place of each part: what is alike on all workers."""
+    if isinstance(structure, dict):
+        if LOCAL in structure:
+            return {SHAPE: structure[SHAPE]}
+        return {key: without_parts(part) for key, part in structure.items()}
+    return [without_parts(part) for part in structure] if isinstance(structure, list) else structure
+
+
+def _box(tensor: Any) -> Box:
+    """Which part of the whole is this worker's. Raises ``StateError`` for a tensor whose parts are no boxes."""
+    mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
+    key = (mesh, tuple(mesh.get_coordinate() or ()), placements, shape)
+    found = _boxes.get(key)
+    if found is None:
+        if any(placement.is_partial() for placement in placements):
+            raise StateError(f"a DTensor of placements {placements} cannot be kept: its values are not summed up yet")
+        local, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+        if len(_boxes) >= _MOST_BOXES:
+            _boxes.clear()
+        # An empty part may be said to begin behind the end.
+        offset = tuple(min(at, length) for at, length in zip(offset, shape, strict=True))
+        found = _boxes[key] = Box(offset, tuple(local))
+    if found.shape != tuple(tensor.to_local().shape):
+        raise StateError(
+            f"a DTensor of shape {shape} and placements {placements} cannot be kept: this worker has a part of shape "
+            f"{tuple(tensor.to_local().shape)}, {found.shape} was expected"
+        )
+    return found
+
+
+def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
+    """By number: what another world size, or another division into stages, knows the parameters by."""
+    names = {
+        id(parameter): f"{other}.{path}"
+        for other, obj in objects.items()
+        if isinstance(obj, torch.nn.Module)
+        for path, parameter in obj.named_parameters()
+    }
+    parameters = _parameters(optimizer)
+    if any(id(parameter) not in names for parameter in parameters):
+        raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
+    return [names[id(parameter)] for parameter in parameters]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# --- back from memory ------------------------------------------------------------------------------------------------
+
+
+def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any]) -> None:
+    """Give an object back what ``capture`` was, in a world of the same size and order."""
     if isinstance(obj, torch.nn.Module):
-        _copy_module_parts(obj, plain)
+        _load_module(obj, plain, owned)
     elif isinstance(obj, torch.optim.Optimizer):
-        parameters = [parameter for group in obj.param_groups for parameter in group["params"]]
         kept = owned(plain)
-        kept["state"] = {
-            index: {key: _joined(part, parameters[index]) for key, part in of_one.items()}
-            for index, of_one in kept["state"].items()
-        }
+        kept.pop(NAMES, None)
+        parameters = _parameters(obj)
+        for number, of_one in kept.get("state", {}).items():
+            for key, part in of_one.items() if isinstance(of_one, dict) else ():
+                if is_cut(part):
+                    where = f"{name}.{key}"
+                    of_one[key] = _like(parameters[number], _piece(part, parameters[number], where))
         obj.load_state_dict(kept)
     else:
-        obj.load_state_dict(owned(plain))
+        obj.load_state_dict(_rejoined(owned(plain), obj.state_dict() if holds_cut(plain) else None, f"state.{name}"))
 
 
-def _copy_module_parts(module: torch.nn.Module, plain: Any) -> None:
+def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Callable[[Any], Any]) -> None:
+    """Tensors that torch alone loads are filled, which needs no memory beside them. All else goes to
+    ``load_state_dict``: what ``state_dict`` returns may be copies, and filling those would change nothing."""
     own = module.state_dict()
     if own.keys() != plain.keys():
         lacking, unknown = sorted(own.keys() - plain.keys())[:5], sorted(plain.keys() - own.keys())[:5]
         raise ValueError(f"the model has {lacking}, which were not kept, and lacks {unknown}")
+    places = loading.places(module)
+    pairs: list[tuple[Any, Any]] = []
+    filled: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for key, part in plain.items():
+        place = places.get(key)
+        if place is not None and (is_cut(part) or isinstance(part, torch.Tensor)):
+            loading.check_memory(key, place)
+            mine, theirs = _local(place), _piece(part, place, key)
+            if loading.fits(mine, theirs):
+                pairs.append((mine, theirs))
+                filled[key] = place
+                continue
+        rest[key] = _rejoined(owned(part), own[key], key)
+    loading.fill(pairs)
+    _give(module, own, filled, rest)
+
+
+def _give(module: torch.nn.Module, own: Mapping[str, Any], filled: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
+    """``load_state_dict``. What is filled already is copied onto itself: nothing. Raises ``ValueError`` when something
+    is taken by nobody."""
+    given = OrderedDict((key, filled[key].detach() if key in filled else rest[key]) for key in own)
+    metadata = getattr(own, "_metadata", None)
+    if metadata is not None:  # layers look there for the version of their own format
+        given._metadata = metadata  # type: ignore[attr-defined]
+    if not loading.loads_as_torch(module):
+        module.load_state_dict(given)
+        return
+    # Not strict: keys that a hook takes out of each state_dict(), such as frozen weights, are missing on purpose.
+    found = module.load_state_dict(given, strict=False)
+    lost = [*found.unexpected_keys, *(key for key in found.missing_keys if key in own)]
+    if lost:
+        raise ValueError(f"state_dict() has {lost[:5]}, which load_state_dict() does not take")
+
+
+def _local(tensor: Any) -> Any:
+    """The memory of it that is here."""
     with torch.no_grad():
-        for name, tensor in own.items():
-            part = plain[name]
-            if isinstance(tensor, DTensor):
-                mine, theirs = tensor.to_local(), part[_LOCAL]
-            else:
-                mine, theirs = tensor, part
-            if mine.shape != theirs.shape:
-                raise ValueError(f"{name}: kept as {tuple(theirs.shape)}, now {tuple(mine.shape)}")
-            mine.copy_(theirs)
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _joined(part: Any, parameter: Any) -> Any:
-    """The DTensor of an optimizer's value, spread like its parameter."""
-    if not (isinstance(part, dict) and _LOCAL in part):
-        return part
+def _piece(part: Any, live: Any, where: str) -> Any:
+    """Of a tensor that was kept, cut or not, what this worker has of it now."""
+    cut = is_cut(part)
+    shape = tuple(part[SHAPE] if cut else part.shape)
+    if shape != tuple(live.shape):
+        raise ValueError(f"{where}: kept as {shape}, now {tuple(live.shape)}")
+    here = _box(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
+    if not cut:
+        return part[tuple(slice(at, at + n) for at, n in zip(here.offset, here.shape, strict=True))]
+    kept = Box(tuple(part[OFFSET]), tuple(part[LOCAL].shape))
+    if kept != here:
+        raise ValueError(f"{where}: kept as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
+    return part[LOCAL]
+
+
+def _like(tensor: Any, local: torch.Tensor) -> Any:
     return DTensor.from_local(
-        part[_LOCAL].to(parameter.to_local().device),
-        parameter.device_mesh,
-        parameter.placements,
+        local.to(_local(tensor).device),
+        tensor.device_mesh,
+        tensor.placements,
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=tensor.shape,
+        stride=tensor.stride(),
     )
 
 
-def save_sharded(objects: Mapping[str, Any], folder: str) -> None:
-    """Write modules, optimizers, other objects and values. On all ranks at once; returns when all have written."""
-    plain = {name: _full(name, obj, objects) for name, obj in objects.items()}
-    structure, leaves = tree.flatten(plain, _arrays.is_array)
-    if dist.get_rank() == 0:
-        path = os.path.join(folder, STRUCTURE)
-        with open(path, "w") as file:
-            json.dump(structure, file)
-            file.flush()
-            os.fsync(file.fileno())
-    save({name: _as_tensor(leaf) for name, leaf in leaves}, checkpoint_id=folder)
+def _rejoined(plain: Any, live: Any, where: str) -> Any:
+    """The same with DTensors, spread as those are that the object has now in the same places."""
+    if is_cut(plain):
+        if not isinstance(live, DTensor) or tuple(live.shape) != tuple(plain[SHAPE]):
+            raise ValueError(f"{where} was a sharded tensor of shape {plain[SHAPE]}, and is not one now")
+        return _like(live, _piece(plain, live, where))
+    return tree.map_entries(plain, lambda key, part: _rejoined(part, _entry(live, plain, key), f"{where}.{key}"))
 
 
-def load_sharded(objects: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Read what ``save_sharded`` wrote, at any world size. On all ranks at once. Returns the values that are no
-    objects; raises ``CheckpointError`` for what cannot be read."""
-    try:
-        with open(os.path.join(folder, STRUCTURE)) as file:
-            structure = json.load(file)
-        reader = FileSystemReader(folder)
-        stored = reader.read_metadata().state_dict_metadata
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"the sharded checkpoint in {folder} cannot be read: {error}") from error
-    targets = _targets(objects, stored, folder)
-    load(targets, storage_reader=reader)
-
-    def array(name: str, is_numpy: bool) -> Any:
-        if name not in targets:
-            raise CheckpointError(f"the sharded checkpoint in {folder} has no {name}")
-        return targets[name].numpy() if is_numpy else targets[name]
-
-    plain = tree.unflatten(structure, array)
-    values = {}
-    for name, part in plain.items():
-        if name in objects and hasattr(objects[name], "state_dict"):
-            _give(name, part, objects)
-        else:
-            values[name] = part
-    return values
+def _entry(live: Any, plain: Any, key: Any) -> Any:
+    """What is at the same place now, None for nothing."""
+    if isinstance(plain, dict):
+        return live.get(key) if isinstance(live, dict) else None
+    return live[key] if isinstance(live, (list, tuple, deque)) and key < len(live) else None
 
 
-def _targets(objects: Mapping[str, Any], stored: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Where each stored tensor is read to: spread as this world spreads it if it belongs to a model, else whole."""
-    live = {
-        name: _full(name, obj, objects)
-        for name, obj in objects.items()
-        if isinstance(obj, (torch.nn.Module, torch.optim.Optimizer))
-    }
-    _, leaves = tree.flatten(live, _arrays.is_array)
-    targets = {name: _empty_like(leaf) for name, leaf in leaves}
-    lacking = sorted(targets.keys() - stored.keys())
-    if lacking:
-        raise CheckpointError(f"the sharded checkpoint in {folder} has no {', '.join(lacking[:5])}")
-    for name, kind in stored.items():
-        if name not in targets and isinstance(kind, TensorStorageMetadata):
-            targets[name] = torch.empty(kind.size, dtype=kind.properties.dtype)
-    return targets
+# --- back from the checkpoint directory ------------------------------------------------------------------------------
 
 
-def _full(name: str, obj: Any, objects: Mapping[str, Any]) -> Any:
-    if isinstance(obj, torch.nn.Module):
-        return get_model_state_dict(obj)
-    if isinstance(obj, torch.optim.Optimizer):
-        return get_optimizer_state_dict(_model_of(name, obj, objects), obj)
-    return obj.state_dict() if hasattr(obj, "state_dict") else obj
+@contextlib.contextmanager
+def _as_it_comes(_name: str, _meta: Meta) -> Iterator[None]:
+    yield
 
 
-def _give(name: str, plain: Any, objects: Mapping[str, Any]) -> None:
-    obj = objects[name]
-    if isinstance(obj, torch.nn.Module):
-        set_model_state_dict(obj, plain)
-    elif isinstance(obj, torch.optim.Optimizer):
-        set_optimizer_state_dict(_model_of(name, obj, objects), obj, plain)
-    else:
-        obj.load_state_dict(plain)
+def load_sharded(
+    objects: Mapping[str, Any],
+    folder: str,
+    compare: Callable[[Meta, set[str], set[str]], None] = lambda _meta, _objects, _values: None,
+    loading_of: Loading = _as_it_comes,
+) -> tuple[Meta, dict[str, Any]]:
+    """Read what the workers of any world have saved, each worker its own pieces. Returns whose commit it is, and the
+    values that are no objects. Raises ``CheckpointError`` for what cannot be read or does not fit.
+
+    ``compare`` is called first, with the names of the objects and values there, and refuses what is not this script's.
+    """
+    stored = Folder(folder)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if world == stored.shards:
+        try:  # as it was, nothing of others is needed
+            return _Restore(stored, (rank,), loading_of).into(objects, compare)
+        except Missing:
+            everybody = (rank, *(other for other in range(world) if other != rank))
+            return _Restore(stored, everybody, loading_of).into(objects, compare)
+    return _Restore(stored, range(stored.shards), loading_of).into(objects, compare)
 
 
-def _model_of(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> torch.nn.Module:
-    """The module whose parameters it changes: their names are what makes its values readable at another size."""
-    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for obj in objects.values():
-        if isinstance(obj, torch.nn.Module) and wanted <= {id(parameter) for parameter in obj.parameters()}:
-            return obj
-    raise CheckpointError(f"state.{name}: a sharded optimizer needs its model in the same State")
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A DTensor that is made when its part has been read: before, a copy for a device would be of nothing."""
+
+    live: Any
+    part: torch.Tensor
 
 
-def _as_tensor(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
+def _made(value: Any) -> Any:
+    """The same with the DTensors, now that all has been read."""
+    if isinstance(value, _Cut):
+        return _like(value.live, value.part)
+    return tree.map_entries(value, lambda _, part: _made(part))
 
 
-def _empty_like(leaf: Any) -> Any:
-    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf.copy())
+class _Restore:
+    """One reading of a checkpoint. First it is said where everything goes, then all of it is read, in the order of the
+    files, and then it is given to the objects."""
+
+    def __init__(self, folder: Folder, shards: Iterable[int], loading_of: Loading) -> None:
+        """``shards``: whose files are looked into. What is not cut is taken from the first one."""
+        self.folder = folder
+        self.shards = tuple(shards)
+        self._loading = loading_of
+        self._wants: list[Want] = []
+        self._checks: list[Callable[[], None]] = []
+        self._then: list[tuple[str, Callable[[], None]]] = []
+
+    def into(
+        self, objects: Mapping[str, Any], compare: Callable[[Meta, set[str], set[str]], None]
+    ) -> tuple[Meta, dict[str, Any]]:
+        """Give it to these. Returns the values that are no objects."""
+        home, *_ = self.folder.parts(self.shards[:1])
+        kept_by = [part.objects.keys() for part in self.folder.parts(self.shards)]
+        # What one worker alone has kept is not missed by the others.
+        common, found = set.intersection(*map(set, kept_by)), set().union(*kept_by)
+        compare(home.meta, common | (found & objects.keys()), set(home.values))
+        for name, obj in objects.items():
+            if not hasattr(obj, "state_dict"):
+                continue
+            with self._loading(name, home.meta):
+                if isinstance(obj, torch.nn.Module):
+                    self._module(name, obj)
+                elif isinstance(obj, torch.optim.Optimizer):
+                    self._optimizer(name, obj, objects)
+                else:
+                    self._other(name, obj)
+        values = {
+            name: self.plain(_as_whole(value), None, name) for name, value in home.values.items() if name in objects
+        }
+        self.folder.fetch(self._wants)
+        for check in self._checks:
+            check()
+        for name, then in self._then:
+            with self._loading(name, home.meta):
+                then()
+        return home.meta, values
+
+    def plain(self, value: Any, live: Any, where: str) -> Any:
+        """The structure with tensors that are filled later: cut ones to be spread as in ``live``, others whole."""
+        if isinstance(value, Spread):
+            if isinstance(live, DTensor):
+                if value.shape != tuple(live.shape):
+                    raise ValueError(f"{where}: kept as {value.shape}, now {tuple(live.shape)}")
+                return _Cut(live, self._tensor(value, _box(live)))
+            return self._tensor(value, value.box)
+        if isinstance(value, Whole):
+            return self._array(value.copies[0])
+        return tree.map_entries(value, lambda key, part: self.plain(part, _entry(live, value, key), f"{where}.{key}"))
+
+    def agreed(self, whole: Whole, where: str) -> None:
+        """An array that is not cut has to be the same for all workers if it is to serve a world of another size."""
+        if len(whole.copies) < 2 or len(self.shards) != self.folder.shards or self._same_size():
+            return
+        firsts = [Want.all_of(copy) for copy in whole.copies]
+        self._wants += [want for want, _ in firsts]
+
+        def compare() -> None:
+            for (_, memory), copy in zip(firsts[1:], whole.copies[1:], strict=True):
+                if memory != firsts[0][1] or copy.entry.dtype != whole.entry.dtype:
+                    raise CheckpointError(
+                        f"{where} is not the same for workers {whole.copies[0].shard} and {copy.shard} of the "
+                        f"checkpoint {self.folder.path}: each has its own, which fits a world of {self.folder.shards} "
+                        "workers only"
+                    )
+
+        self._checks.append(compare)
+
+    def _same_size(self) -> bool:
+        return dist.is_initialized() and dist.get_world_size() == self.folder.shards
+
+    def _module(self, name: str, module: torch.nn.Module) -> None:
+        stored = self.folder.object(name, self.shards, union=True)
+        own = module.state_dict()
+        buffers = {path for path, _ in module.named_buffers()}
+        lacking = sorted(own.keys() - stored.keys())
+        kept_by = {frozenset(part.objects[name]) for part in self.folder.parts(self.shards)}
+        # Workers that have kept different layers are stages of a pipeline, and nobody has all of them.
+        unknown = sorted(next(iter(kept_by)) - own.keys()) if len(kept_by) == 1 else []
+        if lacking or unknown:
+            raise self._misfit(name, f"the model has {lacking[:5]}, which were not kept, and lacks {unknown[:5]}")
+        places = loading.places(module)
+        pairs: list[tuple[Any, Any]] = []
+        filled: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        for path, live in own.items():
+            kept, place = stored[path], places.get(path)
+            if isinstance(kept, Whole) and path not in buffers:
+                self.agreed(kept, f"state.{name}.{path}")
+            if place is None or not isinstance(kept, (Spread, Whole)):
+                rest[path] = self.plain(kept, live, path)
+                continue
+            loading.check_memory(path, place)
+            if _shape(kept) != tuple(place.shape):
+                raise self._misfit(name, f"{path}: kept as {_shape(kept)}, now {tuple(place.shape)}")
+            mine, read = _local(place), self._read(kept, place)
+            if loading.fits(mine, read):
+                pairs.append((mine, read))
+                filled[path] = place
+            else:
+                rest[path] = _Cut(place, read) if isinstance(place, DTensor) else read
+
+        def give() -> None:
+            loading.fill(pairs)
+            _give(module, own, filled, {path: _made(part) for path, part in rest.items()})
+
+        self._then.append((name, give))
+
+    def _read(self, kept: Spread | Whole, target: Any) -> torch.Tensor:
+        """What this worker has of a tensor."""
+        if isinstance(kept, Spread):
+            return self._tensor(kept, _box(target) if isinstance(target, DTensor) else kept.box)
+        whole = torch.as_tensor(self._array(kept.copies[0]))
+        return _piece(whole, target, "") if isinstance(target, DTensor) else whole
+
+    def _optimizer(self, name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:
+        stored = self.folder.object(name, self.shards[:1], union=False)
+        groups, own = stored["param_groups"], optimizer.state_dict()["param_groups"]
+        if len(groups) != len(own):
+            raise self._misfit(name, f"it has {len(own)} groups of parameters, {len(groups)} were kept")
+        state: dict[Any, Any] = {}
+        by_name = self._by_name(name)
+        names = _parameter_names(name, optimizer, objects)
+        unknown = sorted(set(names) - by_name.keys())
+        if unknown:
+            raise self._misfit(name, f"nothing was kept of its parameters {unknown[:5]}")
+        for index, (path, parameter) in enumerate(zip(names, _parameters(optimizer), strict=True)):
+            values = by_name[path]
+            if values is None:
+                continue  # it has had no gradient yet
+            for key, value in values.items():
+                if isinstance(value, Whole):
+                    self.agreed(value, f"state.{name}, {key} of {path}")
+                if isinstance(value, Spread) and (value.shape != tuple(parameter.shape)):
+                    raise self._misfit(
+                        name, f"{key} of {path} has the shape {value.shape}, now it is {tuple(parameter.shape)}"
+                    )
+            state[index] = {key: self.plain(value, parameter, key) for key, value in values.items()}
+        # What an optimizer of another kind keeps beside its parameters' state.
+        for key, value in stored["state"].items():
+            if not isinstance(key, int):
+                state[key] = self.plain(value, None, key)
+        rest = {key: value for key, value in stored.items() if key not in ("state", "param_groups", NAMES)}
+        kept = {key: self.plain(value, None, key) for key, value in rest.items()}
+        options = [self.plain(group, None, "param_groups") for group in groups]
+        renewed = [{**old, "params": new["params"]} for old, new in zip(options, own, strict=True)]
+        self._then.append(
+            (name, lambda: optimizer.load_state_dict({**kept, "state": _made(state), "param_groups": renewed}))
+        )
+
+    def _by_name(self, name: str) -> dict[str, Any]:
+        """What was kept of each parameter, None of one that had had no gradient."""
+        found: dict[str, list[Any]] = {}
+        for part in self.folder.parts(self.shards):
+            kept = part.objects.get(name) or {}
+            for index, path in enumerate(kept.get(NAMES, ())):
+                found.setdefault(path, [])
+                if index in kept["state"]:
+                    found[path].append(kept["state"][index])
+        return {
+            path: merged(parts, union=True, where=f".{name} of {path}") if parts else None
+            for path, parts in found.items()
+        }
+
+    def _other(self, name: str, obj: Any) -> None:
+        stored = self.folder.object(name, self.shards, union=False)
+        plain = self.plain(stored, obj.state_dict(), name)
+        self._then.append((name, lambda: obj.load_state_dict(_made(plain))))
+
+    def _tensor(self, kept: Spread, box: Box) -> torch.Tensor:
+        want, memory = Want.part_of(kept, box)
+        self._wants.append(want)
+        return _arrays.view(ArrayInfo(kept.dtype, box.shape, len(memory)), memoryview(memory))
+
+    def _array(self, stored: Stored) -> Any:
+        want, memory = Want.all_of(stored)
+        self._wants.append(want)
+        entry = stored.entry
+        tensor = _arrays.view(ArrayInfo(entry.dtype, entry.shape, entry.size), memoryview(memory))
+        return tensor.numpy() if stored.numpy else tensor
+
+    def _misfit(self, name: str, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"state.{name} does not take what the checkpoint {self.folder.path} holds of it; has the model or the "
+            f"script changed? {why}"
+        )
+
+
+def _shape(kept: Any) -> tuple[int, ...]:
+    return kept.shape if isinstance(kept, Spread) else kept.entry.shape if isinstance(kept, Whole) else ()
+
+
+def _as_whole(value: Any) -> Any:
+    """Values are each worker's own: references to arrays of one file."""
+    if isinstance(value, Stored):
+        return Whole((value,))
+    return tree.map_entries(value, lambda _, part: _as_whole(part))

@@ -12,6 +12,8 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 
+from edl.torch.addresses import Addresses, Endpoint, endpoint
+
 FOLDER = "/proc/self/fd"
 """Where the kernel lists this process's descriptors. Linux only."""
 
@@ -19,6 +21,10 @@ Socket = tuple[int, str]
 """A descriptor and what the kernel calls the socket behind it, because numbers are used again."""
 
 _POKE_TIMEOUT_S = 0.2
+_CALLING = 2
+"""TCP_SYN_SENT: a caller that nobody has answered yet."""
+_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+_WORD = struct.Struct("=I")
 
 
 def sockets() -> frozenset[Socket]:
@@ -32,6 +38,79 @@ def sockets() -> frozenset[Socket]:
     return frozenset(found)
 
 
+def connections(addresses: Addresses) -> frozenset[Socket]:
+    """The connections of a group that are open now."""
+    found, accepted, calling = set(), {}, {}
+    for one, opened in _each(sockets()):
+        if _listens(opened):
+            continue
+        here, there = _ends(opened)
+        if here is None:
+            continue
+        if addresses.called(here, there):
+            found.add(one)
+        elif addresses.accepted(here):
+            accepted[one] = here[1]
+        elif there is None and opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CALLING:
+            calling[one[1]] = (one, here)
+    if accepted:
+        # Looked at afterwards: the kernel gives the port of a listener to no caller, but that of one that has been
+        # closed, as by a group that could not be formed, to whoever comes next.
+        open_now = _listening()
+        found |= {one for one, port in accepted.items() if port in open_now}
+    if calling:
+        called = _called()
+        found |= {one for link, (one, here) in calling.items() if addresses.called(here, called.get(link))}
+    return frozenset(found)
+
+
+def _listening() -> frozenset[int]:
+    """Ports at which this process listens."""
+    return frozenset(opened.getsockname()[1] for _, opened in _each(sockets()) if _listens(opened))
+
+
+def listeners(addresses: Addresses) -> frozenset[Socket]:
+    """The sockets at which a group's ranks call this one."""
+    found = set()
+    for one, opened in _each(sockets()):
+        here, _ = _ends(opened)
+        if here is not None and addresses.listens(here) and _listens(opened):
+            found.add(one)
+    return frozenset(found)
+
+
+def _ends(opened: socket.socket) -> tuple[Endpoint | None, Endpoint | None]:
+    try:
+        here = endpoint(*opened.getsockname()[:2])
+    except (OSError, ValueError):
+        return None, None
+    try:
+        return here, endpoint(*opened.getpeername()[:2])
+    except (OSError, ValueError):
+        return here, None
+
+
+def _called() -> dict[str, Endpoint]:
+    """Whom the sockets call that nobody has answered yet; only the kernel's table tells."""
+    found: dict[str, Endpoint] = {}
+    for table in _TABLES:
+        with contextlib.suppress(OSError), open(table) as lines:
+            next(lines, None)
+            for line in lines:
+                words = line.split()
+                if int(words[3], 16) == _CALLING:
+                    found[f"socket:[{words[9]}]"] = _parsed(words[2])
+    return found
+
+
+def _parsed(text: str) -> Endpoint:
+    """``0100007F:1F90`` is 127.0.0.1:8080: words of four bytes in the order of this machine."""
+    host, _, port = text.partition(":")
+    packed = b"".join(_WORD.pack(int(host[at : at + 8], 16)) for at in range(0, len(host), 8))
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    return endpoint(socket.inet_ntop(family, packed), int(port, 16))
+
+
 def deafen(chosen: Iterable[Socket]) -> list[socket.socket]:
     """Let those of the sockets that are TCP connections read their end at once; ``hang_up`` does the rest.
 
@@ -40,7 +119,7 @@ def deafen(chosen: Iterable[Socket]) -> list[socket.socket]:
     what is returned keeps the connection open when gloo closes it.
     """
     deaf = []
-    for opened in _opened(chosen):
+    for _, opened in _each(chosen):
         if not _listens(opened):
             with contextlib.suppress(OSError):  # not connected, or the other side was quicker
                 opened.shutdown(socket.SHUT_RD)
@@ -60,16 +139,14 @@ def hang_up(deaf: Iterable[socket.socket]) -> None:
         opened.close()
 
 
-def poke(chosen: Iterable[Socket], pairs: int, spared_port: int) -> None:
-    """Free a gloo group that waits for peers to call: call in their stead, once for each of its pairs, and hang up.
+def poke(chosen: Iterable[Socket], pairs: int) -> None:
+    """Free a gloo group that waits at these sockets for peers to call: call in their stead, once for each of its
+    pairs, and hang up.
 
-    A caller of gloo's says with eight bytes which pair it is for; a group numbers its pairs from 0. ``spared_port``:
-    a listening socket that is not gloo's.
+    A caller of gloo's says with eight bytes which pair it is for; a group numbers its pairs from 0.
     """
-    for listener in _opened(chosen):
+    for _, listener in _each(chosen):
         name = listener.getsockname()
-        if not _listens(listener) or name[1] == spared_port:
-            continue
         for pair in range(pairs):
             with contextlib.suppress(OSError), socket.socket(listener.family, socket.SOCK_STREAM) as caller:
                 caller.settimeout(_POKE_TIMEOUT_S)
@@ -77,7 +154,7 @@ def poke(chosen: Iterable[Socket], pairs: int, spared_port: int) -> None:
                 caller.sendall(struct.pack("=q", pair))
 
 
-def _opened(chosen: Iterable[Socket]) -> Iterator[socket.socket]:
+def _each(chosen: Iterable[Socket]) -> Iterator[tuple[Socket, socket.socket]]:
     """A descriptor of our own for each TCP socket, closed afterwards; those that are gone are left out."""
     for number, link in chosen:
         try:
@@ -94,7 +171,7 @@ def _opened(chosen: Iterable[Socket]) -> Iterator[socket.socket]:
             continue
         with opened:
             if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM:
-                yield opened
+                yield (number, link), opened
 
 
 def _listens(opened: socket.socket) -> bool:

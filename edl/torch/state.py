@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections import OrderedDict
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from edl.torch import loading, refusals
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.framework import current
-from edl.worker import loop
+from edl.wire.snapshot import Meta
+from edl.worker import contents, loop
 from edl.worker import state as core
+from edl.worker.contents import is_own
 from edl.worker.loop import make_run
+from edl.worker.numbers import SEED
 
 run = make_run(current())
 
@@ -29,78 +32,79 @@ class State(core.State):
 
     Modules, optimizers, LR schedulers, anything else with ``state_dict``, tensors, arrays and plain values.
     ``sharded=True``: parameters are spread over the workers (FSDP2, ``fully_shard``), each worker keeps its part.
-    Saving then writes with ``torch.distributed.checkpoint``, which is read at any world size.
+    What is saved is read at any world size.
     """
 
     def __init__(self, *, sharded: bool = False, copy_every: int = 1, **values: Any) -> None:
         super().__init__(current(), values, sharded=sharded, copy_every=copy_every)
+        for name, obj in self._objects.items():
+            refusals.check(name, unwrapped(obj), sharded=sharded)
+
+    def _structure(self, obj: Any) -> str:
+        obj = unwrapped(obj)
+        if not isinstance(obj, torch.nn.Module):
+            return ""
+        lazy = torch.nn.parameter.is_lazy
+        return "\n".join(
+            f"{name} {'lazy' if lazy(one) else (tuple(one.shape), one.dtype)}" for name, one in obj.named_parameters()
+        )
 
     def _capture_object(self, name: str, obj: Any) -> Any:
-        plain = unwrapped(obj).state_dict()
-        return _shards().local_parts(plain) if self._sharded else plain
+        obj = unwrapped(obj)
+        if self._sharded:
+            return _shards().capture(name, obj, self._shared())
+        return loading.capture_module(obj) if isinstance(obj, torch.nn.Module) else obj.state_dict()
 
     def _load_object(self, name: str, obj: Any, plain: Any) -> None:
         obj = unwrapped(obj)
         if self._sharded:
-            _shards().load_local_parts(obj, plain, self._owned)
+            _shards().load_local_parts(name, obj, plain, self._owned)
         elif isinstance(obj, torch.nn.Module):
-            load_module(obj, self._extra_owned(plain))
+            loading.load_module(obj, plain, self._owned)
         elif isinstance(obj, torch.optim.Optimizer):
-            load_optimizer(obj, plain, self._owned)
+            loading.load_optimizer(obj, plain, self._owned)
         else:
             super()._load_object(name, obj, plain)
+        # What an interrupted step has left:
         if isinstance(obj, torch.nn.Module):
-            obj.zero_grad(set_to_none=True)  # what an interrupted backward pass has left
+            obj.zero_grad(set_to_none=True)
+        if isinstance(obj, torch.amp.GradScaler):
+            obj._per_optimizer_states.clear()  # else the next step's gradients count as unscaled
 
-    def _extra_owned(self, plain: Any) -> Any:
-        """Parameters and buffers are copied into place; only what a module keeps beside them needs its own memory."""
-        return {key: self._owned(part) if key.endswith("_extra_state") else part for key, part in plain.items()}
+    def _load_value(self, name: str, live: Any, plain: Any) -> Any:
+        return loading.load_value(plain, live, self._owned)
 
-    def _store_sharded(self, folder: str) -> None:
-        _shards().save_sharded(self._shared(), folder)
+    def _strict(self, name: str, obj: Any) -> frozenset[str]:
+        obj = unwrapped(obj)
+        if isinstance(obj, torch.nn.Module):
+            return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters(remove_duplicate=False))
+        return frozenset({name}) if isinstance(obj, torch.optim.Optimizer) else frozenset()
+
+    def _is_part(self, path: str) -> bool:
+        return self._sharded and _shards().is_local_part(path)
+
+    def _replicated(self, structure: Any) -> Any:
+        return _shards().without_parts(structure) if self._sharded else structure
 
     def _restore_sharded(self, folder: str) -> None:
-        values = _shards().load_sharded(self._shared(), folder)
+        objects = frozenset(name for name, obj in self._objects.items() if not is_own(obj))
+
+        def compare(meta: Meta, kept: set[str], values: set[str]) -> None:
+            contents._compare(meta, kept, values, objects, self._values)
+            unknown = sorted(values - self._values.keys() - {SEED})
+            if unknown:
+                self._note(f"the checkpoint holds values that this script's state does not have: {', '.join(unknown)}")
+
+        meta, values = _shards().load_sharded(self._shared(), folder, compare, self._loading)
         for name in self._values.keys() & values.keys():
-            self._values[name] = values[name]
+            with self._loading(name, meta):
+                self._values[name] = self._load_value(name, self._values[name], values[name])
 
     def _shared(self) -> dict[str, Any]:
-        objects = {name: unwrapped(obj) for name, obj in self._objects.items() if not core._is_own(obj)}
+        objects = {name: unwrapped(obj) for name, obj in self._objects.items() if not is_own(obj)}
         return {**self._values, **objects}
 
 
 def _shards() -> ModuleType:
-    """Only for those who need it: it imports ``torch.distributed.checkpoint``, which takes as long as torch itself."""
+    """Only for those who need it: it imports DTensors."""
     return importlib.import_module("edl.torch.sharded")
-
-
-def load_module(module: torch.nn.Module, plain: Any) -> None:
-    """``load_state_dict``, which copies into the parameters there are."""
-    kept: OrderedDict[str, Any] = OrderedDict(plain)
-    # Layers look there for the version of their own format; this process wrote it, or one that ran the same script.
-    kept._metadata = getattr(module.state_dict(), "_metadata", None)  # type: ignore[attr-defined]
-    if kept._metadata is None:  # type: ignore[attr-defined]
-        del kept._metadata  # type: ignore[attr-defined]
-    module.load_state_dict(kept)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, plain: Any, owned: Any) -> None:
-    """Load without keeping the snapshot's memory, and without copying what goes to another device anyway."""
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        optimizer.load_state_dict(owned(plain))
-        return
-    borrowed = {tensor.data_ptr() for tensor in _tensors(plain) if tensor.numel()}
-    optimizer.load_state_dict(plain)
-    for group in [*optimizer.state.values(), *optimizer.param_groups]:
-        for key, value in group.items():
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.data_ptr() in borrowed:
-                group[key] = value.clone()
-            elif isinstance(value, (dict, list, tuple)) and key != "params":
-                group[key] = owned(value)
-
-
-def _tensors(plain: Any) -> list[torch.Tensor]:
-    if isinstance(plain, torch.Tensor):
-        return [plain]
-    parts = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,6 +79,13 @@ def switch(body: Body, purpose: Purpose, by: str) -> Asked:
     """A checkpoint, or the end. The reason goes with the asker: a switch has no field for it."""
     reason, who = words(body.get("reason", "")), asker(body, by)
     return Asked(purpose, f"{who}: {reason}" if reason else who)
+
+
+def add_data(body: Body, dataset: str, by: str) -> Asked:
+    """Files for a data set."""
+    reason, who = words(body.get("reason", "")), asker(body, by)
+    wish = {"dataset": dataset, "files": list(body["files"]), "when": body.get("when", "now")}
+    return Asked(Purpose.DATA, f"{who}: {reason}" if reason else who, json.dumps(wish))
 
 
 def asker(body: Body, by: str) -> str:

@@ -88,6 +88,7 @@ def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> dict[str, Any]
             "needSeconds": scale.need_s,
             "proposal": {"replicas": scale.proposal, "reason": scale.proposal_reason},
             "flaws": list(status.flaws),
+            "warnings": list(status.warnings),
             "conditions": [
                 {
                     "type": one.kind,

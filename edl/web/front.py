@@ -48,6 +48,10 @@ class Authority(Protocol):
         """Use a switch."""
         ...
 
+    async def order(self, asked: Asked) -> Answer:
+        """Hand what somebody asks for to a service; it is in the store when this returns."""
+        ...
+
     async def wish(self, wish: Wish) -> Granted:
         """Take on a wish, or say why not; it is in the store when this returns."""
         ...

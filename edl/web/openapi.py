@@ -87,6 +87,27 @@ REQUESTS: dict[str, dict[str, Any]] = {
             **_ASKER,
         },
     },
+    "DataWish": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["files"],
+        "properties": {
+            "files": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": 1000,
+                "items": {"type": "string", "minLength": 1, "maxLength": 4096},
+                "examples": [["/data/day-17/*.parquet"]],
+                "description": "Paths, patterns or URLs, as the workers see them.",
+            },
+            "when": {
+                "type": "string",
+                "enum": ["now", "next-epoch"],
+                "description": "now: the epoch under way, if records of it are left; else the next one.",
+            },
+            **_ASKER,
+        },
+    },
     "Plea": {"type": "object", "additionalProperties": False, "properties": _ASKER},
     "CordonWish": {
         "type": "object",
@@ -198,6 +219,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
             needSeconds={"type": "number", "minimum": 0},
             proposal=_object(replicas=_COUNT, reason=_TEXT),
             flaws={"type": "array", "items": _TEXT},
+            warnings={"type": "array", "items": _TEXT},
             conditions={"type": "array", "items": {"$ref": "#/components/schemas/Condition"}},
             nodes={"type": "array", "items": {"$ref": "#/components/schemas/Node"}},
             droppedSlots={"type": "array", "items": {"$ref": "#/components/schemas/DroppedSlot"}},
@@ -220,6 +242,13 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "in": "path",
         "required": True,
         "description": "Name of the node (--node-id).",
+        "schema": {"type": "string", "pattern": NAME},
+    },
+    "dataset": {
+        "name": "dataset",
+        "in": "path",
+        "required": True,
+        "description": "Name of the data set.",
         "schema": {"type": "string", "pattern": NAME},
     },
     "after": {
@@ -245,7 +274,7 @@ _WORDS = {
     400: "The request cannot be read.",
     401: "No token, or one that is not known.",
     403: "The token may only look.",
-    404: "No such job or node.",
+    404: "No such job or node, or no name of a data set.",
     408: "The body did not come in time.",
     409: "Somebody has changed the size since. Read it again.",
     413: "The body is too large.",
@@ -286,7 +315,7 @@ def document(job: str) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    named = [part for part in ("job", "node") if f"{{{part}}}" in route.path]
+    named = [part for part in ("job", "node", "dataset") if f"{{{part}}}" in route.path]
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,

@@ -126,6 +126,7 @@ ROUTES: tuple[Route, ...] = (
     _order("suspend", "Commit, end the workers, and wait.", body="Plea"),
     _order("resume", "Go on after having been suspended.", body="Plea"),
     _order("stop", "Write a checkpoint at the next step boundary and end the job.", body="Plea"),
+    _order("add_data", "Add files to a data set.", body="DataWish", path="data/{dataset}/files"),
     _node_order("cordon", "Have a node, or one slot of it, take no part; its launcher stays."),
     _node_order("uncordon", "Let a node, or one slot of it, take part again."),
     Route(

@@ -12,9 +12,9 @@ import logging
 import re
 import socket
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -28,6 +28,8 @@ from edl.web.routes import NAME, Found, Route, find
 from edl.wire.messages import Asked, Purpose
 from edl.wire.status import EventsRequest, JournalEntry
 from edl.wire.wishes import Granted, Verdict, Wish
+
+T = TypeVar("T")
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "edl"}
 _AGAIN = {"Retry-After": "1"}
@@ -92,7 +94,7 @@ class Server:
         self._limits = around.limits
         self._rate = RateLimit(self._limits.rate, self._limits.burst, self._limits.peers)
         self._streams = 0
-        self._asking: set[asyncio.Future[Granted]] = set()
+        self._asking: set[asyncio.Future[Any]] = set()
         self._refreshed_s = around.now_s()
         self._listener = _Listener(
             self._handle,
@@ -117,6 +119,7 @@ class Server:
             "stop": lambda call: self._ask(call, Purpose.KILL),
             "suspend": lambda call: self._wish(call, bodies.suspend(call.body, call.by, suspended=True)),
             "resume": lambda call: self._wish(call, bodies.suspend(call.body, call.by, suspended=False)),
+            "add_data": self._add_data,
             "cordon": lambda call: self._cordon(call, cordoned=True),
             "uncordon": lambda call: self._cordon(call, cordoned=False),
             "events": self._events,
@@ -185,8 +188,9 @@ class Server:
         job = self._front.around.job
         if found.names.get("job", job) != job:
             raise Refusal(404, f"there is no such job here; this is {job}")
-        if "node" in found.names and not re.fullmatch(NAME, found.names["node"]):
-            raise Refusal(404, "there is no such node")
+        for kind, what in (("node", "node"), ("dataset", "data set")):
+            if kind in found.names and not re.fullmatch(NAME, found.names[kind]):
+                raise Refusal(404, f"there is no such {what}")
         if route.local:
             return await self._document(None)
         authority = self._ruling(request)
@@ -319,9 +323,17 @@ class Server:
 
     async def _granted(self, call: Call, wish: Wish) -> Granted:
         """The Master's word on it; a client that goes does not take the wish back. Raises ``Refusal``."""
+        granted = await self._answered(call.authority.wish(wish))
+        if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
+            raise Refusal(documents.CODES[granted.verdict], granted.text)
+        return granted
+
+    async def _answered(self, question: Coroutine[Any, Any, T]) -> T:
+        """What the Master says once it has written it. Raises ``Refusal``."""
         if len(self._asking) >= self._limits.asking:
+            question.close()
             raise Refusal(503, "the store does not answer, and others wait for it already: nothing was done", _AGAIN)
-        asking = asyncio.ensure_future(call.authority.wish(wish))
+        asking = asyncio.ensure_future(question)
         self._asking.add(asking)
         asking.add_done_callback(self._forget)
         done, _ = await asyncio.wait({asking}, timeout=self._limits.master_s)
@@ -332,14 +344,17 @@ class Server:
         if asking.cancelled():
             raise Refusal(503, "the Master has just changed. Look at the size, and ask again", _AGAIN)
         try:
-            granted = asking.result()
+            return asking.result()
         except (StoreError, FencedOut) as error:
             raise Refusal(503, f"the Master has just changed ({error}). Look, and ask again", _AGAIN) from None
-        if granted.verdict not in (Verdict.ACCEPTED, Verdict.KNOWN):
-            raise Refusal(documents.CODES[granted.verdict], granted.text)
-        return granted
 
-    def _forget(self, asking: asyncio.Future[Granted]) -> None:
+    async def _add_data(self, call: Call) -> web.Response:
+        answer = await self._answered(call.authority.order(bodies.add_data(call.body, call.names["dataset"], call.by)))
+        if not answer.ok:
+            raise Refusal(422, answer.text)
+        return _json(documents.answered(answer), 202)
+
+    def _forget(self, asking: asyncio.Future[Any]) -> None:
         """It is over. Looks at how, since asyncio would complain of an exception that nobody has seen."""
         self._asking.discard(asking)
         if not asking.cancelled():

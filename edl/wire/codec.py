@@ -35,6 +35,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.Leaving: "leaving",
     messages.ServiceSaid: "service_said",
     messages.Pace: "pace",
+    messages.NotKept: "not_kept",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",

@@ -88,13 +88,16 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Said by rank 0 of a sharded state: all workers have written their parts of a checkpoint into this folder of the
-    checkpoint directory; the agent adds the marker that makes it count."""
+class WroteThrough:
+    """Said by the worker that writes for all: it found no memory for a commit, and has written it into the checkpoint
+    directory itself. The agent compares the checksum and adds the marker that makes it count."""
 
     era: int
     commit: int
-    folder: str
+    size: int = 0
+    crc32: int = 0
+    error: str = ""
+    """Why it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,13 @@ class Call:
     service: str
     round: int
     body: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It is about to fail, and no restart mends that: the job is to end with this status."""
+
+    exit_code: int
 
 
 # --- agent to worker -------------------------------------------------------------------------------------------------
@@ -211,10 +221,10 @@ class Reattached:
     token: int
 
 
-ToAgent = Enter | Parked | Underway | Here | Want | Committed | Fetch | Stored | Call
+ToAgent = Enter | Parked | Underway | Here | Want | Committed | Fetch | WroteThrough | Call | GiveUp
 ToWorker = Place | Break | Hold | Target | Release | Buffer | NoBuffer | Piece | NoPiece | Stop | Told | Reattached
 
-_TO_AGENT = Datagrams(Enter, Parked, Underway, Here, Want, Committed, Fetch, Stored, Call)
+_TO_AGENT = Datagrams(Enter, Parked, Underway, Here, Want, Committed, Fetch, WroteThrough, Call, GiveUp)
 _TO_WORKER = Datagrams(Place, Break, Hold, Target, Release, Buffer, NoBuffer, Piece, NoPiece, Stop, Told, Reattached)
 
 STATE, OWN = "state", "own"

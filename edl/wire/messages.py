@@ -213,6 +213,8 @@ class Failure:
     """When its end was seen, in seconds since 1970 by that host's clock: to be shown, not to be compared."""
     error_file: str = ""
     """Path of the file on that host that describes the exception; empty: it has left none."""
+    final: int = 0
+    """Exit status with which the job ends at once, because no restart mends this; 0: restarts may."""
 
 
 # --- agent to Master -------------------------------------------------------------------------------------------------
@@ -233,6 +235,10 @@ class Attach:
     """See ``Underway``; of ``running_round``."""
     uses: tuple[int, ...] = ()
     """Slots that it would fill for the next world, as it was told last; empty: the first ones."""
+    saving: bool = False
+    """See ``WorkersDone``."""
+    unsaved: str = ""
+    """See ``WorkersDone``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +253,7 @@ class Ready:
     stored: Version = NO_STATE
     """Newest commit that this node knows to lie complete in the checkpoint directory."""
     stored_sharded: bool = False
-    """That one is read by the workers themselves (see ``World.stored``), not by ``LoadState``."""
+    """That one is read by the workers themselves (see ``World.stored``); ``LoadState`` only checks it."""
     refused: str = ""
     """Checkpoints lie there, and none of them can be used: why."""
 
@@ -305,6 +311,8 @@ class Purpose(enum.Enum):
     """Commit and park; it is written, and the job ends."""
     SET = "set"
     """Commit, and go on under other settings."""
+    DATA = "data"
+    """Not at a boundary: the service that leases data is asked for something (``edl data add``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +323,7 @@ class Asked:
     by: str
     """Who, in words: a file, a command line."""
     wish: str = ""
-    """With ``SET``: which settings, as ``name=value``, separated by blanks."""
+    """With ``SET``: which settings, as ``name=value``, separated by blanks; with ``DATA``: what, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +346,10 @@ class WorkersDone:
     """All workers of the round on this node ended with status 0."""
 
     round: Round
+    saving: bool = False
+    """The node still writes what they saved. It is said again, without this, when that is over."""
+    unsaved: str = ""
+    """Why the newest commit that they saved is not in the checkpoint directory; empty if it is, or if none was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +370,14 @@ class Pace:
     """Newest commit."""
     step_s: float
     """Seconds a commit, averaged since the last time; more than 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotKept:
+    """Commits of this node's workers find no memory, so a fault goes back to the last checkpoint."""
+
+    why: str
+    """Empty: there is memory again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +406,7 @@ AgentMessage = (
     | WorkersDone
     | Leaving
     | Pace
+    | NotKept
     | ServiceSaid
 )
 
@@ -439,7 +460,8 @@ class Prestart:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Read the newest usable commit of the checkpoint directory into memory, and say ``Ready`` again."""
+    """Read the newest usable commit of the checkpoint directory into memory, or check its bytes if it is sharded, and
+    say ``Ready`` again."""
 
     reason: str
 

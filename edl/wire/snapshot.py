@@ -8,6 +8,7 @@ which job this is, and ``tree``, the structure that the arrays hang in (``edl.wo
 from __future__ import annotations
 
 import json
+import marshal
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -25,11 +26,17 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 """Kinds of element that the format names, except those smaller than a byte."""
 _LENGTH = struct.Struct("<Q")
+HEADER_BYTES = _LENGTH.size
+"""So many bytes say how long the header is."""
 _ALIGNMENT = 64
 """The data begin at a multiple of it: a cache line, and what vector instructions like."""
 _LARGEST_HEADER = 100_000_000
 """The limit of the safetensors library: a larger header could be read by nobody else."""
 _METADATA = "__metadata__"
+_OWN_TEXTS = 2
+"""Down to this depth of the structure each part's JSON is remembered by itself: that of each object and value."""
+_NO_REFERENCES = 2
+"""The version of ``marshal`` whose bytes depend on nothing but the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +124,15 @@ class Layout:
         self.data_size = end
         self._table = _compact(table)[1:-1]
         self._leaves = tuple((leaf.name, starts[leaf.name], leaf.size) for leaf in leaves)
+        self._placed: tuple[int, tuple[tuple[str, int, int], ...]] = (0, ())
+        """Length of the last plan's header, and its leaves."""
+        self._texts: dict[tuple[str, ...], tuple[bytes, str]] = {}
+        """By place in the structure: what was last there, and its JSON."""
 
     def plan(self, meta: Meta, tree: Any) -> Plan:
         """The plan of one commit. ``tree``: JSON. Raises ``CheckpointError`` when the header would be too long."""
-        ours = _compact({"format": FORMAT, **asdict(meta), "tree": tree})
+        about = _compact({"format": FORMAT, **asdict(meta)})
+        ours = f'{about[:-1]},"tree":{self._text(tree)}}}'
         front = _compact({_METADATA: {"edl": ours}})
         text = f"{front[:-1]},{self._table}}}" if self._table else front
         length = -(-(_LENGTH.size + len(text)) // _ALIGNMENT) * _ALIGNMENT
@@ -130,8 +142,21 @@ class Layout:
                 "of numbers as arrays"
             )
         header = _LENGTH.pack(length - _LENGTH.size) + text.encode("ascii").ljust(length - _LENGTH.size)
-        leaves = tuple((name, length + start, size) for name, start, size in self._leaves)
-        return Plan(header, leaves, length + self.data_size)
+        if self._placed[0] != length:
+            self._placed = length, tuple((name, length + start, size) for name, start, size in self._leaves)
+        return Plan(header, self._placed[1], length + self.data_size)
+
+    def _text(self, part: Any, *path: str) -> str:
+        """The JSON of the structure, of which most is what it was at the commit before."""
+        if len(path) < _OWN_TEXTS and type(part) is dict:
+            inside = [f"{_compact(key)}:{self._text(value, *path, key)}" for key, value in part.items()]
+            return f"{{{','.join(inside)}}}"
+        exact = marshal.dumps(part, _NO_REFERENCES)  # unlike ==, it tells 1 from 1.0 and True, and 0.0 from -0.0
+        before, text = self._texts.get(path, (b"", ""))
+        if exact != before:
+            text = _compact(part)
+            self._texts[path] = exact, text
+        return text
 
 
 def plan(leaves: Iterable[tuple[str, str, tuple[int, ...], int]], meta: Meta, tree: Any) -> Plan:

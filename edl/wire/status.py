@@ -124,6 +124,8 @@ class JobStatus:
     scale: ScaleView = NO_SCALE
     dropped: tuple[DroppedSlot, ...] = ()
     """Slots that take no part, also of nodes that are gone."""
+    warnings: tuple[str, ...] = ()
+    """What a fault would cost more for now: a checkpoint that could not be written, commits that find no memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class Turn(enum.Enum):
     """Commit and park."""
     KILL = "kill"
     """Commit, have it written, and park."""
+    STOP = "stop"
+    """Commit and park, whatever the others do."""
     SET = "set"
     """Pass; from here on other settings hold."""
     OVER = "over"
@@ -140,7 +142,7 @@ class Boundary:
             self.left = True
             return Turn.OVER
         if self._stopping:
-            return self._leave(commit, Turn.SWITCH)
+            return self._leave(commit, Turn.STOP)
         if not self._hold or commit < self.target:
             self.passed = commit
             return Turn.PASS

@@ -12,7 +12,8 @@ _LENGTH_BYTES = 4
 def exchange(data: bytes, gather: Callable[[bytes], list[bytes]]) -> list[bytes]:
     """What each rank has handed over, in the order of the ranks.
 
-    ``gather`` does that for messages that are equally long on all ranks.
+    ``gather`` does that for messages that are equally long on all ranks. It raises rather than return what an aborted
+    collective has left: lengths are read from it.
     """
     head = len(data).to_bytes(_LENGTH_BYTES, "big") + data[: FIRST_BYTES - _LENGTH_BYTES]
     heads = gather(head.ljust(FIRST_BYTES, b"\0"))

@@ -13,10 +13,13 @@ from edl.arithmetic.plan import Course, Micro
 from edl.errors import StateError
 from edl.wire.messages import Settings
 from edl.worker import hyper
+from edl.worker.numbers import key
 from edl.worker.sampler import CoreSampler, Order, Place, Position, Walk, check_tail, fetches_ahead
 from edl.worker.steps import Share
 
 Open = Callable[[], Iterator[Any]]
+Mark = Callable[[bytes, list[int]], list[int]]
+"""Makes a batch of indices that brings its key, for random numbers, to the process that loads it."""
 Close = Callable[[Iterator[Any], bool], None]
 """Takes what ``Open`` has returned, and whether it had come to its end."""
 _ENDLESS = 1 << 62
@@ -127,8 +130,9 @@ class Batches:
 class Feed:
     """What a loader of edl takes its indices from, and what each batch of them is in its step."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, mark: Mark = lambda _, indices: indices) -> None:
         self._batches = batches
+        self._mark = mark
         self.batch_size = batches.batch_size
         self.queue: deque[tuple[Micro, int, int]] = deque()
         """What was taken and has not been handed out: micro-batch, its samples, samples of its step."""
@@ -149,20 +153,23 @@ class Feed:
         """Loaders may call this several times before they take anything."""
         assert self._next is not None and self._order is not None, "prepared before the loader begins"  # noqa: S101
         self.queue = deque()
-        return _lists(self._order, self._next(), self.queue)
+        sampler = self._batches.sampler
+        place = ("load", sampler.seed, sampler.epoch)
+        return _lists(self._order, self._next(), self.queue, lambda at, found: self._mark(key(*place, at), found))
 
     def known(self, data: Any) -> tuple[Any, Micro, int, int]:
         """The loader has yielded its next batch."""
         return (data, *self.queue.popleft())
 
 
-def _lists(order: Order, micros: Iterator[Micro], queue: deque[tuple[Micro, int, int]]) -> Iterator[list[int]]:
+def _lists(order: Order, micros: Iterator[Micro], queue: deque[tuple[Micro, int, int]],
+           mark: Callable[[int, list[int]], list[int]]) -> Iterator[list[int]]:  # fmt: skip
     for micro in micros:
         found = order.take(micro.places)
         if found and isinstance(found[0], list):
             found = [index for group in found for index in group]
         queue.append((micro, len(found) if micro.real else 0, order.samples(range(micro.begin, micro.end))))
-        yield found
+        yield mark(micro.places.start, found)
 
 
 class Handing:
@@ -263,7 +270,7 @@ class CoreStream(Position):
         self.dataset = dataset
         self.tail = tail
         self.transform = transform
-        self._armed: tuple[Course, int] | None = None
+        self._armed: tuple[Course, int, int] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and samples of it that have been consumed; the same on all ranks."""
@@ -282,15 +289,14 @@ class CoreStream(Position):
     def _length(self) -> int | None:
         return None
 
-    def arm(self, course: Course | None, rank: int = 0) -> None:
+    def arm(self, course: Course | None, rank: int = 0, seed: int = 0) -> None:
         """The next iteration is by a loader of edl, which gets whole micro-batches; None: it is not."""
-        self._armed = None if course is None else (course, rank)
+        self._armed = None if course is None else (course, rank, seed)
 
-    def items(self, worker: int, workers: int) -> Iterator[Any]:
-        """What one process that loads takes."""
+    def items(self, worker: int, workers: int, reseed: Callable[[bytes], None] = lambda _: None) -> Iterator[Any]:
+        """What one process that loads takes. ``reseed``: sets the generators that ``transform`` may draw from."""
         if self._armed is not None:
-            course, rank = self._armed
-            return self._micros(course, rank, worker, workers)
+            return self._micros(*self._armed, worker, workers, reseed)
         place = self.place()
         part, parts = place.rank + worker * place.world, place.world * workers
         return (self._made(item) for item in islice(self._rest(), part, None, parts))
@@ -309,7 +315,8 @@ class CoreStream(Position):
     def _made(self, item: Any) -> Any:
         return item if self.transform is None else self.transform(item)
 
-    def _micros(self, course: Course, rank: int, worker: int, workers: int) -> Iterator[tuple[list[int], list[Any]]]:
+    def _micros(self, course: Course, rank: int, seed: int, worker: int, workers: int,
+                reseed: Callable[[bytes], None]) -> Iterator[tuple[list[int], list[Any]]]:  # fmt: skip
         """Each so many-th micro-batch of a rank: the loader takes them from its processes in turn."""
         rest, begin, number = self._rest(), self._position, 0
         while step := list(islice(rest, course.size)):
@@ -317,6 +324,7 @@ class CoreStream(Position):
                 course = replace(course, length=begin + len(step))
             for micro in course.step(begin, rank):
                 if number % workers == worker:
+                    reseed(key("load", seed, self._epoch, micro.places.start))
                     found = [self._made(step[(place - begin) % len(step)]) for place in micro.places]
                     yield _numbers(micro), found
                 number += 1

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from edl.wire.memory_file import read_memory, write_memory
 from edl.wire.messages import Purpose, Settings
 from edl.worker.boundary import Boundary, RoundOver, Turn
 from edl.worker.framework import Group
+from edl.worker.touching import touch_ahead
 
 _LONGEST_WAIT_S = 1.0
 """A waiting thread looks about so often, even if nobody wakes it."""
@@ -46,12 +47,15 @@ class Memory:
         self._map = mmap.mmap(descriptor, size, access=access)
         self.view = memoryview(self._map)
 
-    def close(self) -> None:
-        """Unmap it; later, if somebody still looks at it."""
-        # An array made over it keeps the mapping alive; it goes when the last of them does.
-        with contextlib.suppress(BufferError):
+    def close(self) -> bool:
+        """Unmap it. False if an array that was made over it is in use: the mapping goes when the last of them does, or
+        when this is called again."""
+        try:
             self.view.release()
             self._map.close()
+        except BufferError:
+            return False
+        return True
 
 
 @dataclass
@@ -69,6 +73,8 @@ class _Stream:
     """Bytes of the newest snapshot."""
     refused: str = ""
     """Why there is none."""
+    ahead: bool = False
+    """What is due was asked for ahead of a commit: that there is no memory for it now says nothing about then."""
     unknown: int = 0
     """Buffers in a row that came without their descriptor."""
 
@@ -299,13 +305,40 @@ class Link:
             raise CheckpointError(mine.refused)
         return found
 
-    def committed(self, message: local.Committed) -> None:
-        """Hand over a filled buffer."""
+    def prepare(self, stream: str, size: int) -> None:
+        """Have a buffer for a snapshot of about this size made, so that the next commit need not wait for it."""
         with self._changed:
-            stream = self._streams[message.stream]
-            stream.ready = None
-            stream.due += 1
-            self.send(message)
+            mine = self._streams[stream]
+            if not mine.due and (mine.ready is None or mine.ready[1] < size):
+                mine.needed, mine.ahead = size, True
+                self._want(stream, size)
+
+    def announce(self, number: int, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
+        """Hand over what was kept of one commit, in this round: all of it or nothing. The copies are complete by now.
+
+        Raises ``RoundOver`` when the round was broken while they were made, or a collective has failed: what was copied
+        may be what an aborted collective left. Nothing can come between that check and the messages.
+        """
+        with self._changed:
+            if why := self._spoilt(number):
+                raise RoundOver(why)
+            for message in messages:
+                if isinstance(message, local.Committed):
+                    stream = self._streams[message.stream]
+                    stream.ready = None
+                    stream.due += 1
+                self.send(message)
+
+    def spoilt(self, number: int) -> str:
+        """Why nothing that this worker holds may be kept any more, in this round; empty while all is well."""
+        with self._changed:
+            return self._spoilt(number)
+
+    def _spoilt(self, number: int) -> str:
+        if self._broken >= number:
+            return self._why or f"round {number} is over"
+        group = self._group
+        return group[1].failure() if group is not None and group[0] == number else ""
 
     def _want(self, stream: str, size: int) -> None:
         self._streams[stream].ready = None
@@ -434,7 +467,8 @@ class Link:
                 case local.NoBuffer(name, why):
                     mine = self._streams[name]
                     mine.due = max(0, mine.due - 1)
-                    mine.ready, mine.refused = None, why or "no reason given"
+                    mine.ready, mine.refused = None, "" if mine.ahead else why or "no reason given"
+                    mine.ahead = False
                 case local.Piece(name, size):
                     self._keep_piece(name, _mapped(descriptors[0], size, private=True))
                 case local.NoPiece(name, why):
@@ -487,10 +521,11 @@ class Link:
         memory = _mapped(descriptors[0], size, private=False) if descriptors else None
         if isinstance(memory, Memory):
             stream.map(number, memory)
+            touch_ahead(memory.view)
         stream.due = max(0, stream.due - 1)
         if stream.due:
             return
-        stream.ready, stream.refused = None, ""
+        stream.ready, stream.refused, stream.ahead = None, "", False
         if isinstance(memory, str):
             stream.refused = memory
         elif number in stream.maps:

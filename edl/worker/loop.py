@@ -58,20 +58,31 @@ def _drive(session: Session, framework: Framework, state: State, train: Callable
     session.enter(framework, "its state is sharded" if state._sharded else "")
     while True:
         session.place()
+        returned = False
         try:
             _join(session, state)
             session.training = True
+            state._tell_reset()
             result = train()
+            returned = True
+            # What train returns may rest on what an aborted collective left.
+            if not _left(session):
+                session.check()
             if session.link is not None and session.link.held:
                 # All workers are to stop at a boundary, and this was the last one: one more is made here, so that the
                 # end of the training does not meet the change of the world.
-                state.commit()
+                state._finish()
             session.training = False
             if not _left(session):
                 session.passed()
                 return result
         except (RoundOver, Exception) as error:
-            if not _is_over(session, error):
+            if not _is_over(session, error, returned):
+                if isinstance(error, RoundOver):
+                    raise StateError(
+                        f"a collective of round {session.seat.round if session.seat else 0} failed on this worker, "
+                        f"its script went on without the result, and no worker is missing: {error}"
+                    ) from error
                 raise
             _forget_frames(error)
         finally:
@@ -96,9 +107,11 @@ def _join(session: Session, state: State) -> None:
     """Communicator and state of the current round, unless an earlier ``run`` in it has made them ready."""
     if session.underway:
         return
-    seat = session.place()
-    state._ask(session, seat)
-    session.connect()
+    while True:
+        seat = session.place()
+        state._ask(session, seat)
+        if session.connect() is seat:  # else that round broke meanwhile, and nobody has asked for this one's state yet
+            break
     state._begin(session, seat)
     session.underway = True
     if session.link is not None:
@@ -110,11 +123,12 @@ def _left(session: Session) -> bool:
     return session.link is not None and session.link.left
 
 
-def _is_over(session: Session, error: BaseException) -> bool:
+def _is_over(session: Session, error: BaseException, returned: bool) -> bool:
     """Whether ``train`` is to be called again in the next round. Raises ``StateError`` when it would come to the same
-    trouble there."""
+    trouble there. ``returned``: it came to its end, so the error is none of a boundary that it has called."""
     over = session.is_over(error, LOST_PATIENCE_S)
-    if session.link is not None and not isinstance(error, RoundOver) and session.link.missed > _FEW:
+    elsewhere = returned or not isinstance(error, RoundOver)
+    if session.link is not None and elsewhere and session.link.missed > _FEW:
         raise StateError(
             f"the other workers have passed {session.link.missed} boundaries in round "
             f"{session.seat.round if session.seat else 0} and this one none: commit() is to be called by every worker"

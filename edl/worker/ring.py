@@ -63,6 +63,13 @@ class Ring:
         """From any thread, at any moment: every call in flight or to come raises ``PeerLost``. Returns at once."""
         self._links.abort(why)
 
+    def failure(self) -> str:
+        """Why it is aborted; empty while it is not. A call that has failed has aborted it."""
+        return self._links.aborted
+
+    def settle(self) -> None:
+        """Every call has waited for its result."""
+
     def close(self) -> None:
         """Free all descriptors. No other thread may be in a call."""
         self.abort("the group is closed")

@@ -106,6 +106,11 @@ class Links:
             os.close(self._woken)
             os.close(self._wake)
 
+    @property
+    def aborted(self) -> str:
+        """Why they are aborted; empty while they are not."""
+        return self._aborted
+
     def check(self) -> None:
         """Raise ``PeerLost`` once aborted."""
         if self._aborted:

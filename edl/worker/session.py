@@ -7,7 +7,8 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import MutableMapping
+import threading
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from edl.arithmetic import hyper
@@ -46,8 +47,8 @@ class Session:
         """Batch and LR of the next step."""
         self.state: object = None
         """The one ``State`` of this process, once ``run`` has seen it."""
-        self.training = False
-        """Inside a function that ``run`` calls."""
+        self.trainer: int | None = None
+        """The thread that is inside a function that ``run`` calls."""
         self.rejoins = True
         self.underway = False
         """This round's state has been restored."""
@@ -57,6 +58,15 @@ class Session:
         self._group: Group | None = None
         self._connected = False
         self._retiring: list[Group] = []
+
+    @property
+    def training(self) -> bool:
+        """Inside a function that ``run`` calls."""
+        return self.trainer is not None
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        self.trainer = threading.get_ident() if value else None
 
     # --- the way into a world ----------------------------------------------------------------------------------------
 
@@ -149,6 +159,27 @@ class Session:
             self.settings = settings
             self.environment.update(hyper.environment(settings, self.seat.world_size, self.seat.rank))
 
+    def spoilt(self) -> str:
+        """Why nothing that this worker holds may be kept any more in this round; empty while all is well."""
+        if self.link is None or self.seat is None:
+            return ""
+        return self.link.spoilt(self.seat.round)
+
+    def check(self) -> None:
+        """Raises ``RoundOver`` when this round is broken or one of its collectives has failed."""
+        if why := self.spoilt():
+            raise RoundOver(why)
+
+    def settle(self) -> None:
+        """Wait for this worker's collectives that the script has not waited for."""
+        if self._group is not None and self._connected:
+            self._group.settle()
+
+    def announce(self, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
+        """See ``Link.announce``."""
+        assert self.link is not None and self.seat is not None, "only called with an agent"  # noqa: S101
+        self.link.announce(self.seat.round, messages)
+
     def passed(self) -> None:
         """A boundary is behind: a calm moment to free what the last round left."""
         if self._retiring:
@@ -163,16 +194,17 @@ class Session:
         """Whether this exception means that the round is over, and not that the script has failed."""
         if self.link is None or self.seat is None:
             return False
-        if isinstance(error, RoundOver):
-            return True
         if not self.link.broken(self.seat.round):
-            if not (isinstance(error, PeersLost) or self._lost_peers(error)):
+            spoilt = self.spoilt()
+            if isinstance(error, RoundOver) and (self.link.left or not spoilt):
+                return True
+            if not (spoilt or isinstance(error, PeersLost) or self._lost_peers(error)):
                 return False
             # So that others who wait for this worker notice, too.
             if self._group is not None:
                 self._group.abort()
             return self.link.wait_until_broken(self.seat.round, patience_s)
-        if not self._lost_peers(error):
+        if not isinstance(error, RoundOver) and not self._lost_peers(error):
             note(f"in round {self.seat.round}, which is over: {type(error).__name__}: {error}")
         return True
 
@@ -199,6 +231,12 @@ def current() -> Session:
 def opened() -> Session | None:
     """The session of this process if it has one already."""
     return _current
+
+
+def keeps_numbers() -> bool:
+    """Whether the random numbers of this script are to be the same whatever happens to its workers."""
+    state: Any = _current.state if _current is not None else None
+    return state is not None and state.keeps_numbers
 
 
 def introduce(framework: Framework) -> None:

@@ -1,24 +1,51 @@
 """What a script keeps, as JSON with references to arrays, and back.
 
 A dict with text keys is a JSON object, a list a JSON list, a scalar itself. Everything else is an object with one key
-that begins with ``$``: ``$array`` and ``$numpy`` (a name), ``$tuple``, ``$bytes`` (base64), ``$float`` (``nan``,
-``inf``, ``-inf``), ``$dict`` (pairs, where keys are no texts or could be taken for one of these).
+that begins with ``$``: ``$array`` and ``$numpy`` (a name), ``$scalar`` (a numpy scalar: type and base64), ``$tuple``,
+``$bytes`` and ``$bytearray`` (base64), ``$float`` (``nan``, ``inf``, ``-inf``, or the bits of another NaN), ``$dict``
+(pairs, where keys are no texts or could be taken for one of these), ``$ordered`` and ``$counter`` (pairs),
+``$defaultdict`` (factory and pairs), ``$deque`` (longest length and items), and what a framework adds with ``know``.
+
+Types come back as they were or are refused with path and type: a subclass of one of these is another type.
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
 import math
-from collections.abc import Callable
+import re
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from edl.errors import StateError
 
 _DEEPEST = 100
 _KEYS = (str, int, float, bool, type(None))
+_PLAIN = frozenset({str, int, bool, type(None)})
+"""Types that are JSON already."""
+_FACTORIES: dict[str, Callable[[], Any] | None] = {
+    "": None, "bool": bool, "int": int, "float": float, "str": str, "bytes": bytes, "list": list, "tuple": tuple,
+    "dict": dict, "set": set, "deque": deque, "Counter": Counter, "OrderedDict": OrderedDict,
+}  # fmt: skip
+"""What a ``defaultdict`` may make missing values with."""
+_FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
+_NUMPY_SCALARS = re.compile(r"[<>|=]?(b1|[iufcSU]\d+|[mM]8(\[\w+\])?)", re.ASCII)
+"""Types of numpy scalars, as ``dtype.str`` writes them."""
 _KINDS = "None, bool, int, float, str, bytes, list, tuple, dict, an array, or an object with state_dict()"
 
 Leaves = list[tuple[str, Any]]
+_known: dict[type, tuple[str, Callable[[Any], Any]]] = {}
+_makers: dict[str, Callable[[Any], Any]] = {}
+
+
+def know(tag: str, kind: type, to_json: Callable[[Any], Any], make: Callable[[Any], Any]) -> None:
+    """Keep one more type of value, such as a framework's own. ``to_json`` gives plain JSON, ``make`` reads it; no
+    arrays in it. The type has to be known when a snapshot is read, too."""
+    _known[kind] = (f"${tag}", to_json)
+    _makers[f"${tag}"] = make
 
 
 def flatten(value: Any, is_array: Callable[[object], bool], prefix: str = "") -> tuple[Any, Leaves]:
@@ -27,8 +54,14 @@ def flatten(value: Any, is_array: Callable[[object], bool], prefix: str = "") ->
     Names are the paths to the arrays, such as ``model.layer1.weight``; where two would be the same, the later one gets
     ``#2`` behind it. ``prefix`` begins each. Raises ``StateError`` with the path of what cannot be kept.
     """
+    found, names, arrays = walk(value, is_array, prefix)
+    return found, list(zip(names, arrays, strict=True))
+
+
+def walk(value: Any, is_array: Callable[[object], bool], prefix: str = "") -> tuple[Any, list[str], list[Any]]:
+    """As ``flatten``, with names and arrays apart: many pairs would keep Python's garbage collector busy."""
     flattener = _Flattener(is_array)
-    return flattener.encode(value, prefix, 0), flattener.leaves
+    return flattener.encode(value, prefix, 0), flattener.names, flattener.arrays
 
 
 def unflatten(tree: Any, array: Callable[[str, bool], Any]) -> Any:
@@ -45,19 +78,43 @@ def unflatten(tree: Any, array: Callable[[str, bool], Any]) -> Any:
 
 
 def map_arrays(value: Any, is_array: Callable[[object], bool], change: Callable[[Any], Any]) -> Any:
-    """The same structure with every array replaced by what ``change`` makes of it."""
+    """The same structure, of the same types, with every array replaced by what ``change`` makes of it."""
     if is_array(value):
         return change(value)
     if isinstance(value, dict):
-        return {key: map_arrays(part, is_array, change) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([map_arrays(part, is_array, change) for part in value])
+        return like_dict(value, ((key, map_arrays(part, is_array, change)) for key, part in value.items()))
+    if isinstance(value, (list, tuple, deque)):
+        return like_list(value, [map_arrays(part, is_array, change) for part in value])
     return value
+
+
+def map_entries(value: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """A container of the same type, with ``change(key or index, entry)`` in place of each entry. Anything else comes
+    back as it is, a subclass of a container too: ``flatten`` refuses that by its name."""
+    kind = type(value)
+    if kind not in _CONTAINERS:
+        return value
+    if isinstance(value, dict):
+        return like_dict(value, ((key, change(key, part)) for key, part in value.items()))
+    return like_list(value, [change(index, part) for index, part in enumerate(value)])
+
+
+def like_dict(value: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of the type of another one. A type that is not known here gives a plain one."""
+    if isinstance(value, defaultdict):
+        return defaultdict(value.default_factory, pairs)
+    return type(value)(dict(pairs)) if type(value) in (OrderedDict, Counter) else dict(pairs)
+
+
+def like_list(value: Any, parts: list[Any]) -> Any:
+    """A list, tuple or deque of the type of another one."""
+    return deque(parts, value.maxlen) if isinstance(value, deque) else type(value)(parts)
 
 
 def is_plain(value: object, is_array: Callable[[object], bool]) -> bool:
     """Whether a value is of a kind that can be kept; what is inside a list or dict is not looked at."""
-    return is_array(value) or isinstance(value, (*_KEYS, bytes, list, tuple, dict)) or _is_numpy_scalar(value)
+    plain = (*_KEYS, bytes, bytearray, list, tuple, dict, deque)
+    return is_array(value) or isinstance(value, plain) or type(value) in _known or _is_numpy_scalar(value)
 
 
 def is_numpy(value: object) -> bool:
@@ -71,76 +128,154 @@ class _Flattener:
     def __init__(self, is_array: Callable[[object], bool]) -> None:
         self._is_array = is_array
         self._taken = {"__metadata__"}
-        self.leaves: Leaves = []
+        self._array_tags: dict[type, str] = {}
+        """By type: how arrays of it are tagged; empty for what is none."""
+        self.names: list[str] = []
+        self.arrays: list[Any] = []
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         """The JSON of one part."""
-        if value is None or value is True or value is False:
-            return value
         kind = type(value)
-        if kind is str or kind is int:
+        if kind in _PLAIN:
             return value
-        if self._is_array(value):
-            return {"$numpy" if is_numpy(value) else "$array": self._name(value, path)}
+        tag = self._array_tags.get(kind)
+        if tag is None:
+            tag = ("$numpy" if is_numpy(value) else "$array") if self._is_array(value) else ""
+            self._array_tags[kind] = tag
+        if tag:
+            return {tag: self._name(value, path)}
         if depth > _DEEPEST:
             raise StateError(f"state{_dotted(path)[:200]}: nested more than {_DEEPEST} deep; does it contain itself?")
-        if isinstance(value, dict):
-            return self._dict(value, path, depth)
-        if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-            parts = [self.encode(part, f"{path}.{index}", depth + 1) for index, part in enumerate(value)]
-            return {"$tuple": parts} if isinstance(value, tuple) else parts
-        return self._scalar(value, path)
+        container = _CONTAINERS.get(kind)
+        return container(self, value, path, depth) if container is not None else self._scalar(value, path)
 
     def _name(self, array: Any, path: str) -> str:
-        name = path = _readable(path)
+        name = path = path if path.isprintable() else _readable(path)
         number = 1
         while name in self._taken:
             number += 1
             name = f"{path}#{number}"
         self._taken.add(name)
-        self.leaves.append((name, array))
+        self.names.append(name)
+        self.arrays.append(array)
         return name
 
+    def _list(self, value: Any, path: str, depth: int) -> list[Any]:
+        return [
+            part if type(part) in _PLAIN else self.encode(part, f"{path}.{index}", depth + 1)
+            for index, part in enumerate(value)
+        ]
+
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
-        parts = []
-        texts = True
+        if any(type(key) is not str or key.startswith("$") for key in value):
+            return {"$dict": self._pairs(value, path, depth)}
+        front = f"{path}." if path else ""
+        return {
+            key: part if type(part) in _PLAIN else self.encode(part, front + key, depth + 1)
+            for key, part in value.items()
+        }
+
+    def _pairs(self, value: dict[Any, Any], path: str, depth: int) -> list[Any]:
+        pairs = []
         for key, part in value.items():
-            if not isinstance(key, _KEYS):
+            if not isinstance(key, _KEYS) and not _is_numpy_scalar(key):
                 raise StateError(
                     f"state{_dotted(path)}: a dict with a key of type {_type_name(key)} ({key!r:.50}) cannot be kept; "
                     "keys are str, int, float, bool or None"
                 )
-            texts = texts and type(key) is str and not key.startswith("$")
-            parts.append((key, self.encode(part, f"{path}.{key}" if path else str(key), depth + 1)))
-        if texts:
-            return dict(parts)
-        return {"$dict": [[self._scalar(key, path), part] for key, part in parts]}
+            inner = self.encode(part, f"{path}.{key}" if path else str(key), depth + 1)
+            pairs.append([key if type(key) in _PLAIN else self._scalar(key, path), inner])
+        return pairs
+
+    def _defaultdict(self, value: defaultdict[Any, Any], path: str, depth: int) -> Any:
+        factory: Any = value.default_factory
+        name = _FACTORY_NAMES.get(factory) if factory is None or isinstance(factory, type) else None
+        if name is None:
+            raise StateError(
+                f"state{_dotted(path)}: a defaultdict that makes its values with {factory!r:.80} cannot be kept; it "
+                f"may use {', '.join(filter(None, _FACTORIES))} or None"
+            )
+        return {"$defaultdict": [name, self._pairs(value, path, depth)]}
 
     def _scalar(self, value: Any, path: str) -> Any:
-        if _is_numpy_scalar(value):
-            value = value.item()
-        if isinstance(value, float):
-            value = float(value)
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        if isinstance(value, (bytes, bytearray)) and type(value) in (bytes, bytearray):
-            return {"$bytes": base64.b64encode(value).decode()}
-        if value is None or type(value) in (bool, int, str):
+        kind = type(value)
+        if kind in _PLAIN:
             return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": _special(value)}
+        if kind is bytes or kind is bytearray:
+            return {f"${kind.__name__}": base64.b64encode(value).decode()}
+        if kind in _known:
+            tag, to_json = _known[kind]
+            return {tag: to_json(value)}
+        if _is_numpy_scalar(value) and _NUMPY_SCALARS.fullmatch(value.dtype.str):
+            return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
         raise StateError(f"state{_dotted(path)}: a {_type_name(value)} cannot be kept; {_advice(value)}")
 
 
+_CONTAINERS: dict[type, Callable[[_Flattener, Any, str, int], Any]] = {
+    dict: _Flattener._dict,
+    list: _Flattener._list,
+    tuple: lambda walk, value, path, depth: {"$tuple": walk._list(value, path, depth)},
+    OrderedDict: lambda walk, value, path, depth: {"$ordered": walk._pairs(value, path, depth)},
+    Counter: lambda walk, value, path, depth: {"$counter": walk._pairs(value, path, depth)},
+    defaultdict: _Flattener._defaultdict,
+    deque: lambda walk, value, path, depth: {"$deque": [value.maxlen, walk._list(value, path, depth)]},
+}
+
+
+def _special(value: float) -> str:
+    """A float that JSON has no word for, to the bit."""
+    bits = struct.pack(">d", value)
+    return repr(value) if struct.pack(">d", float(repr(value))) == bits else f"0x{bits.hex()}"
+
+
+def _float(text: str) -> float:
+    if text.startswith("0x"):
+        return float(struct.unpack(">d", bytes.fromhex(text[2:]))[0])
+    return float(text)
+
+
+def _numpy_scalar(content: Any) -> Any:
+    kind, data = content
+    if not _NUMPY_SCALARS.fullmatch(kind):
+        raise StateError(f"the structure of a snapshot holds a numpy scalar of {kind!r}, which this edl does not know")
+    numpy = importlib.import_module("numpy")
+    return numpy.ndarray((), kind, base64.b64decode(data))[()]
+
+
+_UNTAG: dict[str, Callable[[Any, Callable[[str, bool], Any]], Any]] = {
+    "$array": lambda content, array: array(content, False),
+    "$numpy": lambda content, array: array(content, True),
+    "$scalar": lambda content, array: _numpy_scalar(content),
+    "$tuple": lambda content, array: tuple(unflatten(part, array) for part in content),
+    "$bytes": lambda content, array: base64.b64decode(content),
+    "$bytearray": lambda content, array: bytearray(base64.b64decode(content)),
+    "$float": lambda content, array: _float(content),
+    "$dict": lambda content, array: _read_pairs(content, array),
+    "$ordered": lambda content, array: OrderedDict(_read_pairs(content, array)),
+    "$counter": lambda content, array: Counter(_read_pairs(content, array)),
+    "$defaultdict": lambda content, array: defaultdict(_factory(content[0]), _read_pairs(content[1], array)),
+    "$deque": lambda content, array: deque((unflatten(part, array) for part in content[1]), content[0]),
+}
+
+
 def _untag(tag: str, content: Any, array: Callable[[str, bool], Any]) -> Any:
-    if tag in ("$array", "$numpy"):
-        return array(content, tag == "$numpy")
-    if tag == "$tuple":
-        return tuple(unflatten(part, array) for part in content)
-    if tag == "$bytes":
-        return base64.b64decode(content)
-    if tag == "$float":
-        return float(content)
-    if tag == "$dict":
-        return {unflatten(key, array): unflatten(part, array) for key, part in content}
+    if tag in _UNTAG:
+        return _UNTAG[tag](content, array)
+    if tag in _makers:
+        return _makers[tag](content)
     raise StateError(f"the structure of a snapshot holds {tag!r}, which this edl does not know")
+
+
+def _read_pairs(pairs: Any, array: Callable[[str, bool], Any]) -> dict[Any, Any]:
+    return {unflatten(key, array): unflatten(part, array) for key, part in pairs}
+
+
+def _factory(name: str) -> Callable[[], Any] | None:
+    if name not in _FACTORIES:
+        raise StateError(f"the structure of a snapshot holds a defaultdict of {name!r}, which this edl does not know")
+    return _FACTORIES[name]
 
 
 def _is_numpy_scalar(value: object) -> bool:
@@ -149,7 +284,7 @@ def _is_numpy_scalar(value: object) -> bool:
 
 def _readable(path: str) -> str:
     """Nothing in it that a terminal or another reader of the format could stumble over."""
-    return path if path.isprintable() else "".join(c if c.isprintable() else f"\\{ord(c):x}" for c in path)
+    return "".join(c if c.isprintable() else f"\\{ord(c):x}" for c in path)
 
 
 def _dotted(path: str) -> str:
@@ -168,4 +303,7 @@ def _advice(value: object) -> str:
         return "use its plain value"  # an enum, or another kind of str or int that would come back as a plain one
     if isinstance(value, tuple):
         return "use a plain tuple or a dict"
+    for kind in (list, dict, float, bytes, bytearray, deque):
+        if isinstance(value, kind):
+            return f"it would come back as a plain {kind.__name__}: use one"
     return f"it must be {_KINDS}"

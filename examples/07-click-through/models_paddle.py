@@ -38,8 +38,8 @@ class WideDeep(nn.Layer):
         self.deep = _network()
 
     def forward(self, batch: Batch) -> paddle.Tensor:
-        wide = self.wide(paddle.concat([batch["keys"], batch["crossed"]], axis=1))
-        vectors = self.factors(batch["keys"])
+        wide_keys = paddle.concat([batch["keys"], batch["crossed"]], axis=1)
+        wide, vectors = ps.lookup((self.wide, wide_keys), (self.factors, batch["keys"]))
         logit: paddle.Tensor = wide + self.deep(paddle.concat([vectors.flatten(1), batch["numbers"]], axis=1))
         return logit.squeeze(-1)
 
@@ -54,11 +54,11 @@ class DeepFM(nn.Layer):
         self.deep = _network()
 
     def forward(self, batch: Batch) -> paddle.Tensor:
-        vectors = self.factors(batch["keys"])
+        single, vectors = ps.lookup((self.single, batch["keys"]), (self.factors, batch["keys"]))  # in one trip
         # The sum over all pairs of fields of the products of their vectors.
         pairs = 0.5 * (vectors.sum(axis=1).square() - vectors.square().sum(axis=1)).sum(axis=1, keepdim=True)
         deep = self.deep(paddle.concat([vectors.flatten(1), batch["numbers"]], axis=1))
-        logit: paddle.Tensor = self.single(batch["keys"]) + pairs + deep
+        logit: paddle.Tensor = single + pairs + deep
         return logit.squeeze(-1)
 
 

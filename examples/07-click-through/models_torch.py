@@ -38,8 +38,8 @@ class WideDeep(nn.Module):
         self.deep = _network()
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        wide = self.wide(torch.cat([batch["keys"], batch["crossed"]], dim=1))
-        vectors = self.factors(batch["keys"])
+        wide_keys = torch.cat([batch["keys"], batch["crossed"]], dim=1)
+        wide, vectors = ps.lookup((self.wide, wide_keys), (self.factors, batch["keys"]))
         logit: torch.Tensor = wide + self.deep(torch.cat([vectors.flatten(1), batch["numbers"]], dim=1))
         return logit.squeeze(-1)
 
@@ -54,11 +54,11 @@ class DeepFM(nn.Module):
         self.deep = _network()
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        vectors = self.factors(batch["keys"])
+        single, vectors = ps.lookup((self.single, batch["keys"]), (self.factors, batch["keys"]))  # in one trip
         # The sum over all pairs of fields of the products of their vectors.
         pairs = 0.5 * (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1, keepdim=True)
         deep = self.deep(torch.cat([vectors.flatten(1), batch["numbers"]], dim=1))
-        logit: torch.Tensor = self.single(batch["keys"]) + pairs + deep
+        logit: torch.Tensor = single + pairs + deep
         return logit.squeeze(-1)
 
 

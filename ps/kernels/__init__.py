@@ -36,6 +36,10 @@ class Kernels(Protocol):
         """Empty ones."""
         ...
 
+    def adopt(self, shelves: Shelves) -> Shelves:
+        """The same rows, in the same slots, for these kernels. Those of others are of no more use."""
+        ...
+
     def split(self, keys: NDArray[np.int64], parts: int = 64) -> Split:
         """Keys by ranges of shards: so many, a power of two up to 64."""
         ...
@@ -65,10 +69,6 @@ class Kernels(Protocol):
         """
         ...
 
-    def broken(self, values: NDArray[np.float32]) -> int:
-        """The row of the first NaN or infinity, -1 if there is none."""
-        ...
-
     def first(self, layout: Layout, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """First weights of keys."""
         ...
@@ -83,6 +83,14 @@ def chosen(name: str = "") -> str:
     if wanted == "numba" and not there:
         raise PsError(f"{SETTING}=numba, but numba is not installed. Install edl[ps], or say {SETTING}=numpy")
     return wanted or ("numba" if there else "numpy")
+
+
+def at_once(name: str = "") -> str:
+    """The same, but ``numpy`` as long as those of numba would have to be compiled first."""
+    from ps.kernels.ready import ready
+
+    wanted = chosen(name)
+    return wanted if wanted != "numba" or ready() else "numpy"
 
 
 def kernels(name: str = "") -> Kernels:

@@ -105,3 +105,10 @@ def sum_rows(values: NDArray[np.float32], inverse: NDArray[np.int32], count: int
     out = np.zeros((count, values.shape[1]), np.float32)
     _sum(values, inverse, out)
     return out
+
+
+def warm() -> None:
+    """Compile or load all of it."""
+    keys = np.arange(8, dtype=np.int64)
+    distinct, _, inverse, _ = unite(keys, np.zeros(1 << (64 - BUCKET_SHIFT), np.int16), 1)
+    sum_rows(np.ones((8, 2), np.float32), inverse, len(distinct))

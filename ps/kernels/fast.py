@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from ps.hashing import SHARDS, splitmix64
 from ps.kernels import loops, updates
-from ps.kernels.loops import CAP, FIELDS, FREE_AT, MAP, ROWS, STATE, STRIDE, TOP, USED, VACANT
+from ps.kernels.loops import CAP, FIELDS, FREE_AT, MAP, ROWS, STRIDE, TOP, USED, VACANT
 from ps.kernels.pointers import LINE
-from ps.rules import Layout
-from ps.shelf import Shelf, Shelves, Slots, Split
+from ps.rules import FREE, Layout
+from ps.shelf import CHANGED, Shelf, Shelves, Slots, Split
+from ps.slab import zeros
 from ps.spec import BUCKETS
 
 NAME = "numba"
@@ -50,7 +51,7 @@ class FastShelf(Shelf):
     def __init__(self, layout: Layout, number: int, block: NDArray[np.int64]) -> None:
         super().__init__(layout, number)
         self._block = block
-        block[STRIDE] = layout.stride
+        block[STRIDE] = layout.row_bytes
         self._at = at(block)
         self._map = np.zeros(0, np.uint32)
         self._next, self._entered = np.zeros(0, np.uint32), 0
@@ -58,6 +59,17 @@ class FastShelf(Shelf):
         self._free = np.zeros(0, np.int32)
         # Shards grow at different sizes, or a table of even keys would grow in all of them at once.
         self._uneven = STEP ** (int(f"{number:06b}"[::-1], 2) / SHARDS)
+
+    def adopt(self, other: Shelf) -> None:
+        """This shelf, which is empty, takes the rows of another one over, with their slots."""
+        self._rows = other._rows
+        block, meta = self._block, self.meta
+        vacant = np.flatnonzero(meta[: other.top, CHANGED] == FREE).astype(np.int32)
+        block[TOP], block[VACANT], block[USED] = other.top, len(vacant), other.top - len(vacant)
+        block[ROWS] = self._rows.address
+        self._free, self._map = vacant, zeros(self._capacity(self.rows), np.uint32)
+        block[FREE_AT], block[MAP], block[CAP] = at(vacant), at(self._map), len(self._map)
+        loops.rebuild(self._at, at(self._map), len(self._map), 0, self.top)
 
     @property
     def top(self) -> int:
@@ -84,7 +96,7 @@ class FastShelf(Shelf):
         """Place for so many more rows, also in the index."""
         super().room(more)
         block = self._block
-        block[ROWS], block[STATE] = self._rows.address, self._state.address
+        block[ROWS] = self._rows.address
         if self.vacant:
             self._next = np.zeros(0, np.uint32)  # rows have gone that may be in it, and slots in it will be used again
         size = self._next_size(more)
@@ -102,7 +114,7 @@ class FastShelf(Shelf):
     def _enter(self, size: int, more: int) -> None:
         """Some slots go into the next index, so that all are there when this one is full; then it takes over."""
         if len(self._next) < size:
-            self._next, self._entered = np.zeros(size, np.uint32), 0
+            self._next, self._entered = zeros(size, np.uint32), 0
         left, behind = LOAD * len(self._map) - self.rows, self.top - self._entered
         end = self._entered + (behind if left < more else int(behind * more / max(left, 1.0)))
         loops.rebuild(self._at, at(self._next), len(self._next), self._entered, end)
@@ -153,12 +165,12 @@ class FastShelf(Shelf):
 
     def bytes(self) -> int:
         """Memory in use."""
-        return self.top * self.layout.row_bytes + self._map.nbytes + self._next.nbytes + self._free.nbytes
+        return self._rows.bytes(self.top) + self._map.nbytes + self._next.nbytes + self._free.nbytes
 
     def bytes_for(self, more: int) -> int:
         """At most what so many more rows take."""
         index = max(0, 4 * self._next_size(more) - self._next.nbytes)
-        return max(0, more - self.vacant) * self.layout.row_bytes + index
+        return self._rows.bytes_for(self.top, max(0, more - self.vacant)) + index
 
 
 class FastShelves(Shelves):
@@ -204,6 +216,15 @@ def warm() -> None:
 def shelves(layout: Layout) -> Shelves:
     """Empty ones."""
     return FastShelves(layout)
+
+
+def adopt(shelves: Shelves) -> Shelves:
+    """The same rows, in the same slots, for these kernels."""
+    found = FastShelves(shelves.layout)
+    for mine, other in zip(found.all, shelves.all, strict=True):
+        if other.top and isinstance(mine, FastShelf):
+            mine.adopt(other)
+    return found
 
 
 def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
@@ -262,12 +283,6 @@ def apply(
     )  # fmt: skip
     edges = begins.tolist()
     return [touched[low:high] for low, high in pairwise(edges)], int(damaged)
-
-
-def broken(values: Floats) -> int:
-    """The row of the first NaN or infinity, -1 if there is none."""
-    place = loops.broken(at(values), values.size)
-    return int(place) // values.shape[1] if place >= 0 else -1
 
 
 def first(layout: Layout, keys: NDArray[np.int64]) -> Floats:

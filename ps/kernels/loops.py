@@ -1,8 +1,6 @@
 """The compiled functions behind ``fast`` that find, make and copy rows: plain loops over addresses.
 
 numba counts in int64 unless told otherwise, and mixing it with uint64 gives floats: every hash constant is a uint64.
-Its cache on disk only notices changes of the file that a function is in: after a change of ``pointers.py`` or
-``mixing.py``, or of what another file here takes from this one, remove ``__pycache__``.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -34,9 +32,9 @@ from ps.kernels.pointers import (
 from ps.spec import BUCKETS, TableSpec
 
 # Numbers of a shelf's block.
-MAP, CAP, ROWS, STRIDE, STATE, TOP, FREE_AT, VACANT, USED = range(9)
+MAP, CAP, ROWS, STRIDE, TOP, FREE_AT, VACANT, USED = range(8)
 HEAD = 24
-"""Bytes of a row's counters; its weights follow."""
+"""Bytes of a row's counters; its weights follow, then its state."""
 FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
 """Counters, as uint32; the first two are the key."""
 FIELDS = 16
@@ -59,7 +57,6 @@ _GOLDEN, _R32, _R40 = _U(GOLDEN), _U(32), _U(40)
 _LOW, _TAGS = _U(0xFFFFFFFF), _U(TAGS)
 _BUCKET, _SHARD = _U(BUCKET_SHIFT), _U(SHARD_SHIFT)
 _ONE, _TINY = np.float32(1), np.float32(2.0**-23)
-_LARGEST = np.float32(np.finfo(np.float32).max)
 _FREE = rules.FREE
 _MOST = 0xFFFFFFFF
 _ODDS = (1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0)
@@ -269,7 +266,7 @@ def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scal
         longs(row)[0] = key[i]
         number[FREQUENCY], number[UPDATES], number[SEEN], number[CHANGED] = 0, 0, step, mark
         _begin(row + HEAD, key[i], dim, start, scale, seed)
-        state = floats(block[STATE] + 4 * state_dim * mine)
+        state = floats(row + HEAD + 4 * dim)
         for j in range(state_dim):
             state[j] = np.float32(accumulator) if j < accumulated else np.float32(0)
         entry[place] = np.uint32(((mine + 1) << TAG_BITS) | _tag(mix(np.uint64(key[i]))))
@@ -406,19 +403,3 @@ def count(block_at, number, slots, times, step):
         often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[i]))
         counter[FREQUENCY] = min(often, _MOST)
         counter[SEEN] = max(np.int64(counter[SEEN]), step)
-
-
-@compiled("int64(int64,int64)", fastmath={"reassoc"})
-def broken(values, count):
-    """The place of the first NaN or infinity, -1 if there is none. A finite number times 0 is 0, others are not."""
-    value = floats(values)
-    for begin in range(0, count, 4096):
-        end = min(begin + 4096, count)
-        total = np.float32(0)
-        for i in range(begin, end):
-            total += value[i] * np.float32(0)
-        if total != np.float32(0):
-            for i in range(begin, end):
-                if not (abs(value[i]) <= _LARGEST):
-                    return i
-    return -1

@@ -13,6 +13,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as typed_intrinsic
 
+from ps.kernels import ready
+
+_folder = ready.folder()
+if _folder is not None:
+    _config: Any = numba.config
+    _config.CACHE_DIR = str(_folder)
 intrinsic: Any = typed_intrinsic  # called without the typing context, which its types do not know
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ps import rules
-from ps.kernels.loops import CHANGED, FIELDS, FLYING, HEAD, ROWS, SEEN, STATE, STRIDE, UPDATES
+from ps.kernels.loops import CHANGED, FIELDS, FLYING, HEAD, ROWS, SEEN, STRIDE, UPDATES
 from ps.kernels.pointers import (
     BLOCK,
     LINE,
@@ -30,7 +30,6 @@ from ps.kernels.pointers import (
 )
 
 _ONE = np.float32(1)
-_LARGEST = np.float32(np.finfo(np.float32).max)
 _KNUTH = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -40,26 +39,26 @@ def _number(numbers, which):
 
 
 @compiled(forceinline=True)
-def _clean(value):
+def _clean(value, limit):
     if value != value:
         return np.float32(0)
-    return min(max(value, -_LARGEST), _LARGEST)
+    return min(max(value, -limit), limit)
 
 
 @compiled()
-def _cleaned(source, target, dim, fresh):
+def _cleaned(source, target, dim, fresh, limit):
     """Add what is left of damaged values, or begin with it; how many were replaced."""
     given, total = floats(source), floats(target)
     replaced = 0
     for j in range(dim):
-        replaced += 0 if abs(given[j]) <= _LARGEST else 1
-        value = _clean(given[j])
-        total[j] = value if fresh else _clean(total[j] + value)
+        replaced += 0 if abs(given[j]) <= limit else 1
+        value = _clean(given[j], limit)
+        total[j] = value if fresh else _clean(total[j] + value, limit)
     return replaced
 
 
 @compiled(forceinline=True)
-def _unite(low, high, order, slots, values, dim, rule, treatment, touched, table, where, sums):
+def _unite(low, high, order, slots, values, dim, rule, treatment, limit, touched, table, where, sums):
     """The different slots of one shard into ``touched``, and where each one's gradient lies: an address.
 
     A single one stays where it is; several are summed. Gives how many there are, and how many values were replaced.
@@ -90,14 +89,14 @@ def _unite(low, high, order, slots, values, dim, rule, treatment, touched, table
             mine[count] = slot[i]
             source[count] = here
             if clean:
-                replaced += _cleaned(here, sum_at, dim, True)
+                replaced += _cleaned(here, sum_at, dim, True, limit)
                 source[count] = sum_at
                 sum_at += wide
             count += 1
         elif rule == rules.ASSIGN:
             source[known] = here
         elif clean:
-            replaced += _cleaned(here, source[known], dim, False)
+            replaced += _cleaned(here, source[known], dim, False, limit)
         else:
             if not sums <= source[known] < sum_at:
                 copy(source[known], sum_at, dim)
@@ -233,11 +232,11 @@ def _update(rule, weights, state, gradient, dim, numbers, nesterov, updates, cor
 
 
 @compiled()
-def _finite(values, dim):
+def _sound(values, dim, limit):
     value = floats(values)
     bad = 0
     for j in range(dim):
-        bad += 0 if abs(value[j]) <= _LARGEST else 1
+        bad += 0 if abs(value[j]) <= limit else 1
     return bad == 0
 
 
@@ -251,39 +250,38 @@ def apply(
 ):  # fmt: skip
     """Sum the values of each row, and update it; see ``Kernels.apply``. Gives how much was damaged."""
     begin, done, source = longs(starts), longs(begins), longs(where)
-    plain = _plain(numbers) or rule == rules.ASSIGN
-    wide, state_wide, damaged, total = 4 * dim, 4 * state_dim, 0, 0
-    lines, state_lines = (wide + LINE - 1) // LINE, (state_wide + LINE - 1) // LINE
+    plain, limit = _plain(numbers) or rule == rules.ASSIGN, _number(numbers, 12)
+    wide, damaged, total = 4 * dim, 0, 0
+    size = HEAD + wide + 4 * state_dim
+    lines = (size + LINE - 1) // LINE
     for number in range(shard, last):
         block = longs(blocks + 8 * FIELDS * number)
-        rows, stride, state = block[ROWS], block[STRIDE], block[STATE]
+        rows, stride = block[ROWS], block[STRIDE]
         low, high = begin[number], begin[number + 1]
         mine = longs(touched + 8 * total)
         done[number - shard] = total
         count, replaced = _unite(
-            low, high, order, slots, values, dim, rule, treatment, touched + 8 * total, table, where, sums
+            low, high, order, slots, values, dim, rule, treatment, limit, touched + 8 * total, table, where, sums
         )
         damaged += replaced
         buffer = sums + wide * (high - low + 1)
         kept = 0
-        near = max(4, FLYING // (lines + 1 + state_lines))
+        near = max(4, FLYING // lines)
         for i in range(-near, count):
             if i + near < count:
-                ahead = mine[i + near]
-                soon_all_written(rows + stride * ahead, HEAD + wide)
-                soon_all_written(state + state_wide * ahead, state_wide)
+                soon_all_written(rows + stride * mine[i + near], size)
             if i < 0:
                 continue
             slot, gradient = mine[i], source[i]
             counter, weights = words(rows + stride * slot), rows + stride * slot + HEAD
-            if treatment == rules.SKIP and rule != rules.ASSIGN and not _finite(gradient, dim):
+            if treatment == rules.SKIP and rule != rules.ASSIGN and not _sound(gradient, dim, limit):
                 damaged += 1
                 continue
             if not plain:
                 _prepare(gradient, weights, dim, numbers, buffer)
                 gradient = buffer
             _update(
-                rule, weights, state + state_wide * slot, gradient, dim, numbers, nesterov, np.int64(counter[UPDATES]),
+                rule, weights, weights + wide, gradient, dim, numbers, nesterov, np.int64(counter[UPDATES]),
                 corrections, corrected,
             )  # fmt: skip
             counter[UPDATES] += 0 if rule == rules.ASSIGN else 1

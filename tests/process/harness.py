@@ -297,8 +297,8 @@ class Job:
         self._steps.sort(key=lambda step: step.t)
         return self._steps
 
-    def seen(self) -> Seen | None:
-        """The newest round in which every rank has made a step."""
+    def rounds(self) -> Iterator[Seen]:
+        """Rounds in which every rank has made a step, the newest first."""
         rounds: dict[int, dict[int, Step]] = {}
         for step in self.steps():
             rounds.setdefault(step.round, {})[step.rank] = step
@@ -306,15 +306,23 @@ class Job:
             world = next(iter(ranks.values())).world
             if len(ranks) == world:
                 pids = {rank: step.pid for rank, step in ranks.items()}
-                return Seen(number, world, pids, {rank: step.node for rank, step in ranks.items()})
-        return None
+                yield Seen(number, world, pids, {rank: step.node for rank, step in ranks.items()})
+
+    def seen(self) -> Seen | None:
+        """The newest of them."""
+        return next(self.rounds(), None)
 
     def wait_world(self, size: int, *, after: int = 0, limit_s: float = DEADLINE_S) -> Seen:
-        """Wait until all ranks of a world of this size make steps, in a round above ``after``."""
+        """Wait until all ranks of a world of this size make steps.
+
+        ``after``: in a round above this one, be it over already: on a busy machine a world may come and go between two
+        looks.
+        """
 
         def look() -> Seen | None:
-            seen = self.seen()
-            return seen if seen is not None and seen.world == size and seen.round > after else None
+            newest = itertools.takewhile(lambda seen: seen.round > after, self.rounds())
+            candidates = newest if after else itertools.islice(newest, 1)
+            return next((seen for seen in candidates if seen.world == size), None)
 
         return until(look, f"a world of {size} after round {after} in {self.name}", limit_s) or _never()
 
@@ -375,10 +383,14 @@ class Job:
     def end_soon(self, more: int = 30) -> int:
         """Have the script end some steps from now; returns the number of its last step."""
         last = max(step.step for step in self.steps()) + more
-        file = self.steps_folder / "last-step"
-        file.with_suffix(".new").write_text(str(last))
-        file.with_suffix(".new").replace(file)
+        self.stop_at(last)
         return last
+
+    def stop_at(self, step: int) -> None:
+        """Have the script end after this step. Workers may be reading the file: they see all of it or nothing."""
+        file = self.steps_folder / "last-step"
+        file.with_suffix(".new").write_text(str(step))
+        file.with_suffix(".new").replace(file)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def redone(steps: list[Step]) -> list[int]:
 def finish(running: Job, ahead: int = 40) -> dict[str, Any]:
     """Let it train a little more and end in good order; what rank 0 says of the model."""
     last = max(step.step for step in running.steps()) + ahead
-    (running.steps_folder / "last-step").write_text(str(last))
+    running.stop_at(last)
     assert set(running.exit_codes().values()) == {0}
     result: dict[str, Any] = json.loads((running.steps_folder / "result.json").read_text())
     assert result["step"] == last

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(__file__).parent / "workers" / "torch_member.py"
-SOON_S = 5.0
+SOON_S = 30.0
 """An abort takes milliseconds; the machine may be busy."""
 
 
@@ -238,6 +238,33 @@ def test_the_scripts_own_connections_survive(three: Members) -> None:
     assert one[0].hear() == {"busy": True}
     one[0].tell(do="abort")
     assert one[0].hear()["result"] == "still there"
+
+
+def test_connections_that_others_open_meanwhile_are_never_cut(three: Members) -> None:
+    """By other threads, while groups form, work, lose a peer and are aborted at any moment."""
+    for member in three.all:
+        member.tell(do="traffic")
+        assert "opened" in member.hear()
+    for step in range(12):
+        three.begin(three.all, "all-reduce")
+        time.sleep(step * 0.01)
+        for member in three.all:
+            member.tell(do="abort")
+        for member in three.all:
+            answer = member.hear(30)
+            answer = member.hear(30) if answer == {"busy": True} else answer
+            assert answer.get("lost") is True, answer
+            assert answer["after_s"] < SOON_S, answer
+    for _ in range(3):
+        three.busy(three.all, "subgroup")
+        three.kill(three.all[-1])
+        aborted(three.all)
+        assert three.work(three.all, "once") == [3.0, 3.0]
+        three.fill()
+    for member in three.all[:2]:
+        member.tell(do="traffic")
+        answer = member.hear()
+        assert answer["cut"] == [] and answer["opened"] > 0, answer
 
 
 def within(seconds: float, holds: Callable[[], bool]) -> bool:

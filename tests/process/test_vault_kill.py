@@ -78,7 +78,7 @@ def lives(folder: Path, kills: int, seed: int) -> str:
         if found != Version():
             assert load(vault)[0] == found  # every byte is of that commit
         safe = found.commit
-        complete = [version for version in vault._versions() if vault._inspect(version) is not None]
+        complete = [version for version in vault._folders.versions() if vault._inspect(version) is not None]
         assert len(complete) >= min(KEEP, found.commit)
     vault = open_vault(files, "run-last", keep=KEEP, every=50)
     vault.check()

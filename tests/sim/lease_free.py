@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from data_service.list_words import AddFiles
 from data_service.table import Table
 from data_service.wire import (
     FREE,
@@ -345,7 +346,7 @@ class FreeSim:
 
     def _heard(self, trainer: Trainer, body: str) -> None:
         word = decode(body)
-        if isinstance(word, Readers) or trainer.waiting is None or word.id != trainer.waiting.id:
+        if isinstance(word, AddFiles | Readers) or trainer.waiting is None or word.id != trainer.waiting.id:
             return
         asked, trainer.waiting = trainer.waiting, None
         if isinstance(word, Refused):

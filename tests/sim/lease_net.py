@@ -33,6 +33,19 @@ def made_up(rng: random.Random, format: str) -> Manifest:
     return builder.build()
 
 
+def grown(rng: random.Random, format: str, number: int) -> Manifest:
+    """One or two files that nobody has listed yet."""
+    builder = ManifestBuilder(format)
+    for file in range(rng.randint(1, 2)):
+        builder.file(f"more-{number}-{file}", 100)
+        begin = 0
+        for _ in range(rng.randint(0, 2)):
+            records = rng.choice((0, 1, 3, 5))
+            builder.shard(begin, begin + records, records if format == "ipc" else -1)
+            begin += records
+    return builder.build()
+
+
 def world_of(number: int, slots: list[int]) -> World:
     """Nodes with so many slots each."""
     members, first = [], 0
@@ -44,7 +57,7 @@ def world_of(number: int, slots: list[int]) -> World:
 
 def table_violations(table: Table) -> list[str]:
     """What contradicts itself in a table."""
-    states = [table.state(shard) for shard in range(len(table.manifest))]
+    states = [table.state(shard) for shard in range(table.ledger.shards)]
     held = {shard for hand in table.hands.values() for shard in hand}
     found = []
     if held != set(table.holders) or held != {shard for shard, state in enumerate(states) if state == LEASED}:

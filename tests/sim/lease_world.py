@@ -7,7 +7,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from data_service.file_list import FileList
 from data_service.ledger import Ledger
+from data_service.list_words import NEXT_EPOCH, NOW, AddFiles, Grow, Grown
 from data_service.wire import (
     FINISHED,
     MORE,
@@ -30,7 +32,7 @@ from data_service.wire import (
 from edl.master.service import Caller, WorldBegan, WorldEnded
 from edl.types import Round
 from edl.wire.messages import World
-from tests.sim.lease_net import Shell, Violation, made_up, world_of
+from tests.sim.lease_net import Shell, Violation, grown, made_up, world_of
 
 NAME = "train"
 
@@ -66,6 +68,7 @@ class Offer:
     takes: list[Take]
     over: bool
     dry: bool
+    version: int = 0
 
 
 @dataclass
@@ -87,6 +90,8 @@ class RankSide:
     reported: set[int] = field(default_factory=set)
     returned: dict[int, int] = field(default_factory=dict)
     state: str = MORE
+    version: int = 0
+    """Segments of the list that it knows its epoch to consist of."""
     opened: bool = False
     reset: bool = False
     """The stream was lost: ``Reattached`` is on its way."""
@@ -127,6 +132,8 @@ class StepsSim:
         self.dropped: dict[int, bool] = {}
         self.trace: list[str] = []
         self.events = 0
+        self.growing = rng.random() < 0.5
+        self.added = 0
 
     # --- one history -------------------------------------------------------------------------------------------------
 
@@ -188,7 +195,7 @@ class StepsSim:
         self.trace.append(f"round {self.round} from commit {commit}: {len(self.ranks)} ranks")
 
     def _fault(self) -> None:
-        kind = self.rng.choice(("world", "master", "stream", "lose", "again", "stale", "nonsense", "pace"))
+        kind = self.rng.choice(("world", "master", "stream", "lose", "again", "stale", "nonsense", "pace", "grow"))
         self.trace.append(kind)
         if kind == "world":
             self.shell.feed(WorldEnded(Round(self.round), "a rank died"))
@@ -209,8 +216,35 @@ class StepsSim:
             for side in self.ranks.values():
                 if side.waiting is not None:
                     self._send(side, side.waiting)
+        elif kind == "grow":
+            self._grow()
         elif self.ranks:
             self._nonsense(self.rng.choice(list(self.ranks.values())), kind)
+
+    def _grow(self) -> None:
+        """Some rank has found files."""
+        able = [side for side in self.ranks.values() if side.opened and not side.queue and side.ledger is not None]
+        if not self.growing or not able or self.added >= 4:
+            return
+        side = self.rng.choice(able)
+        assert side.ledger is not None
+        self.added += 1
+        more = grown(self.rng, self.manifest.format, self.added)
+        when = self.rng.choice((NOW, NOW, NEXT_EPOCH))
+        epoch = side.ledger.epoch + (side.ledger.done_shards == side.ledger.shards)
+        side.queue.append(Grow(0, NAME, more.encode(), epoch, when))
+
+    @property
+    def files(self) -> FileList:
+        """The list as the Master has it."""
+        return self.shell.machine.sets[NAME].listed
+
+    def size(self, shard: int) -> int:
+        """Records of a shard."""
+        while len(self.sizes) <= shard:
+            known = self.files.manifest.count(len(self.sizes))
+            self.sizes.append(known if known >= 0 else self.rng.choice((0, 1, 3)))
+        return self.sizes[shard]
 
     def _nonsense(self, side: RankSide, kind: str) -> None:
         if kind == "stale":
@@ -302,7 +336,7 @@ class StepsSim:
 
     def _heard(self, side: RankSide, body: str) -> None:
         word = decode(body)
-        if isinstance(word, Readers) or side.waiting is None or word.id != side.waiting.id:
+        if isinstance(word, AddFiles | Readers) or side.waiting is None or word.id != side.waiting.id:
             return
         asked, side.waiting = side.waiting, None
         if isinstance(word, Refused):
@@ -315,7 +349,7 @@ class StepsSim:
             side.opened = True
         elif isinstance(word, Granted):
             self._given(side, asked, word)
-        elif not isinstance(word, Registered) and not isinstance(asked, NextEpoch):
+        elif not isinstance(word, Registered | Grown) and not isinstance(asked, NextEpoch):
             raise Violation(f"{word} answers {asked}")
 
     def _given(self, side: RankSide, asked: Request, word: Granted) -> None:
@@ -327,6 +361,7 @@ class StepsSim:
         if any(shard not in known for shard, _ in word.refused):
             raise Violation(f"rank {side.rank}: refused {word.refused}")
         side.state = word.state
+        side.version = max(side.version, word.version)
         for given in word.leases:
             shard = given.shard.index
             for other in self.ranks.values():
@@ -349,7 +384,7 @@ class StepsSim:
         for hand in side.hands.values():
             if hand.read_out or hand.broken:
                 continue
-            size = self.sizes[hand.shard]
+            size = self.size(hand.shard)
             stop, ranks = self.poison.get(hand.shard, (size + 1, None))
             hand.at = min(size, hand.at + self.rng.randint(1, 4))
             if hand.at >= stop and (ranks is None or side.rank in ranks):
@@ -390,13 +425,20 @@ class StepsSim:
         unsaid = set(side.finished) - side.reported
         over = idle and side.state == FINISHED and not unsaid
         side.offered += 1
-        self.offers.setdefault(side.offered, {})[side.rank] = Offer(takes, over, idle and side.state != MORE)
+        self.offers.setdefault(side.offered, {})[side.rank] = Offer(
+            takes, over, idle and side.state != MORE, side.version
+        )
 
     def _learn(self, side: RankSide, offers: list[Offer]) -> None:
         ledger = side.ledger
         assert ledger is not None
         side.step += 1
         epoch = ledger.epoch
+        version = max(offer.version for offer in offers)
+        if version:
+            now = self.files.version(version)
+            if now.digest != ledger.digest and now.shards >= ledger.shards:
+                ledger.extend(now.shards, now.digest)
         for offer in offers:
             for take in offer.takes:
                 ledger.take(take.shard, take.upto, take.complete, take.begin)
@@ -408,7 +450,7 @@ class StepsSim:
                 del side.hands[take.shard]
         dropped = self.drop_rule and any(offer.dry for offer in offers) and not all(offer.over for offer in offers)
         if all(offer.over for offer in offers) or dropped:
-            self._turn(side, int(dropped))
+            self._turn(side, int(dropped or self.drop_rule))
         if len(self.commits) == side.step:
             self.commits.append(ledger.copy())
             self.history.append([(epoch, take) for offer in offers for take in offer.takes])
@@ -422,6 +464,7 @@ class StepsSim:
         side.ledger.next_epoch()
         side.hands, side.granted, side.finished, side.returned, side.reported = {}, set(), {}, {}, set()
         side.state = MORE
+        side.version = 0
         if side.rank == 0:
             side.queue.append(NextEpoch(0, NAME, side.ledger.epoch, dropped))
 
@@ -438,7 +481,11 @@ class StepsSim:
                     if at == epoch:
                         for record in range(take.begin, take.upto):
                             counted[take.shard, record] = counted.get((take.shard, record), 0) + 1
-            for shard, size in enumerate(self.sizes):
+            listed = self.files.at(epoch).shards
+            if any(shard >= listed for shard, _ in counted):
+                raise Violation(f"epoch {epoch}: records of files that join later")
+            for shard in range(listed):
+                size = self.size(shard)
                 for record in range(size):
                     times = counted.get((shard, record), 0)
                     missing = times == 0 and (shard in left_out or self.dropped.get(epoch, False))
@@ -450,3 +497,18 @@ class StepsSim:
 
     def _situation(self) -> str:
         return f"{self.shell.machine.report()}, {list(self.ranks.values())}"
+
+
+class GrowingSim(StepsSim):
+    """Files that come when everybody has been told that the epoch is over, and Masters that go just then."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.growing, self.faults = True, max(self.faults, 0.03)
+
+    def _act(self) -> None:
+        if any(side.state == FINISHED for side in self.ranks.values()) and self.rng.random() < self.faults:
+            self._grow()
+            if self.rng.random() < 0.5:
+                self._lose_master(self.world)
+        super()._act()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ps import holding as hd
 from ps import words
+from ps.differences import orders_after
 from ps.gate import Apply, Gate, Stale
 from ps.holding import MOVED, SERVED, Holding
 from ps.spec import Mode
@@ -151,6 +152,8 @@ class Node:
         self.pending: dict[tuple[int, int], int] = {}
         """Copies whose image is not taken yet: (follower, bucket) -> number."""
         self.requests: list[Request] = []
+        self.told: words.Orders | None = None
+        """The newest, to go on from."""
         self.up_pipe: Pipe | None = None
         """To the Master."""
         self.tags = 0
@@ -167,7 +170,14 @@ class Node:
                 self.up_pipe.send(words.encode(word))
 
     def hear(self, body: str) -> None:
-        self.event(hd.OrdersCame(words.decode(body)))
+        word = words.decode(body)
+        if isinstance(word, words.OrdersChanged):
+            if self.told is None or self.told.chart.version != word.base:
+                self.say(words.OrdersPlease(self.holding.version))
+                return
+            word = orders_after(self.told, word)
+        self.told = word
+        self.event(hd.OrdersCame(word))
         orders = self.holding.orders
         if orders is None:
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from edl.master.service import Caller, Said
 from edl.types import NodeId, Round
 from ps import words
+from ps.differences import members_after
 from ps.spec import Mode
 from tests.sim.ps_node import PATIENCE_S, Request
 
@@ -26,6 +27,8 @@ class Trainer:
         self.number = 0
         self.chart = words.Chart()
         self.owner: list[int] = []
+        self.epoch = 0
+        self.members: tuple[words.Member, ...] = ()
         self.counts = False
         self.wants_in = True
         self.is_member = False
@@ -81,21 +84,14 @@ class Trainer:
             case words.Joined():
                 if not self.number:
                     self.number, self.step = word.number, word.step
+                    self.epoch, self.members = word.epoch, word.members
                     self.take(word.chart)
                     self.say(words.Begin(self.number))
                     self.sim.run_later(self, self.think)
-            case words.Charted():
-                self.take(word.chart)
-                self.is_member = any(one.number == self.number for one in word.members)
-                if (
-                    self.number
-                    and self.wants_in
-                    and not self.counts
-                    and any(one.number == self.number for one in word.members)
-                ):
-                    self.counts = True
-                    self.step = max([self.step, *(one.step for one in word.members if one.number == self.number)])
-                self.work()
+                elif word.number == self.number:
+                    self.hear_news(words.Charted(word.token, word.chart, word.epoch, word.members))
+            case words.Charted() | words.Placed() | words.Counted():
+                self.hear_news(word)
             case words.Refused(kind, text, ask):
                 if kind == "stale":
                     self.end()
@@ -114,6 +110,26 @@ class Trainer:
                 if ask == self.ask:
                     self.ask, self.saved = 0, self.saved + 1
                     self.sim.disk.must_have(run)
+
+    def hear_news(self, word: words.Charted | words.Placed | words.Counted) -> None:
+        if isinstance(word, words.Charted | words.Placed):
+            self.take(word.chart)
+        if isinstance(word, words.Charted) and word.epoch >= self.epoch:
+            self.epoch, self.members = word.epoch, word.members
+        elif isinstance(word, words.Counted) and word.since == self.epoch:
+            self.epoch, self.members = word.epoch, members_after(self.members, word.came, word.went)
+        elif isinstance(word, words.Counted) and word.epoch > self.epoch:
+            self.say(words.ChartPlease(-1))
+        self.follow()
+
+    def follow(self) -> None:
+        """The membership may be another one."""
+        mine = [one for one in self.members if one.number == self.number]
+        self.is_member = bool(mine)
+        if mine and self.number and self.wants_in and not self.counts:
+            self.counts = True
+            self.step = max(self.step, mine[0].step)
+        self.work()
 
     def take(self, chart: words.Chart) -> None:
         if self.number and chart.history != self.chart.history and self.chart.version:

@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import pytest
 
-from data_service import counting, free, leasing, machine
+from data_service import counting, free, growing, leasing, machine
 from data_service.dataset import Client, DataSet, Turn
 from data_service.table import Table
 from edl.errors import DataError
 from edl.master.service import Caller, WakeAt
 from tests.sim.lease_free import FreeSim
 from tests.sim.lease_net import Violation
-from tests.sim.lease_world import StepsSim
+from tests.sim.lease_world import GrowingSim, StepsSim
 
 BATCH = 60
 BATCHES = 4
 SOAK = 10_000
 Sim = StepsSim | FreeSim
-SIMS: dict[str, Callable[[int], Sim]] = {"steps": StepsSim, "free": FreeSim}
+SIMS: dict[str, Callable[[int], Sim]] = {"steps": StepsSim, "growing": GrowingSim, "free": FreeSim}
 KNOWN = [
     ("steps", 86),  # a restarted process used the number of the one before it, and got that one's answer
     ("free", 54),  # a failure that was reported while leases had to wait
@@ -178,9 +178,21 @@ def never_gives_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(free, "world_began", lambda data, turn: None)
 
 
+def forgets_what_was_added(patch: pytest.MonkeyPatch) -> None:
+    """Files that have joined are not kept: the next Master does not know them."""
+    patch.setattr(growing, "load", lambda data, kept: None)
+
+
+def joins_in_name_only(patch: pytest.MonkeyPatch) -> None:
+    """Files are in the list of the epoch, and nobody gives them out."""
+    patch.setattr(growing, "extend", lambda data: None)
+
+
 @pytest.mark.parametrize(
     ("mode", "plant"),
     [
+        ("growing", forgets_what_was_added),
+        ("growing", joins_in_name_only),
         ("steps", never_waits),
         ("steps", believes_nobody),
         ("steps", reads_on_from_the_start),

@@ -10,7 +10,7 @@ import pytest
 from ps.cuts import Cuts
 from ps.holding import Holding
 from ps.membership import Membership, Trainer
-from ps.placement import Grid, Planner
+from ps.placement import Grid
 from ps.serving import Serving
 from ps.words import NOBODY
 from tests.sim.ps_net import Violation
@@ -250,12 +250,6 @@ def copies_rows_only(patch: Patch) -> None:
     patch.setattr(Bucket, "copy", lambda self: Bucket(dict(self.rows), {}))
 
 
-def hands_over_while_it_lags(patch: Patch) -> None:
-    """A backup that pushes do not wait for becomes the owner by a plan (ours)."""
-    init = Planner.__init__
-    patch.setattr(Planner, "__init__", lambda self, *given, lagging=False: init(self, *given))
-
-
 def lags_without_bound(patch: Patch) -> None:
     """Pushes are acknowledged however far the copy is behind."""
     patch.setattr(Stream, "lag_s", 0.0)
@@ -264,23 +258,23 @@ def lags_without_bound(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("plant", "first"),
     [
-        (fences_nobody, 45),
-        (serves_at_once, 3),
+        (fences_nobody, 56),
+        (serves_at_once, 15),
         (acknowledges_alone, 0),
-        (believes_broken_copies, 1),
+        (believes_broken_copies, 2),
         (tells_nobody, 1),
-        (goes_on_with_old_copies, 128),
-        (drops_what_came_early, 17),
-        (forgets_early_releases, 3),
-        (believes_old_words, 271),
-        (promotes_any_copy, 39),
-        (keeps_a_number, 30),
+        (goes_on_with_old_copies, 35),
+        (drops_what_came_early, 426),
+        (forgets_early_releases, 1),
+        (believes_old_words, 1040),
+        (promotes_any_copy, 71),
+        (keeps_a_number, 22),
         (waits_for_the_dead, 25),
-        (moves_while_it_marks, 94),
-        (marks_without_trainers, 3),
-        (copies_rows_only, 2),
-        (hands_over_while_it_lags, 8302),
+        (moves_while_it_marks, 38),
+        (marks_without_trainers, 5),
+        (copies_rows_only, 12),
         (lags_without_bound, 517),
+        # A lagging backup that a plan makes the owner: no history of some hundreds shows it; test_ps_placement.py does.
     ],
 )
 def test_planted_defect_is_found(plant: Callable[[Patch], None], first: int, monkeypatch: Patch) -> None:

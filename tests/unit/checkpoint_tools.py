@@ -251,5 +251,8 @@ class FaultyFiles:
         self._fault.step(f"remove {name}")
         self._inner.remove(name)
 
+    def forget(self, name: str) -> None:
+        """Nothing is kept."""
+
     def free_bytes(self) -> int | None:
         return self._inner.free_bytes()

@@ -18,7 +18,7 @@ from data_service.loader import Loader
 from data_service.machine import LeaseMachine
 from data_service.post import Place
 from edl.arithmetic.hyper import StepPlan, step_plan
-from edl.master.service import Caller, Effect, Event, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
+from edl.master.service import Caller, Effect, Event, Fail, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import NO_SETTINGS, Member, Settings, World
 from edl.worker.boundary import RoundOver
@@ -56,7 +56,10 @@ class Bench:
         self.settings: Settings = NO_SETTINGS
         self.notes: list[str] = []
         self.flaws: dict[str, str] = {}
+        self.failed: Callable[[str], None] = lambda text: None
+        """Takes why the job ends."""
         self.words = 0
+        self.now_s = 0.0
         self.lose: Callable[[], bool] = lambda: False
         """Whether a word is lost on its way."""
 
@@ -97,7 +100,7 @@ class Bench:
 
     def _step(self, event: Event) -> None:
         with self.lock:
-            effects = self.machine.step(event, 0.0)
+            effects = self.machine.step(event, self.now_s)
         self._do(effects)
 
     def _do(self, effects: tuple[Effect, ...]) -> None:
@@ -112,6 +115,8 @@ class Bench:
                     self.notes.append(text)
                 case Flaw(name, text):
                     self.flaws[name] = text
+                case Fail(text):
+                    self.failed(text)
 
     def gather(self, rank: int, data: bytes) -> list[bytes]:
         """A collective."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from edl.agent.shelf import Room, Shelf, Stream
+from edl.testing.commits.device import AsynchronousArrays, Device
 from edl.wire import local
 from edl.wire.datagrams import LARGEST_BYTES
 from edl.wire.local import Seat
@@ -64,7 +66,7 @@ class NumpyArrays:
         array = _array(value)
         return ArrayInfo(_NAMES[array.dtype], tuple(array.shape), int(array.nbytes))
 
-    def copy_out(self, values: Sequence[Any], buffers: Sequence[memoryview]) -> None:
+    def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
         for value, buffer in zip(values, buffers, strict=True):
             array = _array(value)
             if array.nbytes:
@@ -77,6 +79,15 @@ class NumpyArrays:
     def copy(self, value: Any) -> Any:
         return Tensor(value.data.copy())
 
+    def digest(self, values: Sequence[Any]) -> int:
+        whole = hashlib.blake2b(digest_size=8)
+        for value in values:
+            whole.update(np.ascontiguousarray(_array(value)).tobytes())
+        return int.from_bytes(whole.digest(), "big")
+
+    def finite(self, values: Sequence[Any]) -> list[bool]:
+        return [bool(np.isfinite(_array(value)).all()) for value in values]
+
 
 class PeerGone(Exception):
     """What a collective raises."""
@@ -85,10 +96,13 @@ class PeerGone(Exception):
 class FakeGroup:
     """All members of a round in one process meet at a barrier."""
 
-    def __init__(self, seat: Seat, barrier: threading.Barrier) -> None:
+    def __init__(self, seat: Seat, barrier: threading.Barrier, given: dict[int, bytes] | None = None) -> None:
         self.seat = seat
         self.barrier = barrier
+        self.given = {} if given is None else given
+        self.device: Device | None = None
         self.aborts = 0
+        self.failed = ""
         self.aborted = threading.Event()
         self.retired = 0
 
@@ -97,12 +111,49 @@ class FakeGroup:
         try:
             self.barrier.wait(PATIENCE_S)
         except threading.BrokenBarrierError:
-            raise PeerGone(f"peer gone in round {self.seat.round}") from None
+            self.failed = f"peer gone in round {self.seat.round}"
+            raise PeerGone(self.failed) from None
+
+    def step(self, apply: Callable[[bool], None]) -> None:
+        """Meet all the others, and apply what has come of it: True for the result, False for garbage, which only an
+        asynchronous device lets pass."""
+        if self.device is None:
+            self.collective()
+            apply(True)
+            return
+
+        def work() -> None:
+            try:
+                self.barrier.wait(PATIENCE_S)
+            except threading.BrokenBarrierError:
+                # A peer that has gone ends no collective of an asynchronous backend: only this worker's own abort does.
+                assert self.aborted.wait(PATIENCE_S)
+                apply(False)  # in silence
+            else:
+                apply(True)
+
+        self.device.do(work)
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What each member has handed over, by rank."""
+        if self.device is not None:
+            self.device.synchronize()
+        self.given[self.seat.rank] = data
+        self.collective()
+        given = [self.given[rank] for rank in range(self.seat.world_size)]
+        self.collective()
+        return given
 
     def abort(self) -> None:
         self.aborts += 1
         self.barrier.abort()
         self.aborted.set()
+
+    def failure(self) -> str:
+        return self.failed or ("the group was aborted" if self.aborts else "")
+
+    def settle(self) -> None:
+        pass
 
     def retire(self) -> None:
         assert self.aborts
@@ -114,20 +165,27 @@ class Barriers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._barriers: dict[int, threading.Barrier] = {}
+        self._barriers: dict[int, tuple[threading.Barrier, dict[int, bytes]]] = {}
 
-    def of(self, seat: Seat) -> threading.Barrier:
+    def of(self, seat: Seat) -> tuple[threading.Barrier, dict[int, bytes]]:
+        """And what its members give each other."""
         with self._lock:
-            return self._barriers.setdefault(seat.round, threading.Barrier(seat.world_size))
+            return self._barriers.setdefault(seat.round, (threading.Barrier(seat.world_size), {}))
 
 
 class FakeFramework:
     """``edl.worker.framework.Framework`` of one worker."""
 
     name = "numpy"
+    asynchronous = False
+    """Those made now have an asynchronous device."""
 
     def __init__(self, barriers: Barriers | None = None, why_not: str = "") -> None:
         self.arrays: Arrays = NumpyArrays()
+        self.device: Device | None = None
+        if self.asynchronous:
+            self.device = device = Device(lambda: None, most=4)
+            self.arrays = AsynchronousArrays(self.arrays, lambda: device)
         self.barriers = barriers or Barriers()
         self.why_not = why_not
         self.groups: list[FakeGroup] = []
@@ -136,7 +194,8 @@ class FakeFramework:
         return self.why_not
 
     def prepare(self, seat: Seat) -> FakeGroup:
-        self.groups.append(FakeGroup(seat, self.barriers.of(seat)))
+        self.groups.append(FakeGroup(seat, *self.barriers.of(seat)))
+        self.groups[-1].device = self.device
         return self.groups[-1]
 
     def connect(self, group: FakeGroup, seat: Seat) -> None:
@@ -145,8 +204,14 @@ class FakeFramework:
     def lost_peers(self, error: BaseException) -> bool:
         return isinstance(error, PeerGone)
 
+    def out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError)
+
     def exchange(self, data: bytes) -> list[bytes]:
-        raise NotImplementedError
+        return self.groups[-1].exchange(data) if self.groups else [data]
+
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        return self.exchange(data)[root]
 
 
 class Model:

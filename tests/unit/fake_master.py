@@ -90,6 +90,13 @@ class FakeMaster:
             return Answer("no world with edl.State is in training, so there is nothing to save", ok=False)
         return Answer("a checkpoint is written at the next step boundary", ok=True)
 
+    async def order(self, asked: Asked) -> Answer:
+        self.asked.append(asked)
+        await self.store.wait()
+        if '"dataset": "nothing"' in asked.wish:
+            return Answer("the job has no data set named nothing; it has train", ok=False)
+        return Answer(f"order {len(self.asked)} for data train: a worker looks at 1 pattern", ok=True)
+
     async def wish(self, wish: Wish) -> Granted:
         self.wishes.append(wish)
         await self.store.wait()

@@ -28,6 +28,7 @@ class FakeVault:
 
     def __init__(self) -> None:
         self.kept: dict[tuple[Version, int], bytes] = {}
+        self.accepted: list[tuple[Version, int, int]] = []
         self.gate = threading.Event()
         self.gate.set()
         self.writes = threading.Semaphore(0)
@@ -40,23 +41,36 @@ class FakeVault:
         if self.refuses:
             raise CheckpointError(self.refuses)
         self.kept[version, shard] = bytes(snapshot)
-        return f"/there/{version.commit}"
+        whole = all((version, other) in self.kept for other in range(shards))
+        return f"/there/{version.commit}" if whole else ""
 
     def newest(self) -> tuple[Version, bool] | None:
         return (max(self.kept)[0], self.sharded) if self.kept else None
 
-    def read(self, version: Version | None, allocate: Callable[[int], memoryview]) -> Version:
+    def complete(self, version: Version, shards: int) -> str | None:
+        return "" if all((version, shard) in self.kept for shard in range(shards)) else None
+
+    def accept(self, version: Version, size: int, crc32: int) -> str:
+        if self.refuses:
+            raise CheckpointError(self.refuses)
+        self.accepted.append((version, size, crc32))
+        return f"/there/{version.commit}"
+
+    def verify(self, version: Version) -> None:
+        if self.refuses or all(kept != version for kept, _ in self.kept):
+            raise CheckpointError(self.refuses or f"there is no complete checkpoint of commit {version.commit}")
+
+    def load(self, allocate: Callable[[int], memoryview]) -> tuple[Version, bool]:
         if self.refuses:
             allocate(10 * SIZE)  # room for one that turns out to be bad
             raise CheckpointError(self.refuses)
         newest = max(self.kept)
+        if self.sharded:
+            return newest[0], True
         data = self.kept[newest]
         allocate(2 * SIZE)
         allocate(len(data))[:] = data
-        return newest[0]
-
-    def finish(self, folder: str, version: Version) -> str:
-        return f"{folder}/DONE"
+        return newest[0], False
 
 
 class Worker:
@@ -111,7 +125,14 @@ class Bench:
         self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
         self.keepers: list[Keeper] = []
 
-    def node(self, node: NodeId = A, *, limit_bytes: int = 64 << 20, token: str = "") -> Keeper:
+    def node(
+        self,
+        node: NodeId = A,
+        *,
+        limit_bytes: int = 64 << 20,
+        token: str = "",
+        on_room: Callable[[str], None] = lambda why: None,
+    ) -> Keeper:
         keeper = Keeper(
             node,
             JOB,
@@ -119,6 +140,7 @@ class Bench:
             copies=MemoryCopies(self.network, token),
             vault=self.vault,
             on_kept=self._on_kept,
+            on_room=on_room,
         )
         self.keepers.append(keeper)
         keeper.start(node, 1)

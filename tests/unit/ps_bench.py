@@ -114,7 +114,17 @@ class Pserver:
         if pushed.refused:
             return self._moved()
         self.applied += bool(pushed.fresh)
-        return Reply(Op.OK, self._told(head, fresh=pushed.fresh, again=pushed.skipped, damaged=pushed.damaged))
+        told, back, found = (
+            self._told(head, fresh=pushed.fresh, again=pushed.skipped, damaged=pushed.damaged),
+            dict(head.get("back", [])),
+            [],
+        )
+        for one in parts:
+            if one.table in back:
+                out = np.empty(one.grads.shape, np.float32)
+                self.store.pull(one.table, one.keys, out, step=head["step"], insert=False)
+                found.append(narrow(out, back[one.table]).astype(WIRE_DTYPES[back[one.table]], copy=False))
+        return Reply(Op.OK, told, laid_out(found))
 
     def _scan(self, head: dict[str, Any], frame: Frame) -> Reply:
         if not self.allowed[head["bucket"]]:

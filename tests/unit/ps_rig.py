@@ -13,6 +13,7 @@ from edl.wire.messages import Member, World
 from ps import holding as hd
 from ps import words
 from ps.book import Limits
+from ps.differences import members_after, orders_after
 from ps.holding import Holding
 from ps.invariants import violations
 from ps.machine import PlacementMachine
@@ -32,6 +33,8 @@ class Rig:
         self.now_s = 10.0
         self.store: dict[str, bytes] = {}
         self.holdings: dict[str, Holding] = {}
+        self.orders: dict[str, words.Orders] = {}
+        """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
         self.found = words.Found(0)
         self.bad: set[str] = set()
@@ -107,8 +110,25 @@ class Rig:
                 case hd.Restore(cut, buckets):
                     self._effects(name, holding.step(hd.Restored(cut.number, buckets)))
 
-    def _orders(self, name: str, orders: words.Orders) -> None:
+    def members(self, node: str) -> list[str]:
+        """Who counts, by all that this trainer has been told."""
+        epoch, found = 0, tuple[words.Member, ...]()
+        for caller, word in self.told:
+            if caller.node != node:
+                continue
+            if isinstance(word, words.Joined | words.Charted):
+                epoch, found = word.epoch, word.members
+            elif isinstance(word, words.Counted):
+                assert word.since == epoch, "nothing has been missed"
+                epoch, found = word.epoch, members_after(found, word.came, word.went)
+        return [one.name for one in found]
+
+    def _orders(self, name: str, orders: words.Orders | words.OrdersChanged) -> None:
         before = self.holdings[name].orders
+        if isinstance(orders, words.OrdersChanged):
+            assert self.orders[name].chart.version == orders.base, "nothing has been missed"
+            orders = orders_after(self.orders[name], orders)
+        self.orders[name] = orders
         self._effects(name, self.holdings[name].step(hd.OrdersCame(orders)))
         cut = orders.cut
         if cut is None or (before is not None and before.cut == cut):

@@ -21,6 +21,7 @@ from edl.wire.messages import (
     MasterMessage,
     Member,
     NodeInfo,
+    NotKept,
     StartRound,
     StopRound,
     WorkerFailed,
@@ -46,6 +47,8 @@ class Node:
         self.state = AgentState(INFO, Timeouts(shutdown_s=shutdown_s, lease_ttl_s=3.0), contact_s=50.0)
         assert begin(self.state).effects == (ev.Warm(),)
         self.effects: tuple[ev.Effect, ...] = ()
+        self.saves_at_once = True
+        """There is nothing to wait for when the workers have ended."""
 
     def feed(self, *events: ev.Event) -> Node:
         self.effects = ()
@@ -53,6 +56,10 @@ class Node:
             decision = step(self.state, event, self.now_s)
             self.state = decision.state
             self.effects += decision.effects
+            for effect in decision.effects:
+                if isinstance(effect, ev.FlushSaves) and self.saves_at_once:
+                    flushed = step(self.state, ev.SavesFlushed(effect.round), self.now_s)
+                    self.state, self.effects = flushed.state, (*self.effects, *flushed.effects)
         return self
 
     def hear(self, message: MasterMessage) -> Node:
@@ -166,6 +173,16 @@ def test_a_failure_is_told_and_told_again() -> None:
     assert again == [Attach(INFO, Round(1), Round(1), False), message]
 
 
+def test_a_worker_that_gives_up_says_with_which_status_the_job_ends() -> None:
+    node = running().feed(ev.WorkerGaveUp(Round(1), 1, 11), ended(1, 1))
+    (message,) = node.said()
+    assert isinstance(message, WorkerFailed)
+    assert message.failure.final == 11
+    other = running().feed(ev.WorkerGaveUp(Round(1), 1, 11), ended(0, 1)).said()[0]
+    assert isinstance(other, WorkerFailed)
+    assert other.failure.final == 0
+
+
 def test_a_failure_without_a_master_is_logged_here() -> None:
     node = running().feed(ev.Disconnected(), ended(1, 3))
     assert node.said() == []
@@ -186,6 +203,39 @@ def test_success_is_told_when_all_have_ended() -> None:
     assert node.said() == []
     assert node.feed(ended(1, 0)).said() == [WorkersDone(Round(1))]
     assert node.feed(ev.Disconnected(), ev.Connected()).said() == [Attach(INFO, Round(1), Round(1), True)]
+
+
+def test_a_node_is_through_once_what_its_workers_saved_is_written() -> None:
+    node = running()
+    node.saves_at_once = False
+    assert node.feed(ended(0, 0), ended(1, 0)).did(ev.FlushSaves) == [ev.FlushSaves(Round(1))]
+    assert node.said() == []
+    assert node.feed(ev.SavesFlushed(Round(1), pending=True)).said() == [WorkersDone(Round(1), saving=True)]
+    again = Attach(INFO, Round(1), Round(1), True, saving=True)
+    assert node.feed(ev.Disconnected(), ev.Connected()).said() == [again]
+    lost = "commit 9 is not in the checkpoint directory: disk full"
+    assert node.feed(ev.SavesFlushed(Round(1), unsaved=lost)).said() == [WorkersDone(Round(1), unsaved=lost)]
+    assert node.state.reason == lost
+    after = Attach(INFO, Round(1), Round(1), True, unsaved=lost)
+    assert node.feed(ev.Disconnected(), ev.Connected()).said() == [after]
+
+
+def test_what_was_saved_in_an_earlier_round_does_not_end_this_one() -> None:
+    node = running()
+    node.saves_at_once = False
+    node.feed(ended(0, 0), ended(1, 0)).hear(StopRound(Round(1), "node z lost"))
+    assert node.feed(ev.SavesFlushed(Round(1))).said() == []
+    node.hear(StartRound(world(2), "again"))
+    assert node.feed(ev.SavesFlushed(Round(1))).said() == []
+    node.saves_at_once = True
+    assert node.feed(ended(0, 0, round=2), ended(1, 0, round=2)).said() == [WorkersDone(Round(2))]
+
+
+def test_commits_without_memory_are_told_once_and_to_each_master() -> None:
+    node = running().feed(ev.KeepingChanged("no room"), ev.KeepingChanged("no room"))
+    assert node.said() == [NotKept("no room")]
+    assert NotKept("no room") in node.feed(ev.Disconnected(), ev.Connected()).said()
+    assert node.feed(ev.KeepingChanged("")).said() == [NotKept("")]
 
 
 def test_a_cause_that_shows_while_stopping_is_told() -> None:

@@ -172,7 +172,7 @@ def test_stop_is_at_the_next_boundary() -> None:
     boundary.set_target(1, 5, Purpose.SWITCH, "other")
     boundary.release(1)
     assert boundary.leaving == "the launcher leaves"
-    assert boundary.arrive(1) is Turn.SWITCH
+    assert boundary.arrive(1) is Turn.STOP
     assert boundary.leaving == "the launcher leaves"
 
 
@@ -219,7 +219,7 @@ class Simulation:
         if open_hold and len(self.answers) == len(self.workers):
             if kind < 0.8:
                 target = max(self.answers.values()) + 1
-                purpose = self.random.choice(list(Purpose))
+                purpose = self.random.choice([one for one in Purpose if one is not Purpose.DATA])
                 self.settled[self.hold] = (target, purpose)
                 self.send("target", self.hold, target, purpose)
             else:

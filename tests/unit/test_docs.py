@@ -15,7 +15,7 @@ from edl.agent.environment import Local, LocalPaths, worker_environment
 from edl.agent.marker import MARKER_FILE, OWNER_FILE
 from edl.agent.paddle_environment import KINDS, shortened
 from edl.agent.switches import NAMES
-from edl.config import JobSpec, LrRule, NodeRange
+from edl.config import JobSpec, LrRule, NodeRange, VerifyRules
 from edl.launch.cli import CONF_KEYS, launcher_options
 from edl.launch.data_option import data_sets
 from edl.launch.pservers import environment_of
@@ -124,7 +124,9 @@ def worker_variables() -> set[str]:
     """Every variable that edl sets, on CPUs and on GPUs, in a world of two workers on one node, with pservers."""
     member = Member(NodeId("a"), Incarnation(1), "host", 2, Rank(0), (1, 2, 3))
     world = World(Round(1), (member,), 0)
-    spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)), servers="{}")
+    spec = JobSpec(
+        JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)), servers="{}", verify=VerifyRules(1)
+    )
     found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):
         for kind in KINDS:

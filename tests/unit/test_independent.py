@@ -280,6 +280,8 @@ class Two:
                     self.say(ms.NodeAttached(attach))
                 case ev.Say(message):
                     self._said(node, message)
+                case ev.FlushSaves(number):
+                    self.feed(name, ev.SavesFlushed(number))
                 case ev.Announce():
                     self._said(node, Ready(self.agents[node].seen_round, (1, 2)))
 

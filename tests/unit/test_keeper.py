@@ -219,7 +219,7 @@ def test_a_machine_without_so_much_memory_refuses_before_it_is_too_late(monkeypa
 def test_with_every_buffer_being_read_the_next_commit_waits() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
-        keeper.writer(True)
+        keeper.enter(Version(), 1, writes=True)
         worker = Worker(keeper)
         bench.vault.gate.clear()
         await worker.commit(1, save=True)

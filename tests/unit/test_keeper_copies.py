@@ -205,9 +205,11 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
         worker = Worker(keeper)
+        keeper.enter(Version(), 2, writes=False)
         await worker.commit(1, save=True)
-        keeper.writer(True)
         await worker.commit(2)
+        assert not bench.vault.kept
+        keeper.enter(Version(1, 2), 1, writes=True)
         await worker.commit(3, save=True)
         assert await bench.told.get() == (Version(1, 3), "/there/3", "")
         assert {version.commit for version, _ in bench.vault.kept} == {3}
@@ -218,7 +220,7 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
 def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
-        keeper.writer(True)
+        keeper.enter(Version(), 1, writes=True)
         worker = Worker(keeper)
         bench.vault.refuses = "disk full"
         await worker.commit(1, save=True)
@@ -233,7 +235,7 @@ def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
 def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
-        keeper.writer(True)
+        keeper.enter(Version(), 1, writes=True)
         worker = Worker(keeper)
         bench.vault.gate.clear()
         for commit in range(1, 10):
@@ -268,7 +270,7 @@ def test_flush_writes_the_newest_once() -> None:
 def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
-        keeper.writer(True)
+        keeper.enter(Version(), 1, writes=True)
         bench.vault.gate.clear()
         await Worker(keeper).commit(1, save=True)
         await asyncio.to_thread(bench.vault.writes.acquire)
@@ -336,14 +338,15 @@ def test_a_checkpoint_that_cannot_be_used_is_not_held() -> None:
     run(test)
 
 
-def test_a_sharded_checkpoint_is_named_and_left_to_the_workers() -> None:
+def test_a_sharded_checkpoint_is_checked_and_left_to_the_workers() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
         bench.vault.kept[Version(3, 8), 0] = b""
         bench.vault.sharded = True
         assert await keeper.load() == Version(3, 8)
         assert keeper.holdings() == ()
-        await keeper.stored(Version(3, 9), "/there/9")
-        assert await bench.told.get() == (Version(3, 9), "/there/9/DONE", "")
+        bench.vault.refuses = "all damaged"
+        with pytest.raises(CheckpointError, match="all damaged"):
+            await keeper.load()
 
     run(test)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_service.free import LEAST_SILENCE_S
+from data_service.free import LEAST_SILENCE_S, MOST_ENDED
 from data_service.ledger import Ledger
 from data_service.machine import LeaseMachine
 from data_service.manifest import Manifest, ManifestBuilder
@@ -49,14 +49,14 @@ def listed() -> Manifest:
 class Master:
     """A machine, two trainers, a clock."""
 
-    def __init__(self, mode: str = FREE) -> None:
+    def __init__(self, mode: str = FREE, slots: int = 2) -> None:
         self.machine = LeaseMachine()
         self.machine.load({}, 0.0)
         self.now_s = 0.0
         self.ids = 0
         self.manifest: Manifest = listed()
         self.options = Options(seed=1, mode=mode)
-        world = World(Round(1), (Member(NODE, Incarnation(0), "h", 2, Rank(0), ()),), 0)
+        world = World(Round(1), (Member(NODE, Incarnation(0), "h", slots, Rank(0), ()),), 0)
         self.machine.step(WorldBegan(world), 0.0)
 
     def ask(self, slot: int, kind: type[Any], **fields: Any) -> Any:
@@ -165,3 +165,15 @@ def test_a_sign_of_life_keeps_shards(master: Master) -> None:
         master.machine.step(Tick(), master.now_s)
     holders = master.machine.sets["d"].position.holders.values()
     assert {caller.slot for caller in holders} == {0}
+
+
+def test_all_who_were_lost_together_are_named() -> None:
+    """However many: what each had begun to push has to be made again by those who go on."""
+    many = MOST_ENDED + 44
+    master = Master(slots=many)
+    master.begin()
+    for slot in range(many):
+        assert isinstance(master.ask(slot, Open, rank=slot, trainer=slot + 1), Opened)
+    for slot in range(many):  # all are started again
+        master.ask(slot, Open, rank=slot, trainer=many + slot + 1)
+    assert master.ask(0, Lease, epoch=0, want=1).ended == tuple(range(1, many + 1))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -40,7 +41,7 @@ def heard(worker: Worker) -> None:
 
 def group(number: int = 1) -> FakeGroup:
     seat = a_seat(number)
-    return FakeGroup(seat, Barriers().of(seat))
+    return FakeGroup(seat, *Barriers().of(seat))
 
 
 def descriptors() -> int:
@@ -190,7 +191,7 @@ def commit(worker: Worker, number: int, size: int, stream: str = STATE) -> int:
     """Returns the number of the buffer used."""
     buffer, view = worker.link.buffer(stream, size)
     view[:4] = number.to_bytes(4, "little")
-    worker.link.committed(local.Committed(stream, buffer, size, 1, number, 0, 1, False))
+    worker.link.announce(1, [local.Committed(stream, buffer, size, 1, number, 0, 1, False)])
     return buffer
 
 
@@ -255,6 +256,7 @@ def test_thousands_of_commits_leak_nothing(worker: Worker) -> None:
     commit(worker, 1, 5000)
     commit(worker, 2, 5000)
     heard(worker)
+    gc.collect()  # what earlier tests have left
     before = descriptors(), mappings()
     for number in range(3, 3000):
         commit(worker, number, 5000)

@@ -129,7 +129,9 @@ def test_what_was_announced_and_cannot_be_read_again_is_an_error(tmp_path: Path)
 
     def make(slot: int) -> ArrayData:
         name = str(tmp_path / "any.bin")
-        return ArrayData(bench, slot, "d", name, format="user", options=reading, batch_size=5, prefetch=8)
+        return ArrayData(
+            bench, slot, "d", name, format="user", options=reading, batch_size=5, prefetch=8, shuffle_shards=1
+        )
 
     training = Training(bench, make, 1)
 

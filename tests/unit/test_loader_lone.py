@@ -58,7 +58,8 @@ def bench() -> Bench:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", Trainers())
-    monkeypatch.setattr("data_service.lone.trainers", trainers.trainers)
+    for module in ("loader", "lone"):
+        monkeypatch.setattr(f"data_service.{module}.trainers", trainers.trainers)
     yield
 
 
@@ -250,6 +251,37 @@ def test_with_pushes_they_count_when_those_are_acknowledged(bench: Bench, files:
     assert ledger_records(bench) == 16 and bench.machine.sets["e"].position.ledger.records == 8
 
 
+def test_the_last_batches_of_an_epoch_are_pushed_though_the_script_collects_more(
+    bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that pushes every few batches cannot know which are the last: it waits for the next one."""
+    bench.begin(1)
+    trainers.hold()
+    pushes: list[int] = []
+    data = make(bench, files)
+
+    def push() -> None:
+        pushes.append(data.handed_out)
+        trainers.pushed()
+
+    trainers.joined(1, push, lambda number: (-1, ""))
+    monkeypatch.setattr("data_service.loader.trainers", trainers.trainers)
+    seen: list[int] = []
+
+    def train() -> None:
+        for number, batch in enumerate(data):
+            seen.extend(ids(batch))
+            if number % 7 == 6:
+                push()
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "it waits for batches that only it could push"
+    assert sorted(seen) == list(range(RECORDS))
+    assert pushes[-1] == data.handed_out and data.epoch == 1
+
+
 def test_settling_waits_for_the_master(bench: Bench, files: str) -> None:
     bench.begin(1)
     data = make(bench, files, acknowledge="done")
@@ -318,7 +350,8 @@ def test_acknowledge_is_for_free_data(bench: Bench, files: str) -> None:
         ArrayData(bench, 0, "d", files, batch_size=8, acknowledge="done")
 
 
-def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str) -> None:
+def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_service.loader.GONE_S", 60.0)  # the machine may be busy
     bench.begin(1)
     data = make(bench, files)
     seen = ids(next(iter(data)))

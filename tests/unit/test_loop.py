@@ -13,11 +13,27 @@ import pytest
 from edl.errors import StateError
 from edl.wire import local
 from edl.wire.local import STATE
+from edl.wire.snapshot import Meta
 from edl.worker import loop
 from edl.worker.loop import make_run
 from edl.worker.session import PeersLost
 from edl.worker.state import State
-from tests.unit.fake_agent import PATIENCE_S, Barriers, FakeFramework, Model, PeerGone, Worker, a_seat
+from tests.unit.fake_agent import (
+    JOB,
+    PATIENCE_S,
+    Barriers,
+    FakeFramework,
+    Model,
+    PeerGone,
+    Worker,
+    a_seat,
+)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "asynchronous"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test on both kinds."""
+    monkeypatch.setattr(FakeFramework, "asynchronous", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +61,13 @@ class Trainer:
         self.entered.append((group.seat.round, state.step))
         while state.step < self.steps:
             self.before_step(state.step)
-            group.collective()
-            state.model.weight.data[:] += 1
+            group.step(self.apply)
             state.step += 1
             state.commit()
         return "trained"
+
+    def apply(self, whole: bool) -> None:
+        self.model.weight.data[:] += 1 if whole else 0.3
 
     def start(self) -> None:
         self.worker.start(lambda: self.run(lambda state: self.train(state))(self.state))
@@ -94,6 +112,18 @@ def seat_all(members: list[Trainer], number: int, restore: tuple[int, int] = (0,
 def underway(members: list[Trainer], number: int) -> None:
     for one in members:
         assert one.until(local.Underway).round == number
+
+
+def commit_of(one: Trainer, era: int, commit: int) -> bytes:
+    """What its state is now, as this commit."""
+    found: list[bytearray] = []
+
+    def room(size: int) -> memoryview:
+        found.append(bytearray(size))
+        return memoryview(found[0])
+
+    one.state._write(STATE, Meta(JOB, era, commit, 1, 0, 1, "numpy"), room)
+    return bytes(found[0])
 
 
 NO_VERSION = (0, 0)
@@ -296,6 +326,24 @@ def test_a_break_while_restoring(trainers: Any, monkeypatch: pytest.MonkeyPatch)
         one.worker.join()
 
 
+def test_a_break_between_asking_for_the_state_and_connecting(trainers: Any) -> None:
+    (one,) = trainers(steps=2)
+    ask = one.state._ask
+
+    def asked(session: Any, seat: Any) -> None:
+        ask(session, seat)
+        if seat.round == 1:
+            one.agent.send(local.Break(1, "node b is gone"))
+            assert one.worker.link.wait_until_broken(1, PATIENCE_S)
+
+    object.__setattr__(one.state, "_ask", asked)
+    one.agent.kept[STATE, 1, 5, 0] = commit_of(one, 1, 5)
+    seat_all([one], 1, restore=(1, 5))
+    seat_all([one], 2, restore=(1, 5))
+    underway([one], 2)
+    one.worker.join()
+
+
 def test_stop_while_parked(trainers: Any) -> None:
     (one,) = trainers()
     one.until(local.Parked)
@@ -354,6 +402,8 @@ def test_a_worker_that_never_commits_is_told(trainers: Any) -> None:
     assert reached.wait(PATIENCE_S)
     agree(members, 1, 1)
     members[0].until(local.Parked)
+    # Where an abort raises nothing, such a script goes on to its end and learns of it there.
+    lazy.steps = 2000
     lazy.agent.send(local.Break(1, "rank 1 did not come"))
     with pytest.raises(StateError, match=r"this one none: commit\(\) is to be called by every worker"):
         lazy.worker.join()

@@ -24,10 +24,10 @@ def test_shards_are_found_by_number() -> None:
     manifest = small()
     assert len(manifest) == 4
     assert [manifest.ref(index) for index in range(4)] == [
-        ShardRef(0, "part-0", 0, 4, 4),
-        ShardRef(1, "part-0", 4, 8, 4),
-        ShardRef(2, "part-0", 8, 10, 2),
-        ShardRef(3, "part-1", 0, 4, 4),
+        ShardRef(0, "part-0", 0, 4, 4, 1000),
+        ShardRef(1, "part-0", 4, 8, 4, 1000),
+        ShardRef(2, "part-0", 8, 10, 2, 1000),
+        ShardRef(3, "part-1", 0, 4, 4, 400),
     ]
     assert manifest.records == 14
     assert manifest.describe() == "2 files, 4 shards, 14 records"

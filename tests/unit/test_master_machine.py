@@ -69,8 +69,9 @@ class Rule:
         for name in names:
             self.ready(name)
 
-    def fail(self, name: str, *, peer_loss: bool = False, round: int = 1) -> None:
-        failure = Failure(NodeId(name), Round(round), Rank(0), 0, 1, "ended with exit status 1", peer_loss=peer_loss)
+    def fail(self, name: str, *, peer_loss: bool = False, round: int = 1, final: int = 0) -> None:
+        what = "ended with exit status 1"
+        failure = Failure(NodeId(name), Round(round), Rank(0), 0, 1, what, peer_loss=peer_loss, final=final)
         self.say(name, WorkerFailed(failure))
 
     def lose(self, name: str) -> None:
@@ -171,6 +172,19 @@ def test_spent_budget_ends_the_job_when_all_have_stopped() -> None:
     assert outcome.exit_code == ExitCode.WORKER_FAILED
     assert outcome.reason == "worker 0 on a ended with exit status 1; --max-restarts=0"
     assert [failure.node for failure in outcome.failures] == ["b", "a"], "the root cause comes first"
+
+
+def test_a_final_failure_ends_the_job_with_its_status_whatever_the_budget() -> None:
+    rule = pair(restarts=5)
+    rule.fail("a", peer_loss=True)
+    rule.fail("b", final=11)
+    rule.ready("a", seen=1)
+    assert rule.state.record.outcome is None
+    rule.ready("b", seen=1)
+    outcome = rule.state.record.outcome
+    assert outcome is not None
+    assert outcome.exit_code == ExitCode.STATE_DIFFERS
+    assert outcome.reason.endswith("starting again would not help")
 
 
 def test_failure_that_a_lost_node_caused_is_given_back() -> None:

@@ -23,6 +23,7 @@ from edl.paddle.framework import FRAMEWORK
 from edl.paddle.optimizer_state import capture, load
 from edl.paddle.state import State
 from edl.wire.snapshot import Meta
+from edl.worker.numbers import key
 from edl.worker.ring import PeerLost
 from edl.worker.state import _Kept
 
@@ -200,20 +201,43 @@ def numbers() -> tuple[Any, Any, float]:
     return paddle.randn([3]).tolist(), np.random.rand(2).tolist(), random.random()
 
 
-def test_generators_go_on_where_they_stood_and_ranks_differ() -> None:
+def test_generators_go_on_where_they_stood() -> None:
     generators = edl.paddle.RandomState()
     numbers()
     kept = generators.state_dict()
     expected = numbers()
     generators.load_state_dict(kept)
     assert numbers() == expected
-    found = []
-    for rank in (1, 2, 1):
-        generators.load_state_dict(kept)
-        generators.derive(rank)
-        found.append(numbers())
-    assert found[0] == found[2]
-    assert all(one != other != third for one, other, third in zip(*found[:2], expected, strict=True))
+
+
+def test_numbers_depend_on_the_key_alone() -> None:
+    """The script's own generators too."""
+    own = np.random.default_rng(1)
+    keeper = edl.paddle.RandomState(own)
+
+    def drawn(key: bytes) -> list[Any]:
+        keeper.edl_reseed(key)
+        return [*numbers(), own.random(2).tolist()]
+
+    one, other = key("step", "seed", 0, 1), key("step", "seed", 0, 2)
+    first = drawn(one)
+    assert all(here != there for here, there in zip(first, drawn(other), strict=True))
+    assert drawn(one) == first
+    with pytest.raises(StateError, match="a list cannot be set"):
+        edl.paddle.RandomState([])
+
+
+def test_the_seed_is_what_the_script_has_seeded_paddle_with_or_what_it_says() -> None:
+    seeds = []
+    for number in (5, 6, 5):
+        paddle.seed(number)
+        paddle.rand([3])
+        random.random()  # seeded by nobody as a rule
+        seeds.append(edl.paddle.RandomState().edl_seed())
+    assert seeds[0] == seeds[2] != seeds[1]
+    said = edl.paddle.RandomState(seed=3).edl_seed()
+    paddle.rand([3])
+    assert edl.paddle.RandomState(seed=3).edl_seed() == said != edl.paddle.RandomState(seed=4).edl_seed()
 
 
 def test_a_lost_peer_is_known_behind_other_exceptions() -> None:

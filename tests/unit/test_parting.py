@@ -112,14 +112,16 @@ def test_the_shortest_deadline_counts_and_a_plain_signal_names_none() -> None:
     ("outcome", "gone_by_s", "left_s"),
     [
         (Outcome(0, "all workers ended with status 0"), None, 0.0),
-        (Outcome(0, "left", drained=True), None, None),
+        (Outcome(0, "left", drained=True), None, 600.0),
         (Outcome(0, "left", drained=True), 60.0, 10.0),
         (Outcome(0, "left", drained=True), 40.0, 0.0),
         (Outcome(0, "left", drained=True, save=False), None, 0.0),
-        (Outcome(143, "left"), None, None),
-        (Outcome(1, "a worker failed"), None, None),
+        (Outcome(143, "left"), None, 600.0),
+        (Outcome(1, "a worker failed"), None, 600.0),
+        (Outcome(1, "a worker failed"), 5000.0, 600.0),
+        (Outcome(10, "all workers ended with status 0; one file was left out"), None, 0.0),
         (Outcome(143, "left", save=False), 60.0, 0.0),
     ],
 )
-def test_time_to_save(outcome: Outcome, gone_by_s: float | None, left_s: float | None) -> None:
-    assert saving_time_s(outcome, gone_by_s, now_s=50.0) == left_s
+def test_time_to_save(outcome: Outcome, gone_by_s: float | None, left_s: float) -> None:
+    assert saving_time_s(outcome, gone_by_s, now_s=50.0, limit_s=600.0) == left_s

@@ -107,6 +107,26 @@ def test_all_go_on_to_one_beyond_the_highest_answer() -> None:
     assert [source.node for source in world.sources] == ["a", "b"]
 
 
+def test_a_worker_that_fails_on_its_way_to_the_boundary_is_charged() -> None:
+    """Else a script that fails each time goes on for ever while a node waits to be taken in."""
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    rule.fail("a")
+    assert isinstance(rule.told()["b"], StopRound)
+    assert rule.state.record.restarts == 1
+    rule.fail("b")
+    assert rule.state.record.restarts == 1, "one incident"
+
+
+def test_a_worker_that_speaks_of_a_lost_peer_on_its_way_is_not_charged() -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    rule.fail("b", peer_loss=True)
+    assert rule.state.record.restarts == 0
+
+
 def test_answers_to_another_agreement_or_round_do_not_count() -> None:
     rule = growing()
     rule.answer("a", 1, 7)
@@ -128,10 +148,12 @@ def test_a_member_that_was_away_is_asked_again_because_its_workers_have_gone_on(
     rule.answer("a", 1, 7)
     rule.feed(ev.NodeDetached(NodeId("a"), info("a").incarnation))
     rule.feed(ev.NodeAttached(Attach(info("a"), Round(1), Round(1), False, underway=True)))
-    assert rule.told() == {"a": Hold(Round(1), 1)}
+    assert rule.told() == {"a": Hold(Round(1), 2), "b": Hold(Round(1), 2)}
     rule.answer("b", 1, 7)
+    rule.answer("a", 1, 7)  # was on the way when its workers were let go
     assert rule.state.agreement is not None
-    rule.answer("a", 1, 8)
+    rule.answer("b", 2, 7)
+    rule.answer("a", 2, 8)
     assert rule.state.agreement is None
 
 

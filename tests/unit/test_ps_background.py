@@ -67,7 +67,9 @@ def test_a_push_in_the_background(bench: Bench) -> None:
 
 def test_an_error_in_the_background_comes_with_a_later_call(bench: Bench) -> None:
     client = bench.start(1).client()
-    client.push({"plain": (KEYS, ones(KEYS) * np.inf)}, wait=False)
+    refusal = Reply.no(Op.REFUSED, kind="word", text="table plain: refused")
+    bench.pservers[1].faults.append(lambda frame, head: refusal if frame.op is Op.PUSH and head["seq"] == 1 else None)
+    client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
     with pytest.raises(PsError, match="plain"):
         client.flush()
     client.push({"plain": (KEYS, ones(KEYS))})

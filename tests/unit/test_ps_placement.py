@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ps.placement import Grid, Planner, Site
+from ps.placement import REPAIR, Grid, Planner, Site
 from ps.words import RESTORE
 
 BUCKETS = 96
@@ -149,6 +149,20 @@ def test_a_bounded_number_moves_at_once(motion: int) -> None:
         if joining or giver:
             busy.update({owner, joining or giver})
     assert 0 < max(busy.values()) <= motion
+
+
+@pytest.mark.parametrize(("motion", "begun"), [(8, 64), (1, 16)])
+def test_missing_copies_are_not_held_back_for_the_sake_of_what_evens_out(motion: int, begun: int) -> None:
+    """Until they are there a second death loses rows."""
+    grid = placed(sites("a", "b", "c"))
+    lost = grid.bury(2)
+    missing = [bucket for bucket in range(BUCKETS) if not grid.backup[bucket]]
+    assert not lost and len(missing) == 64
+    there = [Site(1, "a", True), Site(3, "c", True), Site(4, "d", True)]
+    Planner(grid, there, True, motion).run()
+    copying = {bucket for bucket in range(BUCKETS) if grid.joining[bucket] and not grid.heir[bucket]}
+    assert copying <= set(missing)
+    assert begun <= len(copying) <= 2 * REPAIR * motion, "bounded: a checkpoint waits for them"
 
 
 def test_the_next_ones_begin_when_half_of_the_last_have_ended() -> None:

@@ -471,3 +471,12 @@ def test_a_table_that_newer_orders_will_bring_is_waited_for(made: Made) -> None:
     newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.answering.view.version + 1}
     frame = Trainer(place(one)).ask(Op.PULL, newer, [bytes(8)])
     assert frame.op is Op.BUSY and "no table 'nothing'" in frame.json()["text"]
+
+
+def test_the_first_orders_name_the_dead_oldest_first(made: Made) -> None:
+    """The oldest are forgotten first, so the order is not that of a set."""
+    dead = tuple(range(770, 1026))
+    one, boss, plan = made({"revoked": dead})
+    until(one.carrier.news, lambda: list(one.store._gone) == list(dead))
+    boss.say(plan.next(revoked=(*dead[1:], 1030)).orders(1))
+    until(one.carrier.news, lambda: list(one.store._gone) == [*dead[1:], 1030])

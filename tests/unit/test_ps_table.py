@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.admission import FULL, WIDTH, Sketch
 from ps.rules import Layout
-from ps.slab import AHEAD, HUGE, MAPPED, Slab, _fetching
+from ps.slab import AHEAD, COLLAPSE, HUGE, LARGE, MAPPED, POPULATE_WRITE, Slab, settled
 from ps.spec import Admission, Optimizer, Rule, TableSpec
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
@@ -60,27 +59,6 @@ def test_admission_by_chance(kernels: str) -> None:
     assert same.rows("t") == once, "the same on any pserver"
 
 
-def test_a_sketch_forgets_those_that_came_once() -> None:
-    sketch = Sketch()
-    often = np.array([7], np.int64)
-    for round_ in range(6):
-        sketch.add(often, np.array([100]))
-        sketch.add(np.arange(WIDTH) + WIDTH * (round_ + 1), np.ones(WIDTH, np.int64))
-    assert sketch.generation >= 1
-    assert sketch.add(often, np.array([0]))[0] >= 150
-    fresh = sketch.add(np.arange(1000) - 5000, np.ones(1000, np.int64))
-    assert (fresh <= FULL + 3).all() and np.median(fresh) <= 3
-
-
-def test_a_sketch_does_not_count_too_little() -> None:
-    sketch = Sketch()
-    keys = np.arange(3000, dtype=np.int64)
-    for _ in range(2):
-        sketch.add(keys, np.full(3000, 2))
-    total = sketch.add(keys, np.full(3000, 2))
-    assert (total >= 6).all() and (total == 6).mean() > 0.95
-
-
 @pytest.mark.parametrize("columns", [1, 6, 100])
 def test_a_slab_keeps_what_it_holds_while_it_grows(columns: int) -> None:
     slab = Slab(np.uint32, columns)
@@ -101,7 +79,7 @@ def test_a_view_that_was_kept_stays_good(monkeypatch: pytest.MonkeyPatch) -> Non
     slab.grow(2 * MAPPED // 16)
     slab.array[:] = 3
     view = slab.array[5:9]
-    slab.grow(20 * MAPPED // 16)
+    slab.grow(200 * MAPPED // 16)
     assert (view == 3).all() and (slab.array[: 2 * MAPPED // 16] == 3).all()
     view[0, 0] = 4
     assert slab.array[5, 0] == 3, "it was copied, not moved away under the view"
@@ -117,24 +95,53 @@ def resident(slab: Slab, begin: int, size: int) -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the advice is Linux's")
-def test_the_next_large_page_is_there_before_it_is_needed() -> None:
+def test_the_next_large_page_of_a_large_slab_is_there_before_it_is_needed() -> None:
     slab = Slab(np.uint32, 16)
-    first = 2 * HUGE // slab.row_bytes
+    first = LARGE // slab.row_bytes
     slab.grow(first - 2 * AHEAD // slab.row_bytes)
-    _fetching.submit(lambda: None).result()
-    assert resident(slab, HUGE, HUGE) == 1
-    assert resident(slab, 2 * HUGE, HUGE) == 0, "memory that may never be used"
-    slab.grow(first - AHEAD // slab.row_bytes + 1)
-    _fetching.submit(lambda: None).result()
-    assert resident(slab, 2 * HUGE, HUGE) == 1
-    assert resident(slab, 3 * HUGE, HUGE) == 0
+    settled()
+    assert resident(slab, LARGE - HUGE, 2 * HUGE) == 0, "it begins with small pages, and nobody has touched them"
+    slab.grow(first)
+    settled()
+    assert resident(slab, LARGE, HUGE) == 1
+    assert resident(slab, LARGE + HUGE, HUGE) == 0, "memory that may never be used"
+    assert slab.bytes(first) == LARGE + HUGE
+    slab.grow((LARGE + HUGE - AHEAD) // slab.row_bytes + 1)
+    settled()
+    assert resident(slab, LARGE + HUGE, HUGE) == 1
     assert (slab.array == 0).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the advice is Linux's")
+def test_pages_of_a_smaller_slab_are_joined_when_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(Slab, "_advise", lambda self, *what: asked.append(what))
+    slab = Slab(np.uint32, 16)
+    for end in range(HUGE // 8, 4 * HUGE, HUGE // 8):
+        slab.grow(end // slab.row_bytes)
+        settled()
+        joined = [begin for begin, _, advice in asked if advice == COLLAPSE]
+        assert joined == list(range(0, (end - HUGE // 8) // HUGE * HUGE, HUGE)), "full since the last call"
+        assert not [one for one in asked if one[2] == POPULATE_WRITE]
+        assert slab.bytes(end // slab.row_bytes) == end
+
+
+@pytest.mark.parametrize("columns", [1, 7, 40, 134])
+def test_a_slab_takes_no_more_than_it_said_it_would(columns: int) -> None:
+    slab, rows = Slab(np.uint32, columns, uneven=0.7), 0
+    while rows * slab.row_bytes < 3 * LARGE:
+        more = max(1, rows // 5)
+        expected = slab.bytes(rows) + slab.bytes_for(rows, more)
+        slab.grow(rows + more)
+        rows += more
+        assert expected - HUGE <= slab.bytes(rows) <= expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is copied")
 def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.slab.RESERVED", 4 * HUGE)
-    monkeypatch.setattr("ps.slab._fetching.submit", lambda work: None)  # the thread has much to do
+    monkeypatch.setattr("ps.slab._fetching.submit", lambda work: None)  # the threads have much to do
+    monkeypatch.setattr("ps.slab._joining.submit", lambda work: None)
     slab = Slab(np.uint32, 16, uneven=0.5)
     rows, mappings = 0, set()
     while rows < 30 * HUGE // slab.row_bytes:

@@ -16,6 +16,9 @@ CHART = words.Chart(3, 2, (words.Server(1, "servers/a-0", "host", 7, "path", "ma
 WORDS = [
     words.Orders(0, 1, CHART, 4, (words.Member(2, "a/0", 9),), Training(Mode.SYNC), (TableSpec("t", 8),)),
     words.Hello("servers/a-0", 1, 0, words.pack(bytes(BUCKETS)), 1 << 30),
+    words.OrdersChanged(0, 1, 3, 4, 5, (words.Member(2, "a/0", 9),), (7, 8), CHART, revoked=(7,)),
+    words.OrdersChanged(0, 1, 3, 4, 5, tables=(TableSpec("t", 8),), cut=words.Cut(1, "mark"), go=True),
+    words.OrdersPlease(3),
     words.Followed(3),
     words.Synced(3, 2, ((0, 5), (9, 10))),
     words.Unsynced(3, 2, ((0, 5),)),
@@ -29,6 +32,8 @@ WORDS = [
     words.DataNamed(4, (("train", "ledger"),)),
     words.Joined(1, 0, CHART, 4, (), Training(), (), 5, "", "secret"),
     words.Charted(0, CHART, 4, ()),
+    words.Placed(0, CHART),
+    words.Counted(0, 3, 5, (words.Member(2, "a/0", 9),), (7,)),
     words.Refused("table", "dim 16 here, 8 there", 3),
 ]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import importlib
 import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from pyarrow import fs
 from data_service.filesystems import Storage
 from data_service.manifest import ShardRef
 from data_service.readers import open_reader
-from data_service.readers.arrays import from_numpy, take, to_numpy
+from data_service.readers.arrays import check_types, from_numpy, take, to_numpy
 from data_service.readers.options import Options, format_of, packing_of
 from data_service.scan import scan
-from edl.errors import DataError, SettingError
+from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
 from tests.unit.reader_files import (
     ROWS,
     WRITERS,
@@ -207,15 +209,17 @@ def test_lines_that_moved_since_the_scan(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\n")
     second = scan(str(path), shard_bytes=1).ref(1)
-    path.write_text("oneandahalf\ntwo\n")
+    path.write_text("oneandh\nthree\n")
     with pytest.raises(DataError, match=r"no line begins at byte 4.*changed after"):
         open_reader("text").read(second)
-    path.write_text("one\ntwoandahalf\n")
+    path.write_text("one\ntwoandaha\n")
     with pytest.raises(DataError, match=r"no line ends at byte 8.*changed after"):
         open_reader("text").read(second)
     path.write_text("one\n")
-    with pytest.raises(DataError, match=r"has 4 bytes.*is not within"):
+    with pytest.raises(DataError, match=r"has 4 bytes, and had 14 when it was listed.*changed after"):
         open_reader("text").read(second)
+    with pytest.raises(DataError, match=r"has 4 bytes.*is not within"):
+        open_reader("text").read(replace(second, size_bytes=-1))
 
 
 @pytest.mark.parametrize("suffix", ["arrow", "parquet", "csv"])
@@ -402,12 +406,25 @@ def test_functions_that_fail_or_return_something_else() -> None:
         pa.list_(pa.float32(), 3), 2
     )
     assert answer(pa.record_batch({"a": [1, 2, 3, 4]})).num_rows == 4
-    with pytest.raises(DataError, match=r"here, shard 3 \[0, 4\): .* failed: TypeError: it returned int"):
+    with pytest.raises(DataFunctionError, match=r"here, shard 3 \[0, 4\): .* failed: TypeError: it returned int"):
         answer(7)
     with pytest.raises(DataError, match="3 records were read, and 4 announced"):
         answer({"a": [1, 2, 3]})
-    with pytest.raises(DataError, match=r"shard 3 .* failed: ZeroDivisionError"):
+    with pytest.raises(DataFunctionError, match=r"shard 3 .* failed: ZeroDivisionError.* raise edl.errors.DataError"):
         open_reader("user", options=Options(read=lambda file, begin, end: 1 // 0)).read(ref)
+    for error, kind in (
+        (OSError("image file is truncated"), DataError),
+        (OSError(errno.EACCES, "not allowed"), UnreachableData),
+        (TimeoutError(), UnreachableData),
+        (DataError("record 3 is damaged"), DataError),
+    ):
+
+        def failing(file: str, begin: int, end: int, error: Exception = error) -> Any:
+            raise error
+
+        with pytest.raises(DataError) as told:
+            open_reader("user", options=Options(read=failing)).read(ref)
+        assert type(told.value) is kind
     with pytest.raises(SettingError, match="is needed for the format user"):
         open_reader("user")
 
@@ -460,17 +477,19 @@ def test_arrays_of_every_kind() -> None:
 
 
 def test_columns_without_arrays_are_named() -> None:
-    for column in ([[1], [1, 2]], [{"a": 1}], pa.array([1], pa.decimal128(5, 2))):
-        with pytest.raises(DataError, match=r"column odd is .*Leave it out"):
+    for column in ([[[1]], [[1, 2]]], [{"a": 1}], pa.array([1], pa.decimal128(5, 2)), [[{"a": 1}]]):
+        with pytest.raises(UnsupportedData, match=r"column odd is .*Leave it out"):
             to_numpy(pa.table({"odd": column}))
+        with pytest.raises(UnsupportedData, match=r"here.arrow: column odd is .*Leave it out"):
+            check_types(pa.table({"odd": column}).schema, "here.arrow")
     for column in ([1, None], [True, None], pa.array([[1, 2], None], pa.list_(pa.int64(), 2))):
-        with pytest.raises(DataError, match=r"column odd is .* has 1 nulls.*fill="):
+        with pytest.raises(UnsupportedData, match=r"column odd is .* has 1 nulls.*fill="):
             to_numpy(pa.table({"odd": column}))
-        with pytest.raises(DataError, match=r"column odd is .* has 1 nulls"):
+        with pytest.raises(UnsupportedData, match=r"column odd is .* has 1 nulls"):
             take(pa.table({"odd": column}), np.array([1]))
     assert to_numpy(pa.table({"n": [1, None]}), {"n": -1})["n"].tolist() == [1, -1]
     assert take(pa.table({"n": [1, None]}), np.array([1]), {"n": -1})["n"].tolist() == [-1]
-    with pytest.raises(DataError, match="'x' cannot stand for null"):
+    with pytest.raises(UnsupportedData, match="'x' cannot stand for null"):
         to_numpy(pa.table({"n": [1, None]}), {"n": "x"})
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from edl.master.restoring import Load, Restore, Unusable, choose, keepers, size_of_newest
@@ -87,7 +90,16 @@ def test_a_checkpoint_is_not_read_when_memory_is_as_new() -> None:
 
 def test_a_sharded_checkpoint_is_read_by_the_workers() -> None:
     nodes = [node("a", whole(3, 15), stored=Version(3, 20), sharded=True)]
+    assert choose(nodes, nodes, 2) == Load(NodeId("a")), "first somebody looks at every byte"
+    nodes = [node("a", whole(3, 15), stored=Version(3, 20), sharded=True, tried=True)]
     assert choose(nodes, nodes, 2) == Restore(Version(3, 20), stored=True)
+
+
+def test_an_older_sharded_checkpoint_takes_the_place_of_one_that_somebody_found_damaged() -> None:
+    nodes = [node("a", stored=Version(3, 10), sharded=True, tried=True), node("b", stored=Version(3, 20), sharded=True)]
+    assert choose(nodes, nodes, 2) == Load(NodeId("b"))
+    nodes[1] = node("b", stored=Version(3, 10), sharded=True, tried=True)
+    assert choose(nodes, nodes, 2) == Restore(Version(3, 10), stored=True)
 
 
 @pytest.mark.parametrize(("held", "unusable"), [((), True), ((whole(1, 3),), False)])
@@ -107,6 +119,18 @@ def test_copies_go_to_the_next_member_and_to_another_rack_if_there_is_one() -> N
     assert names([node("a"), node("b"), node("c")], []) == {"a": "b", "b": "c", "c": "a"}
     racks = [node("a", rack="1"), node("b", rack="1"), node("c", rack="2")]
     assert names(racks, []) == {"a": "c", "b": "c", "c": "a"}
+
+
+def test_copies_on_other_racks_are_spread_evenly_and_stay_where_they_are() -> None:
+    members = [node(name, rack="1" if name < "e" else "2") for name in "abcdefgh"]
+    first = names(members, [])
+    assert sorted(first.values()) == sorted(first), "each has one, on the other rack"
+    assert all((one < "e") != (other < "e") for one, other in first.items())
+    left = [replace(one, keeper=NodeId(first[one.info.node])) for one in members if one.info.node != "e"]
+    then = names(left, [])
+    moved = [one for one, other in then.items() if other != first[one]]
+    assert [first[NodeId(one)] for one in moved] == ["e"], "only who had copies there sends them to another"
+    assert Counter(then.values()).most_common(1)[0][1] == 2
 
 
 def test_a_single_node_has_its_copies_on_a_spare() -> None:

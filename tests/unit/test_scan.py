@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_service import scan as scanning
-from data_service.filesystems import Found, Storage
+from data_service.filesystems import Found
 from data_service.manifest import Manifest
 from data_service.readers.options import PACKED, SUFFIXES, Options
 from data_service.scan import scan, settle_types
@@ -145,29 +147,79 @@ def test_old_feather_is_named(tmp_path: Path) -> None:
         scan(str(tmp_path))
 
 
-def test_too_many_files_are_refused_before_all_are_listed(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = 0
-
-    def endless(self: Storage, pattern: str) -> Iterator[Found]:
-        nonlocal listed
-        while True:
-            listed += 1
-            yield Found(f"/data/{listed}.txt", 1, named=False)
-
-    monkeypatch.setattr(Storage, "find", endless)
-    monkeypatch.setattr(scanning, "MAX_FILES", 1000)
-    with pytest.raises(
-        DataError, match=r"/data: more than 1,000 files\..* python -m data_service convert /data OUTPUT"
-    ):
-        scan("/data")
-    assert listed == 1001
+def test_more_files_than_are_good_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(30):
+        lines(tmp_path / f"{number}.txt")
+    monkeypatch.setattr(scanning, "MANY_FILES", 20)
+    said: list[str] = []
+    assert len(scan(str(tmp_path), say=said.append)) == 30
+    assert (
+        f"{tmp_path}: more than 20 files." in said[0] and f"python -m data_service convert {tmp_path} OUTPUT" in said[0]
+    )
 
 
-def test_too_many_shards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines(tmp_path / "a.txt", 100)
-    monkeypatch.setattr(scanning, "MAX_SHARDS", 50)
-    with pytest.raises(DataError, match=r"a\.txt: more than 50 shards up to here\. Make shards larger"):
-        scan(str(tmp_path), shard_bytes=1)
+def test_a_file_that_is_being_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines(tmp_path / "a.txt")
+    lines(tmp_path / "b.txt")
+    split = scanning._split_all
+
+    def while_it_grows(files: list[Found], *rest: Any) -> Any:
+        yield from split(files, *rest)
+        with (tmp_path / "b.txt").open("a") as file:
+            file.write("more\n")
+
+    monkeypatch.setattr(scanning, "_split_all", while_it_grows)
+    with pytest.raises(DataError, match=r"b\.txt: is being written .* rename it when it is complete"):
+        scan(str(tmp_path))
+
+
+@pytest.mark.parametrize("pattern", ["", "*.txt", "**/*.txt"])
+def test_what_goes_while_its_folder_is_read_was_never_there(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """Writers rename and delete what they have written under another name; a folder may go as well."""
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def vanishing(folder: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        def until_they_go(entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+            for entry in entries:
+                if entry.name == "gone.txt":
+                    os.unlink(entry.path)
+                elif entry.name == "a":
+                    shutil.rmtree(entry.path)
+                yield entry
+
+        with scandir(folder) as entries:
+            yield until_they_go(entries)
+
+    lines(tree / "gone.txt")
+    monkeypatch.setattr("data_service.filesystems.os.scandir", vanishing)
+    below = {"b/10.txt", "b/2.txt", *(["b/_temporary/3.txt"] if "**" in pattern else [])}
+    assert set(names(scan(f"{tree}/{pattern}"), tree)) == {"0.txt", *(below if pattern != "*.txt" else ())}
+
+
+def test_a_folder_that_may_not_be_read_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: str) -> None:
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr("data_service.filesystems.os.scandir", refuse)
+    with pytest.raises(DataError, match=r"cannot be listed: .*Permission denied.* Check the path and its permissions"):
+        scan(str(tree))
+
+
+def test_what_is_known_is_not_opened_again(tmp_path: Path) -> None:
+    for name in "abc":
+        lines(tmp_path / f"{name}.txt")
+    before = scan(str(tmp_path / "a.txt"))
+    known = scanning.Known(dict(before.paths_and_sizes()), str(tmp_path / "a.txt"))
+    (tmp_path / "b.txt").write_text("")
+    found = scan(str(tmp_path), known=known)
+    assert [Path(path).name for path, _ in found.paths_and_sizes()] == ["b.txt", "c.txt"]
+    assert known.seen == {str(tmp_path / "a.txt")}
+    lines(tmp_path / "a.txt", 50)
+    with pytest.raises(DataError, match=r"1 file of another length than when they were listed: .*a\.txt"):
+        scan(str(tmp_path), known=known)
 
 
 def test_few_files_are_looked_at_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +291,7 @@ def test_the_page_names_all_suffixes_and_options() -> None:
         assert f"`{suffix}`" in page
     for option in fields(Options):
         assert f"`{option.name}=" in page or option.name == "open_files"
-    assert f"{scanning.MAX_FILES:,} files" in page and f"up to {scanning.SAMPLED_FILES} files" in page
+    assert f"{scanning.MANY_FILES:,} files" in page and f"up to {scanning.SAMPLED_FILES} files" in page
 
 
 def test_keys_of_json_lines_that_only_some_files_have(tmp_path: Path) -> None:

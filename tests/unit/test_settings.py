@@ -361,7 +361,7 @@ class TestLostWords:
         attach(rule, "b")
         reminder, again = rule.sent("b")
         assert isinstance(reminder, Switch) and reminder.commit == 8
-        assert again == Hold(Round(1), 2)
+        assert again == Hold(Round(1), 3)
 
     def test_who_never_changes_settings_is_not_bothered(self) -> None:
         rule = trained()

@@ -88,6 +88,16 @@ def test_a_layout_is_good_for_many_commits() -> None:
         assert parse(filled(made, {"w": bytes(8)})).tree == {"step": number}
 
 
+def test_a_layout_confuses_no_value_with_that_of_the_commit_before() -> None:
+    """Also where Python says that they are equal, and where a part goes and comes again."""
+    layout, fresh = Layout([]), {"format": 0}
+    for value in (1, 1.0, True, 0.0, -0.0, "1", None, [1, 2], [1, [2]], [True, 2], {"a": 1}, {"a": 1.0}, {}, 1, 1.0):
+        for tree in ({"values": {"x": value, "y": 7}}, {"values": {"y": 7}}, {"values": value}, value, {"x": [fresh]}):
+            made = layout.plan(META, tree)
+            assert made.header == plan([], META, tree).header
+            assert repr(parse(filled(made, {})).tree) == repr(tree)
+
+
 def test_nothing_but_a_structure() -> None:
     made = plan([], META, {"epoch": 3})
     assert parse(filled(made, {})).tree == {"epoch": 3}

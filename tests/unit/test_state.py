@@ -19,7 +19,13 @@ from edl.worker.boundary import RoundOver
 from edl.worker.session import PeersLost
 from edl.worker.state import State
 from edl.worker.steps import Share
-from tests.unit.fake_agent import JOB, FakeFramework, Generator, Model, Tensor, Worker, a_seat
+from tests.unit.fake_agent import JOB, PATIENCE_S, FakeFramework, Generator, Model, Tensor, Worker, a_seat
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "asynchronous"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test on both kinds."""
+    monkeypatch.setattr(FakeFramework, "asynchronous", request.param)
 
 
 @pytest.fixture
@@ -198,6 +204,7 @@ def test_without_memory_training_goes_on(worker: Worker, capfd: pytest.CaptureFi
         state.save()
     assert capfd.readouterr().err.count("nothing is saved, because there is no memory") == 2
     assert state.commits == 5
+    assert state._first is not None, "what a world without a commit begins from"
 
 
 def test_what_cannot_be_kept_is_named_when_it_is_there(worker: Worker) -> None:
@@ -260,6 +267,8 @@ def test_what_is_kept_is_no_view_of_shared_memory(worker: Worker) -> None:
     model = Model()
     model.extra = {"big": Tensor(np.ones(100_000))}
     committed(worker, model=model, scale=Tensor(np.ones(100_000)), noise=np.ones(100_000))
+    link = worker.link
+    link._wait(lambda: not link._streams[STATE].due, PATIENCE_S)  # the buffer for the next commit is mapped by now
     gc.collect()
     maps = Path("/proc/self/maps")
     before = maps.read_text().count("memfd")
@@ -353,23 +362,31 @@ class Sharded(State):
         super().__init__(FakeFramework(), values, sharded=True)
         self._folders: list[str] = []
 
-    def _store_sharded(self, folder: str) -> None:
-        assert Path(folder).is_dir()
-        self._folders.append(folder)
-
     def _restore_sharded(self, folder: str) -> None:
         self._folders.append(folder)
 
 
-def test_a_sharded_state_is_stored_by_the_workers(worker: Worker, tmp_path: Path) -> None:
+def test_each_worker_of_a_sharded_state_hands_its_part_to_its_agent(worker: Worker) -> None:
     state = Sharded(epoch=0)
-    begin(worker, state, world_size=2, checkpoint_dir=str(tmp_path))
+    begin(worker, state, rank=1, world_size=2)
     state.save()
-    name = "commit-0000000001.era-0000000001"
-    assert worker.agent.expect(local.Stored) == local.Stored(1, 1, name)
     worker.settle()
-    assert state._folders == [str(tmp_path / name)]
-    assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)] == [False]
+    (said,) = [one for one in worker.agent.said if isinstance(one, local.Committed)]
+    assert (said.shard, said.shards, said.commit, said.save) == (1, 2, 1, True)
+
+
+@pytest.mark.parametrize(("checkpoint_dir", "saved"), [("/there", True), ("", False)])
+def test_a_sharded_state_is_written_before_the_world_changes(worker: Worker, checkpoint_dir: str, saved: bool) -> None:
+    state = Sharded(epoch=0)
+    begin(worker, state, world_size=2, checkpoint_dir=checkpoint_dir)
+    worker.agent.send(local.Hold(1, 7))
+    worker.agent.expect(local.Here)
+    worker.agent.send(local.Target(7, 1, "switch", "why"))
+    worker.settle()
+    with pytest.raises(RoundOver):
+        state.commit()
+    worker.settle()
+    assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)] == [saved]
 
 
 def test_a_sharded_state_is_read_by_the_workers_at_another_size(worker: Worker, tmp_path: Path) -> None:
@@ -378,13 +395,6 @@ def test_a_sharded_state_is_read_by_the_workers_at_another_size(worker: Worker, 
     assert state._folders == [str(tmp_path / "commit-0000000008.era-0000000003")]
     assert state.commits == 8
     assert not [one for one in worker.agent.said if isinstance(one, local.Fetch)]
-
-
-def test_a_sharded_state_without_a_folder(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
-    state = Sharded(epoch=0)
-    begin(worker, state)
-    state.save()
-    assert "no --checkpoint-dir" in capfd.readouterr().err
 
 
 # --- steps of several micro-batches ----------------------------------------------------------------------------------
@@ -415,3 +425,33 @@ def test_a_step_that_is_not_finished_is_not_committed(worker: Worker) -> None:
     steps.close()
     state.commit()
     assert state.commits == 1
+
+
+def test_a_view_that_is_kept_is_an_error_and_no_garbage(worker: Worker) -> None:
+    class Careless(State):
+        def _load_object(self, name: str, obj: Any, plain: Any) -> None:
+            obj.extra = plain
+
+    committed(worker, model=Model())
+    with pytest.raises(StateError, match=r"an array of commit 1 \(era 1\) is still in use .*overwritten"):
+        restore(worker, Careless(FakeFramework(), {"model": Model()}))
+
+
+def test_views_in_a_cycle_are_collected(worker: Worker) -> None:
+    class Circular(State):
+        def _load_object(self, name: str, obj: Any, plain: Any) -> None:
+            plain["itself"] = plain
+
+    committed(worker, model=Model())
+    restore(worker, Circular(FakeFramework(), {"model": Model()}))
+
+
+def test_running_out_of_memory_keeps_its_name(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
+    class Greedy(Model):
+        def load_state_dict(self, plain: Any) -> None:
+            raise MemoryError("no 3 GiB")
+
+    committed(worker, model=Model())
+    with pytest.raises(MemoryError, match=r"^no 3 GiB$"):
+        restore(worker, made(model=Greedy()))
+    assert "there was no memory to restore state.model from commit 1 (era 1)" in capfd.readouterr().err

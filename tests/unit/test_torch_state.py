@@ -9,10 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from edl.errors import StateError  # noqa: E402
+from edl.torch.loading import load_module, load_optimizer  # noqa: E402
 from edl.torch.random_state import RandomState  # noqa: E402
 from edl.torch.sharded import load_local_parts, local_parts  # noqa: E402
-from edl.torch.state import load_module, load_optimizer  # noqa: E402
 from edl.worker import tree  # noqa: E402
+from edl.worker.numbers import key  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -51,7 +53,7 @@ def test_loaded_training_goes_on_the_same_and_forgets_the_snapshot(kind: str, op
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
 
-    load_module(model, snapshot["model"])
+    load_module(model, snapshot["model"], kept)
     load_optimizer(optimizer, snapshot["optimizer"], kept)
     tree.map_arrays(snapshot, is_tensor, lambda one: one.zero_())  # the memory is gone
     step(model, optimizer)
@@ -83,8 +85,8 @@ def test_without_dtensors_local_parts_are_the_state_itself() -> None:
     snapshot = kept({"model": local_parts(model.state_dict()), "optimizer": local_parts(optimizer.state_dict())})
     step(model, optimizer)
     expected = model[0].weight.detach().clone()
-    load_local_parts(model, snapshot["model"], kept)
-    load_local_parts(optimizer, snapshot["optimizer"], kept)
+    load_local_parts("model", model, snapshot["model"], kept)
+    load_local_parts("optimizer", optimizer, snapshot["optimizer"], kept)
     step(model, optimizer)
     assert torch.equal(model[0].weight, expected)
 
@@ -105,11 +107,32 @@ def test_random_numbers_go_on_where_they_were() -> None:
     assert numbers() == expected
 
 
-def test_each_rank_derives_numbers_of_its_own() -> None:
-    keeper = RandomState()
-    drawn = []
-    for rank in (0, 1, 1):
-        torch.manual_seed(5)
-        keeper.derive(rank)
-        drawn.append(numbers())
-    assert drawn[0] != drawn[1] == drawn[2]
+def test_numbers_depend_on_the_key_alone() -> None:
+    """The script's own generators too."""
+    numpy = pytest.importorskip("numpy")
+    own, theirs = torch.Generator(), numpy.random.default_rng(1)
+    keeper = RandomState(own, theirs)
+
+    def drawn(key: bytes) -> list[Any]:
+        keeper.edl_reseed(key)
+        return [*numbers(), torch.rand(2, generator=own).tolist(), theirs.random(2).tolist()]
+
+    one, other = key("step", "seed", 0, 1), key("step", "seed", 0, 2)
+    first = drawn(one)
+    assert all(here != there for here, there in zip(first, drawn(other), strict=True))
+    assert drawn(one) == first
+    with pytest.raises(StateError, match="a list cannot be set"):
+        RandomState([])
+
+
+def test_the_seed_is_what_the_script_has_seeded_torch_with_or_what_it_says() -> None:
+    seeds = []
+    for number in (5, 6, 5):
+        torch.manual_seed(number)
+        torch.rand(3)
+        random.random()  # seeded by nobody as a rule
+        seeds.append(RandomState().edl_seed())
+    assert seeds[0] == seeds[2] != seeds[1]
+    said = RandomState(seed=3).edl_seed()
+    torch.rand(3)
+    assert RandomState(seed=3).edl_seed() == said != RandomState(seed=4).edl_seed()

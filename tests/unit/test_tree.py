@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import enum
+import gc
 import json
 import math
-from collections import OrderedDict
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +29,25 @@ def round_trip(value: Any) -> Any:
 
 
 keys = st.one_of(st.text(max_size=5), st.integers(), st.booleans(), st.none(), st.floats(allow_nan=False))
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5))
+of_numpy = st.one_of(
+    st.floats(width=32).map(np.float32), st.floats().map(np.float64), st.integers(-9, 9).map(np.int16),
+    st.booleans().map(np.bool_), st.text(max_size=3).map(np.str_),
+)  # fmt: skip
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5),
+    st.binary(max_size=5).map(bytearray), of_numpy,
+)  # fmt: skip
 leaves = st.builds(lambda n: Tensor(np.arange(n)), st.integers(0, 3))
 values = st.recursive(
     scalars | leaves,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=4)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.lists(inner, max_size=3).map(lambda parts: deque(parts, 5))
+        | st.dictionaries(keys, inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=4).map(OrderedDict)
+        | st.dictionaries(keys, inner, max_size=4).map(lambda parts: defaultdict(list, parts))
+        | st.dictionaries(keys, st.integers(), max_size=4).map(Counter)
     ),
     max_leaves=15,
 )
@@ -41,11 +56,17 @@ values = st.recursive(
 def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
+    if isinstance(a, np.generic):
+        return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
     if isinstance(a, float):
-        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, defaultdict) and a.default_factory is not b.default_factory:
+        return False
     if isinstance(a, dict):
         return same(list(a.items()), list(b.items()))
-    if isinstance(a, (list, tuple)):
+    if isinstance(a, deque) and a.maxlen != b.maxlen:
+        return False
+    if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
 
@@ -84,8 +105,8 @@ def test_keys_that_look_like_ours() -> None:
         assert round_trip(state) == state
 
 
-def test_a_models_state_dict_is_plain_json() -> None:
-    flat, _ = tree.flatten(OrderedDict(a=Tensor(1), b=OrderedDict(c=[1, 2])), IS_ARRAY, "m")
+def test_dicts_and_lists_are_plain_json() -> None:
+    flat, _ = tree.flatten({"a": Tensor(1), "b": {"c": [1, 2]}}, IS_ARRAY, "m")
     assert flat == {"a": {"$array": "m.a"}, "b": {"c": [1, 2]}}
 
 
@@ -93,6 +114,56 @@ def test_numpy_comes_back_as_numpy() -> None:
     flat, _ = tree.flatten({"a": np.zeros(2), "b": Tensor(1)}, IS_ARRAY)
     assert flat == {"a": {"$numpy": "a"}, "b": {"$array": "b"}}
     assert round_trip([np.int64(3), np.float32(0.5), np.bool_(True), np.float64("nan")])[:3] == [3, 0.5, True]
+
+
+@pytest.mark.parametrize("factory", [None, int, list, dict, set, Counter, OrderedDict])
+def test_a_defaultdict_goes_on_making_values(factory: Any) -> None:
+    found = round_trip(defaultdict(factory, {1: 2}))
+    assert type(found) is defaultdict and found.default_factory is factory
+
+
+def test_a_known_type_comes_back() -> None:
+    class Size(tuple[int, ...]):
+        pass
+
+    tree.know("test.Size", Size, list, Size)
+    found = round_trip({"size": Size((1, 2))})
+    assert type(found["size"]) is Size and found["size"] == (1, 2)
+
+
+def test_snapshots_of_an_older_edl_are_read() -> None:
+    """It wrote plain dicts for all kinds of them, and ``bytes`` for both kinds of bytes."""
+    old = {"a": {"$tuple": [1, {"$float": "nan"}]}, "b": {"$dict": [[0, {"$bytes": "YQ=="}]]}, "c": {"$numpy": "c"}}
+    found = tree.unflatten(old, lambda name, is_numpy: (name, is_numpy))
+    assert math.isnan(found["a"][1]) and found["b"] == {0: b"a"} and found["c"] == ("c", True)
+
+
+@pytest.mark.parametrize("tag", [{"$scalar": ["O", ""]}, {"$scalar": ["V8", ""]}, {"$defaultdict": ["eval", []]}])
+def test_a_snapshot_cannot_ask_for_other_types(tag: Any) -> None:
+    with pytest.raises(StateError, match="does not know"):
+        tree.unflatten(tag, lambda name, is_numpy: None)
+
+
+def test_a_walk_leaves_nothing_to_collect() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        tree.walk({"a": [Tensor(0), OrderedDict(b=(1, 2))]}, IS_ARRAY, "m")
+        assert not gc.collect()
+    finally:
+        gc.enable()
+
+
+class Words(list[str]):
+    pass
+
+
+class Table(OrderedDict[str, int]):
+    pass
+
+
+class Ratio(float):
+    pass
 
 
 class Pair(NamedTuple):
@@ -113,6 +184,10 @@ class Color(enum.IntEnum):
         ({"p": Pair(1, 2)}, "state.sampler.p: a .*Pair cannot be kept; use a plain tuple or a dict"),
         ({(1, 2): 3}, r"state.sampler: a dict with a key of type tuple \(\(1, 2\)\) cannot be kept"),
         ({"a": 1j}, "state.sampler.a: a complex cannot"),
+        ({"w": Words()}, "state.sampler.w: a .*Words cannot be kept; it would come back as a plain list"),
+        ([Table(a=1)], "state.sampler.0: a .*Table cannot be kept; it would come back as a plain dict"),
+        ({"r": Ratio(1)}, "state.sampler.r: a .*Ratio cannot be kept; it would come back as a plain float"),
+        ({"d": defaultdict(lambda: 1)}, r"state.sampler.d: a defaultdict .*<lambda>.* it may use bool, int"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_named(value: Any, said: str) -> None:
@@ -134,6 +209,8 @@ def test_a_tag_of_a_newer_edl() -> None:
 
 def test_map_arrays_leaves_the_rest() -> None:
     value = {"a": [Tensor(1), (2, Tensor(3))], "b": "x"}
+    kinds: list[Any] = [OrderedDict(a=Tensor(1)), defaultdict(list, a=Tensor(1)), deque([Tensor(1)], 3), Counter("a")]
+    assert [type(one) for one in tree.map_arrays(kinds, IS_ARRAY, lambda one: one)] == [type(one) for one in kinds]
     changed = tree.map_arrays(value, IS_ARRAY, lambda one: Tensor(one.data + 1))
     assert changed == {"a": [Tensor(2), (2, Tensor(4))], "b": "x"}
     assert value["a"][0] == Tensor(1)

@@ -151,38 +151,6 @@ def test_parts_of_another_run_do_not_count(tmp_path: Path) -> None:
     assert vault.newest() is None
 
 
-def test_a_folder_that_workers_filled(tmp_path: Path) -> None:
-    vault = two(tmp_path)
-    version = Version(2, 30)
-    folder = Path(vault.folder(version))
-    (folder / "below").mkdir(parents=True)
-    (folder / "__0_0.distcp").write_bytes(b"some bytes")
-    (folder / "below" / ".metadata").write_bytes(b"")
-    assert vault.newest() == (Version(1, 20), False)
-    assert vault.finish(str(folder), version) == str(folder)
-    assert vault.newest() == (version, True)
-    vault.verify(version)
-    said = json.loads((folder / "DONE").read_text())
-    assert said["shards"] == 0
-    assert sorted(said["files"]) == ["__0_0.distcp", "below/.metadata"]
-    (folder / "__0_0.distcp").write_bytes(b"some bytez")
-    with pytest.raises(CheckpointError, match=r"checksum of __0_0\.distcp differs"):
-        vault.verify(version)
-
-
-@pytest.mark.parametrize("folder", ["elsewhere", "commit-0000000030.era-0000000003", ""])
-def test_a_folder_of_another_name_is_not_finished(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not the folder of this commit"):
-        two(tmp_path).finish(folder, Version(2, 30))
-
-
-def test_an_empty_folder_is_not_finished(tmp_path: Path) -> None:
-    vault = two(tmp_path)
-    os.mkdir(vault.folder(Version(2, 30)))
-    with pytest.raises(CheckpointError, match="no files to complete"):
-        vault.finish(vault.folder(Version(2, 30)), Version(2, 30))
-
-
 def test_too_little_memory_is_not_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bytes of memory"):
         two(tmp_path).read(None, lambda size: memoryview(bytearray(size - 1)))
@@ -294,8 +262,8 @@ def test_no_format(number: object, tmp_path: Path) -> None:
         ({"era": -1}, "era is -1"),
         ({"job": 7}, "job is 7"),
         ({"shards": True}, "shards is True"),
-        ({"shards": 3}, "it has no state-00000-of-00003.safetensors"),
-        ({"shards": 0}, "only they can read it"),
+        ({"shards": 3}, "an older edl wrote this sharded state in bare parts"),
+        ({"shards": 0}, "metadata are a pickle"),
     ],
 )
 def test_a_marker_that_makes_no_sense(values: dict[str, object], reason: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,25 @@ def test_every_wish_reaches_the_master() -> None:
         assert (await on.ask("POST", "JOB/checkpoint", {"reason": "now"})).code == 202
         assert (await on.ask("POST", "JOB/stop")).code == 202
         assert [(one.purpose, one.by) for one in on.master.asked] == [(Purpose.SAVE, f"{by}: now"), (Purpose.KILL, by)]
+
+    play(scene)
+
+
+def test_files_for_a_data_set_reach_its_service() -> None:
+    async def scene(on: Scene) -> None:
+        added = await on.ask(
+            "POST", "JOB/data/train/files", {"files": ["/data/*"], "when": "next-epoch", "reason": "17"}
+        )
+        assert (added.code, added.json["message"]) == (202, "order 1 for data train: a worker looks at 1 pattern")
+        (asked,) = on.master.asked
+        assert (asked.purpose, asked.by) == (Purpose.DATA, "HTTP, 127.0.0.1: 17")
+        assert json.loads(asked.wish) == {"dataset": "train", "files": ["/data/*"], "when": "next-epoch"}
+        unknown = await on.ask("POST", "JOB/data/nothing/files", {"files": ["x"]})
+        assert unknown.code == 422 and "it has train" in unknown.json["message"]
+        refused: list[dict[str, Any]] = [{}, {"files": []}, {"files": ["x"], "when": "later"}, {"files": [7]}]
+        for body in refused:
+            assert (await on.ask("POST", "JOB/data/train/files", body)).code == 400
+        assert (await on.ask("POST", "JOB/data/a%20b/files", {"files": ["x"]})).code == 404
 
     play(scene)
 
@@ -287,7 +307,7 @@ def test_the_history_as_it_happens() -> None:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.name}")
 def test_without_a_token_nothing_is_readable(route: Route) -> None:
-    path = route.path.format(job=JOB, node="node-a")
+    path = route.path.format(job=JOB, node="node-a", dataset="train")
 
     async def scene(on: Scene) -> None:
         on.url = "http://10.0.0.7:1"

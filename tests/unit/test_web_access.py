@@ -42,7 +42,7 @@ def test_files_name_the_tokens(files: HttpSettings) -> None:
 def test_a_token_that_may_only_look(files: HttpSettings) -> None:
     async def scene(on: Scene) -> None:
         for route in ROUTES:
-            path = route.path.format(job=JOB, node="node-a")
+            path = route.path.format(job=JOB, node="node-a", dataset="train")
             reply = await on.ask(route.method, path, token=READ)
             assert reply.code == (200 if route.method == "GET" else 403), f"{route.method} {route.path}"
         assert on.master.wishes == [] and on.master.asked == []

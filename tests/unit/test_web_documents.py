@@ -143,7 +143,7 @@ def test_the_document_and_the_table_are_one() -> None:
     names = [operation["operationId"] for methods in paths.values() for operation in methods.values()]
     assert sorted(set(names)) == sorted(names)
     for route in ROUTES:
-        found = find(route.method, route.path.format(job="train", node="a"))
+        found = find(route.method, route.path.format(job="train", node="a", dataset="d"))
         assert found is not None and found.route is route
         codes = {int(code) for code in paths[route.path][route.method.lower()]["responses"]}
         assert codes == {code for code, _ in route.answers} | set(route.failures)

@@ -43,7 +43,7 @@ def test_an_offer_comes_through(offer: Offer) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'["more",0,1,""]', b'["more",0,1,"",[[1,2]]]', b'["odd",0,1,"",[]]']
+    "data", [b"", b"{", b"[]", b'["more",0,1,"",0]', b'["more",0,1,"",0,[[1,2]]]', b'["odd",0,1,"",0,[]]']
 )
 def test_what_is_no_offer_is_refused(data: bytes) -> None:
     with pytest.raises(DataError, match="do all workers run the same loop"):

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.agent import events as ag
+from edl.agent.copying import Copying, needed
+from edl.agent.owed import Owed
+from edl.agent.part_saves import parts_to_write
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
-from edl.types import NodeId
+from edl.types import NodeId, Round
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Kept, NodeInfo, Source, Version, World
 
 Stream = tuple[str, str, int]
@@ -74,6 +77,10 @@ class StateNet:
     directory: Directory
     keepers: dict[tuple[str, int], SimKeeper] = field(default_factory=dict)
     """Those that live, by address."""
+    copying: Copying = Copying.AUTO
+    """``--copies``."""
+    acknowledged: set[Version] = field(default_factory=set)
+    """Commits that workers were told are going to be written."""
     kill_source: bool = False
     """The next node to be asked for a piece of state dies."""
 
@@ -115,9 +122,15 @@ class SimKeeper:
         self._handed: dict[Stream, Holding] = {}
         self._sending = False
         self._writer = False
-        self._wanted: Version | None = None
-        self._writing = False
+        self._nodes = 1
+        self._owed = Owed()
+        self._writing: Version | None = None
+        """What is being written; a new attempt is made only for what came since."""
+        self._tried = NO_STATE
         self._fetches: dict[tuple[Version, int], list[Callable[[bool], None]]] = {}
+        self._parts_to_write = 0
+        self._unseen = False
+        self.loading = False
         net.keepers[self.address] = self
 
     @property
@@ -165,14 +178,29 @@ class SimKeeper:
         if len(held) >= needed:
             self._drop_older(held[needed - 1].version, ("loaded",))
         self._replicate()
-        if save and holding.shards == 1 and self._writer:
-            self._wanted = holding.version
+        if save and holding.shards == 1:
+            self.net.acknowledged.add(holding.version)
+            self._owed.take(holding.version)
             self._save()
+        elif save and holding.shards > 1:
+            self._parts_to_write += 1
+            self._unseen = True
+            self.owner.after(self.net.rng.uniform(0.05, 0.5), self._write_part, holding)
 
     def enter(self, world: World) -> None:
         """A world begins in which this node has a part."""
-        self._writer = world.members[0].node == self.owner.info.node
+        self._writer, self._nodes = world.members[0].node == self.owner.info.node, len(world.members)
         restore = world.restore
+        self._owed.begin(restore)
+        self._trim(restore)
+        self._tried = NO_STATE
+        if self._writer and self._owed.due:
+            self._owed.written(self.net.directory.usable())
+        self._save()
+        self._replicate()
+
+    def _trim(self, restore: Version) -> None:
+        """What is older than the commit that the world begins from, or of a line given up, goes."""
         if restore == NO_STATE:
             return
         for held in self._streams.values():
@@ -214,6 +242,9 @@ class SimKeeper:
             self._ask(version, shard, others[1:])
             return
         self._put(("loaded", f"{version}", shard), part)
+        if source is not None and (owed := source._owed.to_write) is not None:
+            self._owed.take(owed)
+            self._save()
         for done in self._fetches.pop((version, shard)):
             done(True)
 
@@ -234,7 +265,9 @@ class SimKeeper:
             self._replicate()
 
     def _behind(self) -> list[Stream]:
-        return [s for s in self._of("worker") if self._streams[s] and self._handed.get(s) != self._streams[s][0]]
+        newest = {stream: held[0] for stream in self._of("worker") if (held := self._streams[stream])}
+        wanted = {s: one for s, one in newest.items() if needed(self.net.copying, one.shards, self._nodes)}
+        return [stream for stream, one in wanted.items() if self._handed.get(stream) != one]
 
     def _replicate(self) -> None:
         behind, peer = self._behind(), self._peer
@@ -247,19 +280,25 @@ class SimKeeper:
     def _sent(self, stream: Stream, holding: Holding, peer: KeepWith) -> None:
         self._sending = False
         other = self.net.keepers.get((peer.host, peer.port))
-        taken = other is not None and self._reaches(other) and other.take_copy(self.owner.info.node, holding)
+        taken = (
+            other is not None
+            and self._reaches(other)
+            and other.take_copy(self.owner.info.node, holding, self._owed.to_write)
+        )
         if taken and peer == self._peer:
             self._handed[stream] = holding
         if taken:
             self._replicate()
 
-    def take_copy(self, owner: NodeId, holding: Holding) -> bool:
-        """Another node's commit arrives; False when it is refused."""
+    def take_copy(self, owner: NodeId, holding: Holding, owed: Version | None) -> bool:
+        """Another node's commit arrives, and what that node has yet to write; False when it is refused."""
         stream = ("replica", owner, holding.shard)
         held = self._streams.get(stream)
         if held and held[0].version >= holding.version:
             return held[0] == holding
         self._put(stream, holding)
+        if owed is not None:
+            self._owed.take(owed)
         return True
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
@@ -273,13 +312,13 @@ class SimKeeper:
         """Read the newest usable commit from there."""
         self.look()
         version, sharded = self.stored
-        if version == NO_STATE or sharded or self.has(version, 0):
+        if version == NO_STATE or (not sharded and self.has(version, 0)):
             return
         for version, saved in self.net.directory.complete():
             if saved.corrupt:
                 self._bad.add(version)
             elif saved.shards > 1:
-                break
+                break  # every byte of it has been looked at
             else:
                 self._put(("loaded", f"{version}", 0), Holding(version))
                 break
@@ -287,22 +326,51 @@ class SimKeeper:
         self.refused = "" if self.stored[0].commit or not self._bad else "every checkpoint is corrupt"
 
     def _save(self) -> None:
-        if not self._writing and self._wanted is not None:
-            self._writing = True
+        wanted = self._owed.to_write
+        if self._writer and self._writing is None and wanted is not None and wanted > self._tried:
+            self._writing = wanted
             self.owner.after(self.net.rng.uniform(0.05, 1.0), self._write)
 
     def _write(self) -> None:
-        wanted, self._wanted, self._writing = self._wanted, None, False
-        if wanted is None:
-            return
+        wanted, self._writing = self._writing, None
+        assert wanted is not None  # noqa: S101 - it was begun
+        self._tried = wanted
         newer = [h.version for h in self.holdings() if h.version >= wanted and h.shards == 1]
         if newer:
             version = wanted if wanted in newer else min(newer)
             self.net.directory.write(version, now_s=self.net.timeline.now_s)
+            self._owed.written(version)
             self.finish(version)
         else:
+            self._owed.failed(wanted, "it is not held any more")
             self.owner.tell_agent(ag.Report(Kept(wanted, "", "it is not held any more")))
         self._save()
+
+    def flush_saves(self, round: Round, told: bool = False) -> None:
+        """All workers have ended well: tell the agent once what they saved is written, or cannot be."""
+        self._tried = NO_STATE if not told else self._tried
+        self._save()
+        if (self._writer and self._writing is not None) or self._parts_to_write:
+            if not told:
+                self.owner.tell_agent(ag.SavesFlushed(round, pending=True))
+            self.owner.after(0.05, self.flush_saves, round, True)
+            return
+        self.owner.tell_agent(ag.SavesFlushed(round, unsaved=self._owed.text if self._writer else ""))
+
+    def _write_part(self, holding: Holding) -> None:
+        self._parts_to_write -= 1
+        if self.net.directory.write(holding.version, holding.shard, holding.shards, self.net.timeline.now_s):
+            self.finish(holding.version)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is about to be known better what lies in the directory. Looks, once that is known."""
+        if self.loading or self._parts_to_write:
+            return True
+        if self._unseen:
+            self._unseen = False
+            self.look()
+        return False
 
     def finish(self, version: Version) -> None:
         """A commit lies complete in the directory."""
@@ -323,9 +391,8 @@ class SimKeeper:
 
     def save_what_is_left(self) -> None:
         """Before the launcher ends: bring the newest commit where it survives."""
-        self._write_parts(max((holding.version for holding in self.holdings()), default=NO_STATE))
+        self._write_parts(None)
 
-    def _write_parts(self, version: Version) -> None:
-        for holding in self.holdings():
-            if holding.version == version:
-                self.net.directory.write(version, holding.shard, holding.shards, self.net.timeline.now_s)
+    def _write_parts(self, version: Version | None) -> None:
+        for one in parts_to_write(self.holdings(), (), version):
+            self.net.directory.write(one.version, one.shard, one.shards, self.net.timeline.now_s)

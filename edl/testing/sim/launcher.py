@@ -267,7 +267,10 @@ class Launcher(Candidate):
             case ag.Keep(peer):
                 self.keeper.keep_with(peer)
             case ag.Load():
+                self.keeper.loading = True
                 self.after(self.around.rng.uniform(0.1, 2.0), self._load)
+            case ag.FlushSaves(number):
+                self.after(0.001, self.keeper.flush_saves, number)
             case ag.Write(version):
                 self.after(self.around.rng.uniform(0.1, 2.0), self.keeper.flush, version)
 
@@ -279,6 +282,7 @@ class Launcher(Candidate):
         self.tell_agent(ag.Warmed())
 
     def _load(self) -> None:
+        self.keeper.loading = False
         self.keeper.load()
         self.tell_agent(ag.StateChanged())
 
@@ -291,6 +295,9 @@ class Launcher(Candidate):
 
     def _announce(self) -> None:
         assert self.agent is not None  # noqa: S101 - an effect of the agent
+        if self.keeper.busy:
+            self.after(0.02, self.tell_agent, ag.StateChanged())
+            return
         # A world may have been made from ports that were announced on another stream, or before the last order.
         good_for = (self._line, self.agent.seen_round)
         if not self._ports or self._ports_good_for != good_for:

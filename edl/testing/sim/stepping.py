@@ -22,6 +22,8 @@ from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, Member, Purpose, Version, World
 from edl.worker.boundary import Boundary, Turn
 
+_LEAVING = (Turn.SWITCH, Turn.KILL, Turn.STOP)
+
 LONGEST_PATIENCE_S = 12.0
 """How long a worker that has lost a peer waits for the news before it gives up."""
 
@@ -400,9 +402,9 @@ class SteppingJob(Job):
             return
         self.watcher.passed(worker, crew.world, worker.computed)
         self._commit(worker, crew.world, turn)
-        if turn not in (Turn.SWITCH, Turn.KILL):
+        if turn not in _LEAVING:
             self.watcher.holds(worker, crew.world, worker.computed, worker.boundary.settings)
-        if turn in (Turn.SWITCH, Turn.KILL):
+        if turn in _LEAVING:
             worker.stage = Stage.LEAVING
             self._park(worker, crew, agreed=True)
         else:
@@ -421,6 +423,7 @@ class SteppingJob(Job):
             return
         version = Version(world.era, commit)
         holding = Holding(version, worker.rank, world.size) if script.sharded else Holding(version)
+        save = save or (script.sharded and turn in _LEAVING)
         worker.busy = True
 
         def taken() -> None:
@@ -431,17 +434,8 @@ class SteppingJob(Job):
             if worker.crew is not None:
                 worker.crew.look()
 
-        def written() -> None:
-            if self.directory.write(version, holding.shard, holding.shards, self.timeline.now_s):
-                worker.parent.run(worker.parent.keeper.finish, version)
-
-        leaving = turn in (Turn.SWITCH, Turn.KILL)
-        if leaving and script.sharded:
-            written()  # the agent says that it is ready only after that
         worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
         self.timeline.at(worker.said_s, worker.parent.run, taken)
-        if save and holding.shards > 1 and not leaving:
-            self.timeline.after(self.rng.uniform(0.05, 0.5), written)
 
     def complete(self, crew: Crew) -> None:
         """The last step is done."""

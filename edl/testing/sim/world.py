@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Iterable
 from itertools import product
 
 from edl.agent import events as ag
+from edl.agent.copying import Copying
 from edl.agent.state import AgentPhase
 from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
@@ -30,10 +32,12 @@ from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, Worker
 from edl.types import Incarnation, NodeId, Round
-from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose
+from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose, Version, World
 from edl.wire.wishes import Cordon, Drain, Granted, Suspend, Wish
 
 LOOK_EVERY_S = 0.5
+COPYING_SEEDS = 3
+"""Of four jobs one has ``--copies=always``: those with seeds of this remainder."""
 POLL_S = 1.0
 KEEPALIVE_S = 5.0
 """The longest a cut stream goes unnoticed here."""
@@ -67,6 +71,7 @@ class SimWorld:
         self.checks = checks = Checks(spec, timeline)
         self.directory = directory or Directory()
         self.states = StateNet(timeline, rng, self.network, self.directory)
+        self.states.copying = Copying.ALWAYS if seed % 4 == COPYING_SEEDS else Copying.AUTO
         self.training = self._job(total_s, script)
         checks.training, checks.keepers = self.training, self.states.keepers
         checks.directory = self.directory
@@ -255,7 +260,7 @@ class SimWorld:
 
     def spoil(self) -> None:
         """The newest checkpoint turns out to be corrupt."""
-        whole = [saved for _, saved in self.directory.complete() if saved.shards == 1 and not saved.corrupt]
+        whole = [saved for _, saved in self.directory.complete() if not saved.corrupt]
         if whole:
             whole[0].corrupt = True
             self.checks.rotten = True
@@ -486,6 +491,18 @@ class SimWorld:
         self.run_until(lambda: not self.alive(), home_s, "every launcher exits")
         self._judge_outcome()
 
+    def _newest_acknowledged(self, world: World | None) -> Version:
+        """The newest commit that workers of this world, or of those it continues, were told is going to be written."""
+        worlds, upto = {one.era: one for one in self.checks.worlds.values()}, math.inf
+        while world is not None:
+            known = [version for version in self.states.acknowledged if version.era == world.era]
+            found = max((version for version in known if version.commit <= upto), default=NO_STATE)
+            if found != NO_STATE:
+                return found
+            upto = world.restore.commit
+            world = worlds.get(world.restore.era)
+        return NO_STATE
+
     def _judge_outcome(self) -> None:
         """The job ended for a reason that holds, and everybody agrees about it."""
         assert self.checks.record is not None and self.checks.record.outcome is not None  # noqa: S101 - ended
@@ -499,6 +516,11 @@ class SimWorld:
             version, lost = self.checks.owed
             if lost == self.checks.lost_memories and max(self.directory.entries, default=NO_STATE) < version:
                 self.checks.fail(f"killed with {version} in memory, and the checkpoint directory has less")
+        if expected in (ExitCode.OK, ExitCode.INCOMPLETE):
+            saved = self._newest_acknowledged(self.checks.record.world)
+            missing = max(self.directory.entries, default=NO_STATE) < saved
+            if missing != (expected == ExitCode.INCOMPLETE):
+                self.checks.fail(f"{outcome.reason}, and {saved}, saved by the workers, is {'not ' * missing}there")
         if expected == ExitCode.WORKER_FAILED and self.checks.worker_failures <= self.spec.max_restarts:
             self.checks.fail(f"{outcome.reason}, but only {self.checks.worker_failures} workers failed")
         for launcher in [*self.launchers.values(), *self.retired]:

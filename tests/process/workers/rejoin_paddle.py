@@ -31,6 +31,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--digests", action="store_true", help="write a digest of the state at each commit and restore")
     parser.add_argument("--results", action="store_true", help="write down the model's sum and norm after each step")
     parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
+    parser.add_argument("--harm", default="", metavar="STEP:RANK", help="once, add 1 to a weight of this rank")
+    parser.add_argument("--local-value", action="store_true", help="keep the node's name in the state")
     return parser.parse_args()
 
 
@@ -40,7 +42,7 @@ paddle.set_default_dtype("float64")  # so that the order of additions does not s
 time.sleep(options.slow_start)
 model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
 optimizer = paddle.optimizer.Adam(learning_rate=0.01, parameters=model.parameters())
-state = edl.State(model=model, optimizer=optimizer, step=0, losses=[])
+state = edl.State(model=model, optimizer=optimizer, step=0, losses=[], where="")
 
 
 def last_step() -> int:
@@ -69,6 +71,17 @@ def tensors(value: object) -> Iterator[Any]:
         yield value.numpy()
 
 
+def harm(rank: int) -> None:
+    """What a faulty device does: one weight of one rank is wrong from here on."""
+    once = options.folder / "harmed"
+    if options.harm == f"{state.step}:{rank}" and not once.exists():
+        once.touch()
+        weight = next(iter(model.parameters()))
+        wrong = weight.numpy()
+        wrong[0, 0] += 1
+        weight.set_value(wrong)
+
+
 def result() -> str:
     """What the model has come to."""
     numbers = np.concatenate([value.numpy().ravel() for value in model.state_dict().values()])
@@ -81,6 +94,10 @@ def train(state: edl.State) -> None:
     fixed = {"rank": here.rank, "world": here.world_size, "pid": os.getpid(), "node": here.node, "round": here.round}
     log = (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1)
     digest("restored")
+    if options.local_value:
+        with (options.folder / "values").open("a") as file:
+            file.write(f"{here.round} {here.rank} {state.where}\n")
+        state.where = here.node
     parallel = edl.parallel(model)
     with log:
         while state.step < last_step():
@@ -91,6 +108,7 @@ def train(state: edl.State) -> None:
             optimizer.step()
             optimizer.clear_grad()
             state.step += 1
+            harm(here.rank)
             if here.rank == 0:
                 digest("committed")
             if options.results:

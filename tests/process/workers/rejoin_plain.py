@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import socket
 import threading
 import time
+import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class Numbers:
     def info(self, value: Any) -> ArrayInfo:
         return ArrayInfo("F64", (len(value),), len(value) * value.itemsize)
 
-    def copy_out(self, values: Sequence[Any], buffers: Sequence[memoryview]) -> None:
+    def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
         for value, buffer in zip(values, buffers, strict=True):
             buffer[:] = memoryview(value).cast("B")
 
@@ -54,6 +56,12 @@ class Numbers:
 
     def copy(self, value: Any) -> Any:
         return array("d", value)
+
+    def digest(self, values: Sequence[Any]) -> int:
+        return zlib.crc32(b"".join(value.tobytes() for value in values))
+
+    def finite(self, values: Sequence[Any]) -> list[bool]:
+        return [all(math.isfinite(number) for number in value) for value in values]
 
 
 class Group:
@@ -66,6 +74,7 @@ class Group:
         self._sockets: list[socket.socket] = []
         self._files: list[Any] = []
         self._aborted = False
+        self._failure = ""
 
     def connect(self) -> None:
         try:
@@ -91,13 +100,20 @@ class Group:
                 self._write(self._files[0], head + data)
                 whole = self._read(self._files[0], self._world * len(head + data))
         except (OSError, ValueError) as error:
+            self._failure = self._failure or f"connection lost: {error}"
             raise PeerGone(f"connection lost: {error}") from error
         size = len(head + data)
         return [whole[start + len(head) : start + size] for start in range(0, len(whole), size)]
 
+    def failure(self) -> str:
+        return self._failure
+
+    def settle(self) -> None:
+        """Nothing to wait for: each collective has ended when its call returns."""
+
     def abort(self) -> None:
         with self._lock:
-            self._aborted = True
+            self._aborted, self._failure = True, self._failure or "the group was aborted"
             for one in self._sockets:
                 with contextlib.suppress(OSError):  # not connected any more
                     one.shutdown(socket.SHUT_RDWR)
@@ -155,8 +171,14 @@ class Plain:
     def lost_peers(self, error: BaseException) -> bool:
         return isinstance(error, PeerGone)
 
+    def out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError)
+
     def exchange(self, data: bytes) -> list[bytes]:
         return [data] if self.group is None else exchange(data, self.group.gather)
+
+    def broadcast(self, data: bytes, root: int) -> bytes:
+        return self.exchange(data)[root]
 
 
 class Model:
@@ -178,6 +200,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--ballast", type=int, default=0, help="megabytes that the state takes besides")
     parser.add_argument("--hang-at", type=int, default=0, help="rank 1 makes no progress after this step, once")
     return parser.parse_args()
 
@@ -185,7 +208,8 @@ def read_arguments() -> argparse.Namespace:
 options = read_arguments()
 framework = Plain()
 model = Model()
-state = State(framework, {"model": model, "step": 0})
+ballast = {"ballast": array("d", bytes(options.ballast << 20))} if options.ballast else {}
+state = State(framework, {"model": model, "step": 0, **ballast})
 
 
 def last_step() -> int:

@@ -31,6 +31,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--digests", action="store_true", help="write a digest of the state at each commit and restore")
     parser.add_argument("--results", action="store_true", help="write down the model's sum and norm after each step")
     parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
+    parser.add_argument("--harm", default="", metavar="STEP:RANK", help="once, add 1 to a weight of this rank")
+    parser.add_argument("--local-value", action="store_true", help="keep the node's name in the state")
     return parser.parse_args()
 
 
@@ -41,7 +43,7 @@ torch.set_default_dtype(torch.float64)  # so that the order of additions does no
 time.sleep(options.slow_start)
 model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-state = edl.State(model=model, optimizer=optimizer, step=0, losses=[])
+state = edl.State(model=model, optimizer=optimizer, step=0, losses=[], where="")
 
 
 def last_step() -> int:
@@ -70,6 +72,15 @@ def tensors(value: object) -> Iterator[Any]:
         yield value.numpy()
 
 
+def harm(rank: int) -> None:
+    """What a faulty device does: one weight of one rank is wrong from here on."""
+    once = options.folder / "harmed"
+    if options.harm == f"{state.step}:{rank}" and not once.exists():
+        once.touch()
+        with torch.no_grad():
+            next(model.parameters())[0, 0] += 1
+
+
 def result() -> str:
     """What the model has come to."""
     numbers = torch.cat([value.flatten() for value in model.state_dict().values() if value.is_floating_point()])
@@ -82,6 +93,10 @@ def train(state: edl.State) -> None:
     fixed = {"rank": here.rank, "world": here.world_size, "pid": os.getpid(), "node": here.node, "round": here.round}
     log = (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1)
     digest("restored")
+    if options.local_value:
+        with (options.folder / "values").open("a") as file:
+            file.write(f"{here.round} {here.rank} {state.where}\n")
+        state.where = here.node
     parallel = edl.parallel(model)
     with log:
         while state.step < last_step():
@@ -93,6 +108,7 @@ def train(state: edl.State) -> None:
             loss.backward()
             optimizer.step()
             state.step += 1
+            harm(here.rank)
             if here.rank == 0:
                 digest("committed")
             if options.results:

@@ -1,22 +1,28 @@
 """One worker of a torch group, told on its standard input what to do. Answers each order with one line of JSON.
 
-Orders: ``{"do": "round", "round", "rank", "size", "master", "work"}`` parks if need be, forms the group and does the
+Orders: ``{"do": "traffic"}`` opens connections that are the script's own from then on, and tells what became of them;
+``{"do": "round", "round", "rank", "size", "master", "work"}`` parks if need be, forms the group and does the
 work, which the side thread may interrupt: ``{"do": "abort", "round"}`` aborts the group from there, at any
 moment once the round has begun.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import queue
 import socket
+import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
+import grpc
 import torch
 import torch._dynamo  # DDP would import it in the first round, which takes seconds
 import torch.distributed as dist
@@ -116,6 +122,85 @@ def own_connection() -> str:
         return answering.recv(20).decode()
 
 
+class Traffic:
+    """Connections that are none of the group's, opened all the time by threads of the script: from Python, from C and
+    by gRPC. Each says a word through it a while after it was opened, and hears it again."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.cut: list[str] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(2), [Echo()])
+        self._grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self._grpc.start()
+        for work in (self._serve, self._from_python, self._from_c, self._by_grpc):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            accepted, _ = self._server.accept()
+            threading.Thread(target=self._echo, args=(accepted,), daemon=True).start()
+
+    def _echo(self, accepted: socket.socket) -> None:
+        with accepted:
+            while data := accepted.recv(16):
+                if len(data) == 8:  # what gloo's callers say
+                    self.cut.append("somebody called who is none of ours")
+                accepted.sendall(data)
+
+    def _from_python(self) -> None:
+        while True:
+            with socket.create_connection(self._server.getsockname()) as caller:
+                self._hold(lambda: caller.sendall(b"word"), lambda: caller.recv(16), "Python")
+
+    def _from_c(self) -> None:
+        port = self._server.getsockname()[1]
+        address = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton("127.0.0.1") + bytes(8)
+        while True:
+            number = self._libc.socket(socket.AF_INET, socket.SOCK_STREAM, 0)
+            if self._libc.connect(number, address, len(address)):
+                self.cut.append(f"C could not connect: {os.strerror(ctypes.get_errno())}")
+            self._hold(
+                lambda: self._libc.send(number, b"word", 4, socket.MSG_NOSIGNAL),  # noqa: B023
+                lambda: self._received(number),  # noqa: B023
+                "C",
+            )
+            self._libc.close(number)
+
+    def _received(self, number: int) -> bytes:
+        heard = ctypes.create_string_buffer(16)
+        size = self._libc.recv(number, heard, 16, 0)
+        return heard.raw[:size] if size >= 0 else os.strerror(ctypes.get_errno()).encode()
+
+    def _by_grpc(self) -> None:
+        while True:
+            with grpc.insecure_channel(f"127.0.0.1:{self._grpc_port}", [("grpc.use_local_subchannel_pool", 1)]) as way:
+                say: Any = way.unary_unary("/echo/echo")
+                self._hold(lambda: say(b"word"), lambda: say(b"word"), "gRPC")  # noqa: B023
+
+    def _hold(self, say: Callable[[], object], hear: Callable[[], bytes], how: str) -> None:
+        for _ in range(4):
+            time.sleep(0.05)
+            try:
+                say()
+                heard = hear()
+            except (OSError, grpc.RpcError) as error:
+                heard = repr(error).encode()
+            if heard != b"word":
+                self.cut.append(f"{how}: {heard!r}")
+                return
+        self.opened += 1
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers with what it was told."""
+
+    def service(self, details: Any) -> Any:
+        """Whatever the method."""
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
 class Lame(Store):
     """Says where it can be reached, and never asks where the others are."""
 
@@ -178,8 +263,13 @@ def main() -> None:
     global aborted_at
     threading.Thread(target=listen, daemon=True).start()
     say(ready=True)
+    traffic: Traffic | None = None
     while True:
         order = orders.get()
+        if order["do"] == "traffic":
+            traffic = traffic or Traffic()
+            say(opened=traffic.opened, cut=traffic.cut)
+            continue
         if order["do"] == "sizes":
             say(**sizes())
             continue

@@ -1,0 +1,92 @@
+"""The trainer of ``benchmarks.ps records``: every record adds 1 to the row of its own key, and to a row that it shares.
+
+Plain SGD with a learning rate of 1 makes the tables the ledger of records. In mode sync, where gradients are averaged,
+the rule ADD does. The trainer also counts its pushes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_service import trainers
+from data_service.loader import Loader
+from data_service.post import LonePost, Post
+from ps.client import Client
+from ps.module import part
+from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
+
+SHARED = 97
+PUSHES = TableSpec("pushes", 1, Optimizer(Rule.ADD), Initial(Start.ZEROS))
+
+
+class Data(Loader):
+    """Of numpy."""
+
+    def _make_post(self) -> Post:
+        return LonePost()
+
+    def _tensor(self, array: Any) -> Any:
+        return array
+
+
+def last_epoch(folder: Path) -> int:
+    """Before which epoch to stop."""
+    path = folder / "epochs"
+    return int(path.read_text()) if path.exists() else 1 << 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--mixed", type=int, default=1)
+    parser.add_argument("--add", action="store_true")
+    parser.add_argument("--step-time", type=float, default=0.0)
+    options = parser.parse_args()
+    rule = Optimizer(Rule.ADD) if options.add else Optimizer(Rule.SGD, lr=1.0)
+    zeros = Initial(Start.ZEROS)
+    for spec in (TableSpec("own", 2, rule, zeros), TableSpec("together", 3, rule, zeros), PUSHES):
+        part.declare(spec)
+    client: Client = part.client  # type: ignore[assignment]
+    books = np.memmap(options.folder / f"{os.getpid()}.books", np.int64, "w+", shape=(2,))
+    times = (options.folder / f"{os.getpid()}.times").open("a", buffering=1)
+    data = Data(
+        "records", str(options.data / "records.arrow"), batch_size=options.batch, shard_records=500, mode="free",
+        shuffle_shards=options.mixed,
+    )  # fmt: skip
+    while data.epoch < last_epoch(options.folder):
+        (options.folder / f"{os.getpid()}.epoch").write_text(str(data.epoch))
+        for number, batch in enumerate(data):
+            keys = batch["id"]
+            part.pull("own", keys, insert=True)
+            part.collect("own", keys, np.ones((len(keys), 2), np.float32))
+            part.collect("together", keys % SHARED, np.ones((len(keys), 3), np.float32))
+            if number % options.accumulate == options.accumulate - 1:
+                part.collect("pushes", np.zeros(1, np.int64), np.ones((1, 1), np.float32))
+                books[0] += 1
+                part.step()
+                books[1] += 1
+            times.write(f"{time.monotonic()}\n")
+            time.sleep(options.step_time)
+    trainers.settle()
+    part.rest()
+    (options.folder / f"{os.getpid()}.rests").touch()
+    while not (options.folder / "read").exists():
+        time.sleep(0.05)
+    partial = options.folder / f"{os.getpid()}.partial.npz"
+    own, together = client.read("own", np.arange(options.records)), client.read("together", np.arange(SHARED))
+    np.savez(partial, own=own, together=together, epochs=data.epoch)
+    partial.replace(options.folder / f"{os.getpid()}.held.npz")
+    part.leave()
+
+
+main()

@@ -1,0 +1,209 @@
+"""One structure out of what all workers have kept, with references to the arrays in their files. Pure.
+
+A worker's part of a sharded tensor is kept as a dict ``{"edl_local": array, "shape": [...], "offset": [...]}``: the box
+of the whole tensor that this array is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edl.errors import CheckpointError
+from edl.wire.snapshot import ELEMENT_BYTES, Entry
+from edl.worker import tree
+
+LOCAL, SHAPE, OFFSET = "edl_local", "shape", "offset"
+NAMES = "edl_names"
+"""Of an optimizer's state: the names of its parameters, by the numbers that ``state_dict()`` gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One array in the file of one worker."""
+
+    shard: int
+    name: str
+    entry: Entry
+    numpy: bool = False
+    """It was numpy's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An array that is not cut: each worker has kept one under this name."""
+
+    copies: tuple[Stored, ...]
+
+    @property
+    def entry(self) -> Entry:
+        """Kind and shape."""
+        return self.copies[0].entry
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor: so many elements of each dimension, from there on."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    def meet(self, other: Box) -> Box | None:
+        """What lies in both; None when nothing does."""
+        starts = [max(a, b) for a, b in zip(self.offset, other.offset, strict=True)]
+        ends = [min(a + n, b + m) for a, n, b, m in zip(*self._edges, *other._edges, strict=True)]
+        shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(tuple(starts), shape) if all(length > 0 for length in shape) else None
+
+    @property
+    def _edges(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.offset, self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A tensor that is cut into pieces."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[Box, Stored], ...]
+
+    @property
+    def box(self) -> Box:
+        """All of it."""
+        return Box((0,) * len(self.shape), self.shape)
+
+    def covering(self, wanted: Box) -> list[tuple[Box, Stored]]:
+        """Pieces that hold this part, each element once. Raises ``Missing`` when some of it is in none."""
+        found: dict[Box, Stored] = {}
+        held = 0
+        for box, stored in self.pieces:
+            if box not in found and (met := box.meet(wanted)) is not None:
+                found[box] = stored
+                held += met.volume
+        if _overlap(list(found)):
+            raise CheckpointError(f"damaged: pieces of {self.name} overlap")
+        if held != wanted.volume:
+            raise Missing(f"no worker has kept all of {self.name} from {wanted.offset} to the shape {wanted.shape}")
+        return list(found.items())
+
+
+def _overlap(boxes: Sequence[Box]) -> bool:
+    """Whether two of them, none of which is empty, have an element in common. A sweep: in the order in which they begin
+    in one dimension, each is held against those alone that have not ended there. In the dimension with the most
+    beginnings these are few: none when hundreds of workers have kept a slice each."""
+    dims = range(len(boxes[0].offset)) if boxes else range(0)
+    if len(boxes) < 2 or not dims:
+        return len(boxes) > 1
+    dim = max(dims, key=lambda one: len({box.offset[one] for box in boxes}))
+    reaching: list[Box] = []
+    for box in sorted(boxes, key=lambda one: one.offset[dim]):
+        begin = box.offset[dim]
+        reaching = [one for one in reaching if one.offset[dim] + one.shape[dim] > begin]
+        if any(one.meet(box) is not None for one in reaching):
+            return True
+        reaching.append(box)
+    return False
+
+
+class Missing(CheckpointError):
+    """A part of a tensor is in none of the files that were looked into."""
+
+
+def merged(parts: Sequence[Any], *, union: bool, where: str = "") -> Any:
+    """One structure of what workers have kept of an object; that of the first one counts, except that the pieces of cut
+    tensors come from all. ``union``: and that entries of dicts which it lacks are taken from the others, such as layers
+    of other pipeline stages. Arrays become ``Whole`` and ``Spread``. Raises ``CheckpointError``."""
+    first = parts[0]
+    if is_cut(first):
+        return _spread([part for part in parts if is_cut(part)], where)
+    if isinstance(first, Stored):
+        return Whole(tuple(part for part in parts if isinstance(part, Stored)))
+    if isinstance(first, dict):
+        dicts = [part for part in parts if isinstance(part, dict) and not is_cut(part)]
+        keys = dict.fromkeys(key for part in (dicts if union else dicts[:1]) for key in part)
+        found = (
+            (key, merged([part[key] for part in dicts if key in part], union=union, where=f"{where}.{key}"))
+            for key in keys
+        )
+        return tree.like_dict(first, found)
+    if isinstance(first, (list, tuple, deque)):
+        alike = [part for part in parts if type(part) is type(first) and len(part) == len(first)]
+        entries = enumerate(zip(*alike, strict=True))
+        return tree.like_list(first, [merged(one, union=union, where=f"{where}.{index}") for index, one in entries])
+    return first
+
+
+def is_cut(value: object) -> bool:
+    """Whether this is a worker's part of a sharded tensor."""
+    return isinstance(value, Mapping) and LOCAL in value
+
+
+def holds_cut(value: object) -> bool:
+    """Whether there is one somewhere in it."""
+    if isinstance(value, Mapping):
+        return is_cut(value) or any(holds_cut(part) for part in value.values())
+    return isinstance(value, (list, tuple, deque)) and any(holds_cut(part) for part in value)
+
+
+def _spread(parts: Sequence[Any], where: str) -> Spread:
+    name = where[1:]
+    pieces = [(*_place(part, name), part[LOCAL]) for part in parts]
+    kinds = dict.fromkeys((stored.entry.dtype, shape) for _, shape, stored in pieces)
+    (dtype, shape), *others = kinds
+    if others:
+        raise CheckpointError(
+            f"{name} is {dtype} of shape {shape} to one worker and {others[0][0]} of shape {others[0][1]} to another: "
+            "this state can only be read by a world of the size that wrote it"
+        )
+    return Spread(name, dtype, shape, tuple((box, stored) for box, _, stored in pieces))
+
+
+def _place(part: Any, name: str) -> tuple[Box, tuple[int, ...]]:
+    """Where a piece belongs, and the shape of the whole."""
+    stored, shape, offset = part[LOCAL], part.get(SHAPE), part.get(OFFSET)
+    lists = isinstance(stored, Stored) and isinstance(shape, list) and isinstance(offset, list)
+    if lists and len(shape) == len(offset) == len(stored.entry.shape):
+        edges = list(zip(offset, stored.entry.shape, shape, strict=True))
+        if all(type(at) is type(whole) is int and at >= 0 and at + part <= whole for at, part, whole in edges):
+            return Box(tuple(offset), stored.entry.shape), tuple(shape)
+    raise CheckpointError(f"damaged: a piece of {name} at {offset} of a tensor of shape {shape} makes no sense")
+
+
+def runs(outer: Box, inner: Box, whole: Box) -> Iterator[tuple[int, int]]:
+    """Where ``inner`` lies in the elements of ``outer``, row-major: starts and lengths of contiguous runs, each as long
+    as a run of ``whole``, so that two boxes that meet in ``inner`` give runs of the same lengths."""
+    dims = len(outer.shape)
+    # Innermost dimensions that are complete in both boxes make runs longer.
+    at = dims
+    while at > 0 and inner.shape[at - 1] == outer.shape[at - 1] == whole.shape[at - 1]:
+        at -= 1
+    row = max(at - 1, 0)  # the first dimension that may be cut is still one run
+    strides = [math.prod(outer.shape[d + 1 :]) for d in range(dims)]
+    length = math.prod(inner.shape[row:]) if dims else 1
+    starts = [a - b for a, b in zip(inner.offset, outer.offset, strict=True)]
+    base = sum(start * stride for start, stride in zip(starts[row:], strides[row:], strict=True))
+    index = [0] * row
+    while True:
+        yield base + sum((starts[d] + index[d]) * strides[d] for d in range(row)), length
+        for d in range(row - 1, -1, -1):
+            index[d] += 1
+            if index[d] < inner.shape[d]:
+                break
+            index[d] = 0
+        else:
+            return
+
+
+def width(dtype: str) -> int:
+    """Bytes of an element."""
+    return ELEMENT_BYTES[dtype]

@@ -1,0 +1,122 @@
+"""An agent in the same thread as its worker: what is said is heard at once, in an order that a schedule decides."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from edl.wire import local
+from edl.wire.local import Seat
+from edl.wire.memory_file import write_memory
+from edl.worker.link import Link
+
+Idle = Callable[[], bool]
+"""Called when the worker waits: lets the next thing happen, or returns False when there is none."""
+Key = tuple[str, int, int, int]
+"""Stream, era, commit, shard."""
+
+
+class Stuck(AssertionError):
+    """The worker waits for something that will not come."""
+
+
+class Agent:
+    """Keeps what is committed."""
+
+    def __init__(self, idle: Idle) -> None:
+        self.kept: dict[Key, bytes] = {}
+        self.said: list[local.ToAgent] = []
+        self.told = 0
+        """Messages to the worker so far."""
+        self._files: dict[int, int] = {}
+        self.link = _DirectLink(self, idle)
+
+    def close(self) -> None:
+        """Free its memory."""
+        self.link.end()
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def tell(self, message: local.ToWorker, *descriptors: int) -> None:
+        """The worker's side thread reads this, now."""
+        self.told += 1
+        self.link._take(message, list(descriptors))
+
+    def place(self, seat: Seat) -> None:
+        """Give it a place."""
+        self._tell_memory(local.Place(seat.round), json.dumps(dataclasses.asdict(seat)).encode())
+
+    def take(self, message: local.ToAgent) -> None:
+        """The worker says something."""
+        self.said.append(message)
+        match message:
+            case local.Want(stream, size):
+                self._offer(stream, size)
+            case local.Committed():
+                data = os.pread(self._files[message.buffer], message.size, 0)
+                self.kept[message.stream, message.era, message.commit, message.shard] = data
+                self._offer(message.stream, message.size)
+            case local.Fetch(stream, era, commit, shard):
+                piece = self.kept.get((stream, era, commit, shard))
+                if piece is None:
+                    self.tell(local.NoPiece(stream, "nobody has it"))
+                else:
+                    self._tell_memory(local.Piece(stream, len(piece)), piece)
+
+    def _offer(self, stream: str, size: int) -> None:
+        number = len(self._files)
+        self._files[number] = descriptor = os.memfd_create("edl-testing")
+        os.ftruncate(descriptor, size)
+        self.tell(local.Buffer(stream, number, size), descriptor)
+
+    def _tell_memory(self, message: local.ToWorker, data: bytes) -> None:
+        descriptor = write_memory("edl-testing", data)
+        try:
+            self.tell(message, descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class _DirectLink(Link):
+    """A link without a socket and without a side thread."""
+
+    def __init__(self, agent: Agent, idle: Idle) -> None:
+        self._unused = socket.socketpair()
+        super().__init__(self._unused[0], lambda: None)
+        self._agent = agent
+        self._idle = idle
+
+    @property
+    def busy(self) -> bool:
+        """The training thread holds the lock: the side thread would have to wait for it."""
+        held: bool = self._changed._is_owned()  # type: ignore[attr-defined]
+        return held
+
+    def end(self) -> None:
+        """Unmap and close everything."""
+        for stream in self._streams.values():
+            for memory in stream.maps.values():
+                memory.close()
+        self._drop_pieces()
+        for one in self._unused:
+            one.close()
+
+    def send(self, message: local.ToAgent) -> None:
+        self._agent.take(message)
+
+    def _wait(self, ask: Callable[[], Any], longest_s: float | None = None) -> Any:
+        while True:
+            heard = self._agent.told
+            with self._changed:
+                answer = ask()
+            if answer is not None and answer is not False:
+                return answer
+            if heard == self._agent.told and not self._idle():
+                if longest_s is not None:
+                    return None
+                raise Stuck("the worker waits, and nothing more will happen")

@@ -1,0 +1,396 @@
+"""One schedule: a worker of a world trains, and at some instruction between a step's backward pass and the announcement
+of its commit something dies. What was announced, and what a new world restores from it, is compared with the same
+steps computed apart.
+
+Each survivor is played by itself; for what the peers have contributed by then, the schedule decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random  # noqa: TID251 - everything is drawn from one seeded generator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from edl.errors import StateError
+from edl.testing.commits.agent import Agent, Key, Stuck
+from edl.testing.commits.device import AsynchronousFramework, Device, PeerGone
+from edl.testing.commits.trainee import PlainFramework, PlainTrainee, Trainee, step
+from edl.wire import local
+from edl.wire.local import OWN, STATE, Seat
+from edl.wire.messages import Purpose
+from edl.worker import loop
+from edl.worker.framework import Framework
+from edl.worker.link import Link
+from edl.worker.loop import make_run
+from edl.worker.session import Session
+from edl.worker.state import State
+
+STEPS = 4
+_WATCHED = ("edl/worker/", "edl/wire/snapshot", "edl/testing/commits/schedule")
+"""Instructions of these files are moments at which something may happen."""
+_KINDS = ("peer", "peer", "break", "watchdog", "swallowed", "alone")
+"""What goes wrong: a peer dies; the round is broken for another reason; the backend aborts by itself; a synchronous
+backend raises what the script swallows; the same, and nobody is ever reported missing."""
+_JOB = "job"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happens to one survivor, in moments since its faulty step began."""
+
+    rank: int
+    world_size: int
+    kind: str
+    fault_step: int
+    broken_at: float
+    """Of the step's instructions, the part after which the news comes."""
+    completes: bool
+    """The collective of the faulty step comes to its end on this survivor all the same."""
+    pace: float
+    """Chance at each instruction that the device does something."""
+    planned: str = ""
+    """Purpose of a planned boundary at the faulty step."""
+    votes: bool = False
+    seed: int = 0
+
+    @classmethod
+    def draw(cls, rng: random.Random, rank: int, world_size: int, kind: str, fault_step: int) -> Schedule:
+        """One survivor's."""
+        return cls(
+            rank,
+            world_size,
+            kind,
+            fault_step,
+            broken_at=rng.random() * 1.05,
+            completes=rng.random() < 0.5,
+            pace=rng.choice((0.0, 0.001, 0.01, 0.1)),
+            planned=rng.choice(("", "", "switch", "kill", "save")),
+            votes=rng.random() < 0.3,
+            seed=rng.randrange(1 << 30),
+        )
+
+
+@dataclass
+class Outcome:
+    """What one survivor left behind."""
+
+    kept: dict[Key, bytes] = field(default_factory=dict)
+    result: Any = None
+    failed: str = ""
+    moments: int = 0
+
+
+class Wrong(AssertionError):
+    """A number is not what it must be."""
+
+
+class Own:
+    """Something that each rank has for itself."""
+
+    edl_per_rank = True
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """For ``State``."""
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, plain: dict[str, Any]) -> None:
+        """For ``State``."""
+        self.drawn = plain["drawn"]
+
+
+class Survivor:
+    """Plays one."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        make: Callable[[], Trainee],
+        real: Framework,
+        length: int,
+        right: Callable[[int], bytes],
+    ) -> None:
+        """``length``: instructions of a step without any fault; ``right``: what is right after so many steps."""
+        self.right = right
+        self.schedule, self.make = schedule, make
+        self.trainee = make()
+        self.rng = random.Random(schedule.seed)  # noqa: S311
+        self.agent = Agent(self._idle)
+        self.device = Device(self._blocked)
+        self.framework = AsynchronousFramework(real, lambda: self.device, self._come)
+        self.session = Session(self.agent.link, {"EDL_JOB_ID": _JOB})
+        self.state: State = self.trainee.state(self.framework, step=0, own=Own())
+        self.moment = 0
+        self.news_at = int(schedule.broken_at * length) if schedule.kind != "none" else sys.maxsize
+        self.works_at = self._next_work()
+        self.counting = False
+        self.refuses = schedule.votes and schedule.seed % 2 == 0
+        self.news = list(_NEWS[schedule.kind])
+
+    def play(self) -> Outcome:
+        """All of it, until the worker parks or ends."""
+        outcome = Outcome()
+        self.agent.place(a_seat(1, self.schedule.rank, self.schedule.world_size))
+        run: Any = make_run(self.framework, lambda: self.session)
+        before = sys.gettrace()
+        try:
+            outcome.result = run(self._train)(self.state)
+        except SystemExit:
+            pass
+        except StateError as error:
+            outcome.failed = str(error)
+        finally:
+            sys.settrace(before)
+            outcome.kept, outcome.moments = self.agent.kept, self.moment
+            self.agent.close()
+        return outcome
+
+    # --- the script --------------------------------------------------------------------------------------------------
+
+    def _train(self, state: State) -> bytes:
+        schedule = self.schedule
+        while state.step < STEPS:
+            self._count(sys._getframe(), state.step == schedule.fault_step)
+            if self.counting and self.schedule.planned:
+                self._plan(state.commits)
+            self._step(state.step)
+            state.step += 1
+            state.own.drawn += 1
+            if not schedule.votes:
+                state.save() if state.step % 2 else state.commit()
+            elif state.commit(ok=not (self.refuses and self.counting)):
+                self.refuses = self.refuses and not self.counting
+            else:
+                self.refuses = False
+                if (state.step, self.trainee.content()) != (state.commits, self.right(state.commits)):
+                    raise Wrong(f"a vote against commit {state.commits + 1} put back wrong numbers")
+        self.device.synchronize()
+        return self.trainee.content()
+
+    def _step(self, number: int) -> None:
+        group = self.framework.group
+        assert group is not None, "prepared"  # noqa: S101
+        schedule, trainee = self.schedule, self.trainee
+        group.step = number
+        mine = trainee.gradient(number, schedule.rank)
+        there: list[Any] = [mine]
+
+        def combined() -> None:
+            there[0] = trainee.combine([trainee.gradient(number, rank) for rank in range(schedule.world_size)])
+
+        if schedule.kind in ("swallowed", "alone"):
+            with contextlib.suppress(PeerGone):  # as scripts do that want to survive a bad batch
+                group.blocking(combined, lambda: None)
+        else:
+            group.collective(combined, lambda: None)  # what an abort leaves: the rank's own gradient
+        self.device.do(lambda: trainee.apply(there[0]))
+
+    def _plan(self, commits: int) -> None:
+        self.agent.tell(local.Hold(1, 1))
+        self.agent.tell(local.Target(1, commits + 1, Purpose(self.schedule.planned).value, "planned"))
+
+    # --- what happens to it ------------------------------------------------------------------------------------------
+
+    def _count(self, frame: FrameType, counting: bool) -> None:
+        """Be told of each instruction from here on, or of none."""
+        self.counting = counting
+        frame.f_trace = self._trace(frame, "call", None) if counting else None
+        sys.settrace(self._trace if counting else None)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        watched = _watched.get(frame.f_code)
+        if watched is None:
+            name = frame.f_code.co_filename
+            watched = any(part in name for part in _WATCHED) and frame.f_code.co_name not in _HARNESS
+            _watched[frame.f_code] = watched
+        if not watched:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._instruction
+
+    def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode" and self.counting:
+            self.moment += 1
+            if self.moment >= self.works_at:
+                self.device.advance()
+                self.works_at = self._next_work()
+            if self.moment >= self.news_at and not self.agent.link.busy:
+                self._hear()
+        return self._instruction
+
+    def _next_work(self) -> int:
+        pace = self.schedule.pace
+        return self.moment + 1 + int(self.rng.expovariate(pace)) if pace else sys.maxsize
+
+    def _come(self, number: int) -> bool:
+        schedule = self.schedule
+        if schedule.kind in ("none", "break") or number < schedule.fault_step:
+            return True
+        return number == schedule.fault_step and schedule.completes
+
+    def _hear(self) -> bool:
+        """The next thing that the survivor learns of the fault; False when there is nothing more."""
+        if not self.news:
+            return False
+        self.news_at = self.moment + self.rng.randrange(200)
+        if len(self.news) == 1:
+            self.counting = False  # what follows is the same at every moment
+            sys.settrace(None)
+        group, what = self.framework.group, self.news.pop(0)
+        if what == "break":
+            self.agent.tell(local.Break(1, "node b is gone"))  # which aborts the group
+        elif group is not None:
+            group.end("the watchdog found a peer gone" if what == "watchdog" else "")
+        return True
+
+    def _blocked(self) -> None:
+        if not self._hear():
+            raise Stuck("the device waits for a peer, and nobody says that it is gone")
+
+    def _idle(self) -> bool:
+        if self._hear():
+            return True
+        if self.session.link is None or self.session.link._stop is not None:
+            return False
+        if any(isinstance(one, local.Parked) and one.round == 1 for one in self.agent.said):
+            self.agent.tell(local.Stop("this is all"))
+            return True
+        return False
+
+
+_HARNESS = frozenset(name for name in vars(Survivor) if name not in ("_train", "_step"))
+_watched: dict[CodeType, bool] = {}
+_NEWS = {
+    "none": (),
+    "peer": ("break",),
+    "break": ("break",),
+    "watchdog": ("watchdog", "break"),
+    "swallowed": ("cut", "break"),
+    "alone": ("cut",),
+}
+
+
+def a_seat(number: int, rank: int, world_size: int, restore: tuple[int, int] = (0, 0)) -> Seat:
+    """A place on a node of its own."""
+    return Seat(
+        round=number, rank=rank, local_rank=0, world_size=world_size, local_world_size=1, node=f"n{rank}",
+        nodes=world_size, position=rank, endpoints=("127.0.0.1:1",) * world_size, master="127.0.0.1:2", era=number,
+        restore_era=restore[0], restore_commit=restore[1], shards=1, stored=False, checkpoint_dir="", token="",
+    )  # fmt: skip
+
+
+class Player:
+    """Plays schedules with one kind of trainee."""
+
+    def __init__(
+        self, make: Callable[[], Trainee] = PlainTrainee, real: Callable[[], Framework] = PlainFramework
+    ) -> None:
+        self.make, self.real = make, real
+        self._expected: dict[tuple[int, int], bytes] = {}
+        self._lengths: dict[int, int] = {}
+
+    def play(self, seed: int) -> int:
+        """One schedule. Returns the number of instructions played; raises ``Wrong``."""
+        rng = random.Random(seed)  # noqa: S311
+        world_size = rng.choice((2, 3, 4))
+        kind, fault_step = rng.choice(_KINDS), rng.randrange(STEPS)
+        length = self._length(world_size)
+        moments = 0
+        for rank in rng.sample(range(world_size), min(2, world_size - 1)):
+            schedule = Schedule.draw(rng, rank, world_size, kind, fault_step)
+            try:
+                moments += self._survive(schedule, length)
+            except Wrong as error:
+                raise Wrong(f"seed {seed}: {error}: {schedule}") from None
+        return moments
+
+    def _survive(self, schedule: Schedule, length: int) -> int:
+        world_size = schedule.world_size
+        outcome = self._play(schedule, length)
+        if outcome.result is not None and outcome.result != self._after(STEPS, world_size):
+            raise Wrong("train returned a wrong result")
+        if outcome.failed and schedule.kind != "alone":
+            raise Wrong(f"it ended with: {outcome.failed}")
+        commits = {stream: {key[2] for key in outcome.kept if key[0] == stream} for stream in (STATE, OWN)}
+        if commits[STATE] != commits[OWN]:
+            raise Wrong(f"of some commits only half was announced: {commits}")
+        # The Master may take any of them, for any rank: it depends on what the other nodes have.
+        # Those before the faulty step have been looked at in other schedules.
+        for commit in sorted(commits[STATE])[-2:]:
+            self._restore(schedule, outcome.kept, commit)
+        return outcome.moments
+
+    def _play(self, schedule: Schedule, length: int) -> Outcome:
+        world_size = schedule.world_size
+        return Survivor(schedule, self.make, self.real(), length, lambda steps: self._after(steps, world_size)).play()
+
+    def _restore(self, schedule: Schedule, kept: dict[Key, bytes], commit: int) -> None:
+        """Begin another world from a commit, in a new process."""
+        agent, device, trainee = Agent(lambda: False), Device(lambda: None), self.make()
+        try:
+            agent.kept.update(kept)
+            framework = AsynchronousFramework(self.real(), lambda: device, lambda number: True)
+            session = Session(agent.link, {"EDL_JOB_ID": _JOB})
+            session.enter(framework)
+            state = trainee.state(framework, step=0, own=Own())
+            agent.place(a_seat(2, schedule.rank, schedule.world_size, (1, commit)))
+            loop._join(session, state)
+            if (state.step, state.commits, state.own.drawn) != (commit, commit, commit):
+                raise Wrong(f"commit {commit} holds step {state.step} and, of the rank's own, {state.own.drawn}")
+            if trainee.content() != self._after(commit, schedule.world_size):
+                raise Wrong(f"commit {commit} holds wrong numbers")
+        finally:
+            agent.close()
+
+    def _after(self, steps: int, world_size: int) -> bytes:
+        """The same computed apart."""
+        known = self._expected.get((steps, world_size))
+        if known is None:
+            trainee = self.make()
+            for number in range(steps):
+                step(trainee, number, world_size)
+            known = self._expected[steps, world_size] = trainee.content()
+        return known
+
+    def _length(self, world_size: int) -> int:
+        """Instructions of a step without a fault."""
+        known = self._lengths.get(world_size)
+        if known is None:
+            nothing = Schedule(0, world_size, "none", 1, 0.0, completes=True, pace=0.0)
+            outcome = self._play(nothing, 0)
+            if outcome.result != self._after(STEPS, world_size):
+                raise Wrong("training without any fault ends with wrong numbers")
+            known = self._lengths[world_size] = outcome.moments
+        return known
+
+
+class Played(NamedTuple):
+    """What came of some schedules."""
+
+    schedules: int
+    moments: int
+    """Instructions played in them."""
+    wrong: str = ""
+    """What was found, by the last of them."""
+
+
+def play(seeds: range, checked: bool) -> Played:
+    """Play these schedules, up to the first one that finds something."""
+    if not checked:
+        Link._spoilt = lambda self, number: ""  # type: ignore[method-assign]
+    player = Player()
+    moments = 0
+    for played, seed in enumerate(seeds, 1):
+        try:
+            moments += player.play(seed)
+        except Wrong as error:
+            return Played(played, moments, str(error))
+        except Exception as error:  # noqa: BLE001 - a worker that waits for ever or fails is a finding, too
+            return Played(played, moments, f"seed {seed}: {type(error).__name__}: {error}")
+    return Played(len(seeds), moments)

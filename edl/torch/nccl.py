@@ -1,0 +1,135 @@
+"""NCCL's communicators: made where ``abort`` reaches them, aborted together, and watched for calls that never end."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from edl.worker.session import note
+
+ERROR_PATIENCE_S = 10.0
+"""An error of NCCL's that lasts longer, while nobody says that a peer is lost, is a call that hangs."""
+_LOOK_S = 1.0
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_LAUNCHERS = "1"
+"""Its value where nobody has set it: launchers do, torchrun as well. It and 3 end the process when a communicator is
+aborted, by whomever."""
+_DUMP = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+_DUMP_MS = "200"
+"""torch's watchdog sleeps so long at its end, and so long the threads and descriptors of a dead group stay."""
+
+_log = logging.getLogger(__name__)
+
+
+def set_up(environment: MutableMapping[str, str]) -> None:
+    """What torch is to do about NCCL's errors, unless the user has said so. Before each group is made."""
+    if environment.get(_HANDLING, _LAUNCHERS) == _LAUNCHERS:
+        environment[_HANDLING] = "0"
+    environment.setdefault(_DUMP, _DUMP_MS)
+
+
+def why_not(environment: MutableMapping[str, str]) -> str:
+    """Why a worker cannot abort NCCL and live on; empty when it can."""
+    if not hasattr(getattr(dist, "ProcessGroupNCCL", None), "abort"):
+        return f"NCCL cannot be aborted in torch {torch.__version__}"
+    if environment.get(_HANDLING) == "3":
+        return f"{_HANDLING}=3 ends the process when a communicator is aborted; 0 or 2 would not"
+    return ""
+
+
+def has_nccl(group: Any) -> bool:
+    """Whether a torch group has an NCCL backend."""
+    return bool(backends([group]))
+
+
+def backends(groups: Iterable[Any]) -> list[Any]:
+    """The NCCL backends of torch groups. Gloo's stand for cards as well where torch was built with CUDA."""
+    found = []
+    for group in groups:
+        try:
+            backend = group._get_backend(torch.device("cuda"))
+        except RuntimeError:  # it has none, or is not formed yet
+            continue
+        if backend.name() == "nccl":
+            found.append(backend)
+    return found
+
+
+def form(group: Any, device: Any) -> None:
+    """Make the communicator now and not at the first collective. A peer that dies meanwhile is then found while the
+    group is formed, and ``abort`` knows the backend."""
+    for backend in backends([group]):
+        if hasattr(backend, "eager_connect_single_device"):
+            backend.eager_connect_single_device(device)
+
+
+def abort(groups: list[Any]) -> None:
+    """Abort the communicators of all groups at once: one after the other may deadlock between them."""
+    found = [backend for backend in backends(groups) if hasattr(backend, "abort")]
+    if not found:
+        return
+    first = found[0]
+    together = len(found) > 1 and hasattr(first, "_group_start")
+    try:
+        if together:
+            first._group_start()
+        for backend in found:
+            backend.abort()
+        if together:
+            first._group_end()
+    except RuntimeError as error:
+        _log.warning("NCCL did not abort cleanly: %s", error)
+
+
+class Complaint:
+    """How long NCCL has been complaining."""
+
+    def __init__(self, patience_s: float = ERROR_PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._since: float | None = None
+
+    def overdue(self, errors: list[str], now_s: float) -> str:
+        """The error that has lasted too long; empty if there is none."""
+        if not errors:
+            self._since = None
+            return ""
+        if self._since is None:
+            self._since = now_s
+        return errors[0] if now_s - self._since >= self._patience_s else ""
+
+
+def errors(groups: Iterable[Any]) -> list[str]:
+    """What torch's watchdog has found: ``TIMEOUT``, ``COMM_ERROR`` or ``REMOTE_ERROR``."""
+    said = [backend.get_error() for backend in backends(groups) if hasattr(backend, "get_error")]
+    return [one.name for one in said if one.name != "SUCCESS"]
+
+
+def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int, end: Callable[[], None]) -> None:
+    """Until the group is aborted: end this process when a collective has failed or timed out and nobody says that a
+    peer is lost. To abort it here and go on would leave its arrays half summed for the next commit."""
+    complaint = Complaint()
+    while not aborted.wait(_LOOK_S):
+        now_s = time.monotonic()  # noqa: TID251  on a thread of the worker's
+        if what := complaint.overdue(errors(groups()), now_s):
+            note(
+                f"round {round}: NCCL reports {what}, and no worker is lost: a collective hangs or has failed. This "
+                "worker ends, so that the others can go on. Its threads:"
+            )
+            end()
+            return
+
+
+def end_process() -> None:
+    """As torch does when its watchdog finds such a call."""
+    faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
+    os.kill(os.getpid(), signal.SIGABRT)

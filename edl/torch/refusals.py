@@ -1,0 +1,52 @@
+"""Objects whose state is spread over the workers in a way of their own: they are refused before the first step.
+
+A state that is not sharded is one worker's, given to all others. Of these it would hold one part only, or asking for it
+is a collective that all workers have to call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edl.errors import StateError
+
+_SHARDED = "use fully_shard (FSDP2) with State(sharded=True)"
+_ZERO = f"{_SHARDED}, or the optimizer itself on each worker"
+_OWN_WAY = "it has checkpoints of its own: save and load those"
+REFUSED: dict[tuple[str, str], str] = {
+    ("torch", "ZeroRedundancyOptimizer"): _ZERO,
+    ("torch", "FullyShardedDataParallel"): _SHARDED,
+    ("torch", "_PipelineStageBase"): "keep the modules of all stages on each worker, or checkpoints of your own",
+    ("fairscale", "OSS"): _ZERO,
+    ("fairscale", "FullyShardedDataParallel"): _SHARDED,
+    ("deepspeed", "DeepSpeedEngine"): _OWN_WAY,
+    ("deepspeed", "ZeROOptimizer"): _OWN_WAY,
+    ("megatron", "DistributedOptimizer"): _OWN_WAY,
+    ("colossalai", "OptimizerWrapper"): _OWN_WAY,
+}
+"""By package and class, or a class that it inherits from; and what to do instead."""
+
+
+def check(name: str, obj: Any, *, sharded: bool) -> None:
+    """Raises ``StateError`` for an object that cannot be kept."""
+    parts = obj.modules() if isinstance(obj, torch.nn.Module) else [obj]
+    for part in parts:
+        for kind in type(part).__mro__:
+            advice = REFUSED.get((kind.__module__.partition(".")[0], kind.__name__))
+            if advice is not None:
+                raise StateError(
+                    f"state.{name}: a {type(part).__name__} spreads its state over the workers and cannot be kept; "
+                    f"{advice}"
+                )
+    if not sharded and any(hasattr(tensor, "placements") for tensor in _parameters(obj)):
+        raise StateError(f"state.{name} has sharded parameters (DTensor): use State(sharded=True)")
+
+
+def _parameters(obj: Any) -> list[Any]:
+    if isinstance(obj, torch.nn.Module):
+        return list(obj.parameters())
+    if isinstance(obj, torch.optim.Optimizer):
+        return [parameter for group in obj.param_groups for parameter in group["params"]]
+    return []

@@ -1,0 +1,333 @@
+"""What a ``State`` consists of: named objects and values, and how they become a snapshot and return."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edl.errors import CheckpointError, StateError
+from edl.wire import snapshot
+from edl.wire.local import OWN, STATE
+from edl.wire.snapshot import Layout, Leaf, Meta, Plan, Snapshot
+from edl.worker import tree
+from edl.worker.framework import ArrayInfo, Framework
+from edl.worker.numbers import SEED, Numbers, is_generators
+from edl.worker.session import note
+from edl.worker.verify import Held
+
+NUMPY_KINDS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+}  # fmt: skip
+"""Kinds that plain numpy has; others come back as the framework's tensors."""
+_LOADERS = ("load_state_dict", "set_state_dict")
+"""What objects take their state with; the other name is Paddle's."""
+
+
+class Contents:
+    """Objects have ``state_dict()`` and ``load_state_dict()`` and stay what they are. Values can be set anew. Both are
+    attributes. Subclasses say how a framework's objects are captured and loaded."""
+
+    def __init__(self, framework: Framework, values: Mapping[str, Any], *, sharded: bool) -> None:
+        """Raises ``StateError`` for a name or a value that is not possible."""
+        self._framework = framework
+        self._sharded = sharded
+        self._objects: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
+        self._numbers = Numbers()
+        self._layouts: dict[str, tuple[tuple[list[str], list[ArrayInfo]], Layout]] = {}
+        self._noted: set[str] = set()
+        for name, value in values.items():
+            self._add(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            for kept in (self._objects, self._values, self._numbers.generators):
+                if name in kept:
+                    return kept[name]
+        raise AttributeError(f"this state has no {name!r}; it has {self._names()}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        elif name in self._objects or name in self._numbers.generators:
+            raise AttributeError(f"state.{name} is an object, which cannot be replaced; change it in place")
+        elif name in self._values:
+            if not tree.is_plain(value, self._framework.arrays.is_array):
+                raise StateError(f"state.{name}: a {type(value).__name__} cannot be kept")
+            self._values[name] = value
+        else:
+            raise AttributeError(f"this state has no {name!r} to set; it has {self._names()}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"state.{name} cannot be deleted")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._all_names()]
+
+    # --- for frameworks ----------------------------------------------------------------------------------------------
+
+    def _capture_object(self, name: str, obj: Any) -> Any:
+        """What is kept of an object: nested dicts, lists, tuples, scalars, bytes, arrays."""
+        return obj.state_dict()
+
+    def _structure(self, obj: Any) -> str:
+        """The parameters of a model, as text; empty for what is none. All workers must say the same."""
+        return ""
+
+    def _load_object(self, name: str, obj: Any, plain: Any) -> None:
+        """Give an object what ``_capture_object`` returned. Arrays in ``plain`` are views of memory that is used again
+        afterwards. Whoever else gets them must get ``self._owned(plain)``: it may keep them."""
+        take = next(getattr(obj, method) for method in _LOADERS if hasattr(obj, method))
+        take(self._owned(plain))
+
+    def _load_value(self, name: str, live: Any, plain: Any) -> Any:
+        """What a value becomes that is ``live`` now; ``plain`` as in ``_load_object``."""
+        return self._owned(plain)
+
+    def _owned(self, plain: Any) -> Any:
+        """The same with every array copied."""
+        arrays = self._framework.arrays
+        # numpy's own are copies already.
+        return tree.map_arrays(plain, arrays.is_array, lambda one: one if tree.is_numpy(one) else arrays.copy(one))
+
+    def _strict(self, name: str, obj: Any) -> frozenset[str]:
+        """Paths below ``name`` that must be equal on all ranks at every step, or ``{name}`` when all of them must."""
+        return frozenset()
+
+    def _is_part(self, path: str) -> bool:
+        """Whether the array at this path is this rank's part of something that is spread over the ranks."""
+        return False
+
+    def _replicated(self, structure: Any) -> Any:
+        """A flattened structure without what it says of such parts."""
+        return structure
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(self, stream: str, meta: Meta, room: Callable[[int], memoryview]) -> int:
+        """Copy a stream's part of the state into the memory that ``room`` gives. Returns its size."""
+        parts, names, leaves = self._flattened(stream)
+        plan = self._layout(stream, names, leaves).plan(meta, parts)
+        try:
+            view = room(plan.size)
+        except CheckpointError as error:
+            raise NoRoom(str(error)) from error
+        self._fill(plan, leaves, view)
+        return plan.size
+
+    def _flattened(self, stream: str) -> tuple[dict[str, dict[str, Any]], list[str], list[Any]]:
+        """Structure, paths of arrays, and arrays of a stream; of all streams without one."""
+        objects = {name: obj for name, obj in self._objects.items() if is_own(obj) == (stream == OWN) or not stream}
+        values = {} if stream == OWN else self._values
+        paths: list[str] = []
+        leaves: list[Any] = []
+        parts: dict[str, dict[str, Any]] = {"objects": {}, "values": {}}
+        for kind, names in (("objects", objects), ("values", values)):
+            for name, value in names.items():
+                kept = self._capture_object(name, value) if kind == "objects" else value
+                parts[kind][name], found_paths, found = tree.walk(kept, self._framework.arrays.is_array, name)
+                paths += found_paths
+                leaves += found
+        return parts, paths, leaves
+
+    def _fill(self, plan: Plan, leaves: list[Any], view: memoryview) -> None:
+        plan.write_header(view)
+        # Made as they are needed: many objects at once make Python look through all that a process has.
+        buffers = (view[offset : offset + size] for _, offset, size in plan.leaves)
+        self._framework.arrays.copy_out(leaves, buffers)
+
+    def _infos(self, names: list[str], leaves: list[Any]) -> list[ArrayInfo]:
+        describe = self._framework.arrays.info
+        try:
+            return [describe(array) for array in leaves]
+        except StateError:
+            for name, array in zip(names, leaves, strict=True):
+                try:
+                    describe(array)
+                except StateError as error:
+                    raise StateError(f"state.{name}: {error}") from error
+            raise
+
+    def _layout(self, stream: str, names: list[str], leaves: list[Any]) -> Layout:
+        """As before, as long as the arrays are the same: names and infos are compared at each commit, no more."""
+        found = names, self._infos(names, leaves)
+        known = self._layouts.get(stream)
+        if known is None or known[0] != found:
+            self._layouts[stream] = known = (found, _layout_of(*found))
+        return known[1]
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _load(
+        self, found: Snapshot, data: memoryview, objects: frozenset[str], own: Mapping[str, Any] | None = None
+    ) -> None:
+        """Give a snapshot's content to these objects, and to the values in it. ``own``: arrays that it refers to and
+        does not hold."""
+        kept, values = _parts(found)
+        _compare(found.meta, set(kept), set(values), objects, self._values)
+
+        def array(name: str, is_numpy: bool) -> Any:
+            entry = found.entries.get(name)
+            if entry is None and own is not None and name in own:
+                return own[name]
+            if entry is None:
+                raise CheckpointError(f"damaged: array {name!r} is missing")
+            part = data[entry.offset : entry.offset + entry.size]
+            if is_numpy and entry.dtype in NUMPY_KINDS:
+                numpy = importlib.import_module("numpy")
+                count = math.prod(entry.shape)
+                flat = (
+                    numpy.frombuffer(part, NUMPY_KINDS[entry.dtype])
+                    if count
+                    else numpy.empty(0, NUMPY_KINDS[entry.dtype])
+                )
+                return flat.reshape(entry.shape).copy()
+            return self._framework.arrays.view(ArrayInfo(entry.dtype, entry.shape, entry.size), part)
+
+        for name in [name for name in self._objects if name in objects]:
+            with self._loading(name, found.meta):
+                self._load_object(name, self._objects[name], tree.unflatten(kept[name], array))
+        for name in self._values.keys() & values.keys():
+            with self._loading(name, found.meta):
+                plain = tree.unflatten(values[name], array)
+                self._values[name] = self._load_value(name, self._values[name], plain)
+        unknown = sorted(values.keys() - self._values.keys() - {SEED})
+        if unknown:
+            self._note(f"the snapshot holds values that this script's state does not have: {', '.join(unknown)}")
+
+    @contextlib.contextmanager
+    def _loading(self, name: str, meta: Meta) -> Iterator[None]:
+        """Say of errors what was being restored. Errors about lost peers and memory remain what they are."""
+        which = f"commit {meta.commit} (era {meta.era})"
+        try:
+            yield
+        except StateError as error:
+            raise StateError(f"state.{name} cannot take what {which} holds of it: {error}") from error
+        except (RuntimeError, ValueError, KeyError, TypeError, MemoryError) as error:
+            if self._framework.lost_peers(error):
+                raise
+            if self._framework.out_of_memory(error):
+                note(f"there was no memory to restore state.{name} from {which}")
+                raise
+            raise CheckpointError(
+                f"state.{name} does not take what {which} holds of it; has the model or the script changed? "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _derive(self, names: frozenset[str], rank: int) -> None:
+        for name in sorted(names):
+            derive = getattr(self._objects[name], "derive", None)
+            if derive is not None:
+                derive(rank)
+
+    # --- comparing ---------------------------------------------------------------------------------------------------
+
+    def _held(self) -> Held:
+        """What this rank holds now of what is replicated: for ``edl.worker.agreement``."""
+        parts, names, arrays = self._flattened(STATE)
+        infos = zip(names, arrays, self._infos(names, arrays), strict=True)
+        whole = [(name, array, info) for name, array, info in infos if not self._is_part(name)]
+        kinds = {name: f"{info.dtype}{list(info.shape)}" for name, _, info in whole}
+        strict = [self._strict(name, obj) for name, obj in self._objects.items() if not is_own(obj)]
+        leaves = [(name, array) for name, array, _ in whole]
+        structure = self._replicated({**parts["objects"], **parts["values"]})
+        return Held(structure, leaves, kinds, frozenset().union(*strict))
+
+    def _may_adopt(self, path: str) -> bool:
+        """Whether another rank's value can stand at this path: not next to this rank's part of a sharded object."""
+        return not self._sharded or path.partition(".")[0] in self._values
+
+    def _pack(self, paths: Sequence[str]) -> bytes:
+        """The arrays at these paths, and all that is no array of what they are in: for ``_adopt`` on another rank."""
+        inside = {path.partition(".")[0] for path in paths}
+        parts, names, arrays = self._flattened(STATE)
+        parts = {kind: {name: part for name, part in of.items() if name in inside} for kind, of in parts.items()}
+        chosen = [(name, array) for name, array in zip(names, arrays, strict=True) if name in paths]
+        names, arrays = [name for name, _ in chosen], [array for _, array in chosen]
+        meta = Meta("", 0, 0, 0, 0, 1, self._framework.name)  # it goes from process to process, and nowhere else
+        plan = _layout_of(names, self._infos(names, arrays)).plan(meta, parts)
+        data = bytearray(plan.size)
+        self._fill(plan, arrays, memoryview(data))
+        return bytes(data)
+
+    def _adopt(self, data: bytes) -> None:
+        """Take over what another rank has packed; arrays that it did not send are equal already."""
+        found = snapshot.parse(memoryview(data))
+        _, names, arrays = self._flattened(STATE)
+        own = dict(zip(names, arrays, strict=True))
+        self._load(found, memoryview(data), frozenset(_parts(found)[0]), own)
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, value: Any) -> None:
+        if not name.isidentifier() or name.startswith("_") or hasattr(type(self), name):
+            raise StateError(f"state.{name}: this name is not possible; take another one")
+        if is_generators(value):
+            self._numbers.add(name, value)
+            return
+        gives, takes = hasattr(value, "state_dict"), any(hasattr(value, method) for method in _LOADERS)
+        if gives and takes:
+            self._objects[name] = value
+        elif tree.is_plain(value, self._framework.arrays.is_array):
+            self._values[name] = value
+        else:
+            lacking = "load_state_dict()" if gives else "state_dict() and load_state_dict()"
+            raise StateError(
+                f"state.{name}: a {type(value).__module__}.{type(value).__qualname__} cannot be kept; it is no number, "
+                f"text, list, dict or array, and it has no {lacking}"
+            )
+
+    def _names(self) -> str:
+        return ", ".join(self._all_names()) or "nothing"
+
+    def _all_names(self) -> list[str]:
+        return [*self._objects, *self._numbers.generators, *(name for name in self._values if name != SEED)]
+
+    def _note(self, text: str, *, again: bool = False) -> None:
+        if again or text not in self._noted:
+            self._noted.add(text)
+            note(text)
+
+
+class NoRoom(CheckpointError):
+    """There is no memory for a snapshot."""
+
+
+def _layout_of(names: Sequence[str], infos: Sequence[ArrayInfo]) -> Layout:
+    return Layout([Leaf(name, one.dtype, one.shape, one.size) for name, one in zip(names, infos, strict=True)])
+
+
+def is_own(obj: Any) -> bool:
+    """Whether an object is each worker's own."""
+    return bool(getattr(obj, "edl_per_rank", False))
+
+
+def _parts(found: Snapshot) -> tuple[dict[str, Any], dict[str, Any]]:
+    parts = found.tree if isinstance(found.tree, dict) else {}
+    objects, values = parts.get("objects"), parts.get("values")
+    if not isinstance(objects, dict) or not isinstance(values, dict):
+        raise CheckpointError("damaged: the structure of the state is not what edl writes")
+    return objects, values
+
+
+def _compare(
+    meta: Meta, objects: set[str], values: set[str], my_objects: frozenset[str], my_values: Mapping[str, Any]
+) -> None:
+    """Whether a snapshot is one of this script's state."""
+    which = f"commit {meta.commit} (era {meta.era})"
+    lacking = sorted(my_objects - objects)
+    if lacking:
+        raise CheckpointError(f"{which} holds nothing of {', '.join(lacking)}, which this script's state has")
+    unknown = sorted(objects - my_objects)
+    if unknown:
+        raise CheckpointError(
+            f"{which} holds {', '.join(unknown)}, which this script's state does not have as an object of that kind"
+        )
+    turned = sorted((values & my_objects) | (objects & my_values.keys()))
+    if turned:
+        raise CheckpointError(f"{which} holds {', '.join(turned)} as values, this script's state as objects")

@@ -1,0 +1,83 @@
+"""Votes on a commit: ``state.commit(ok=...)`` commits on all workers or on none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Protocol
+
+from edl.errors import CheckpointError
+from edl.wire import local
+from edl.wire.local import Seat
+from edl.wire.messages import NO_STATE, Version
+from edl.worker.numbers import Numbers
+from edl.worker.session import Session
+
+
+class Voter(Protocol):
+    """What this needs of ``State``."""
+
+    _commits: int
+    _last: Version
+    _first: Any
+    _unkept: bool
+    _objects: dict[str, Any]
+    _numbers: Numbers
+
+    def _copies(self, seat: Seat) -> bool: ...
+    def _exchange(self, session: Session, data: bytes) -> list[bytes]: ...
+    def _load(self, found: Any, data: memoryview, objects: frozenset[str]) -> None: ...
+    def _ask(self, session: Session, seat: Seat) -> None: ...
+    def _restore(self, session: Session, seat: Seat) -> None: ...
+
+
+def passed(state: Voter, session: Session, seat: Seat, ok: bool) -> bool:
+    """Whether all workers are for the next commit; else the last one has been put back in each.
+
+    Raises ``CheckpointError`` when there is none to put back, ``RoundOver`` when the votes cannot be had.
+    """
+    last = [state._last.era, state._last.commit] if state._copies(seat) else None
+    votes = [json.loads(vote) for vote in state._exchange(session, json.dumps([bool(ok), last]).encode())]
+    if all(agrees for agrees, _ in votes):
+        return True
+    known = {tuple(one) for _, one in votes if one is not None}
+    if len(known) > 1:
+        raise CheckpointError(
+            f"a worker voted against commit {state._commits + 1}, and the last commit cannot be put back: the nodes "
+            f"hold different ones, {sorted(commit for _, commit in known)}; is there too little --state-memory?"
+        )
+    _put_back(state, session, seat, Version(*known.pop()))
+    return False
+
+
+def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None:
+    """In the middle of a round, on all workers: the state of this commit."""
+    if last == NO_STATE or session.link is None:
+        kept = state._first
+        if kept is None or state._unkept:
+            raise CheckpointError(
+                f"a worker voted against commit {state._commits + 1}, and there is no earlier state to put back"
+            )
+        state._load(kept.parsed, kept.view, frozenset(state._objects))
+        state._commits = kept.parsed.meta.commit
+        state._numbers.derive(seat.rank, state._commits)
+        return
+    began = Version(seat.restore_era, seat.restore_commit)
+    there = replace(seat, restore_era=last.era, restore_commit=last.commit, stored=seat.stored and last == began)
+    # First those that have copied it: each agent hears of a commit before the same worker asks for it. When they are
+    # through, the others find it there.
+    copies = state._copies(seat)
+    if copies:
+        _take_back(state, session, there)
+    state._exchange(session, b"")
+    if not copies:
+        _take_back(state, session, there)
+    state._commits = last.commit
+    state._numbers.derive(seat.rank, state._commits)
+
+
+def _take_back(state: Voter, session: Session, there: Seat) -> None:
+    state._ask(session, there)
+    state._restore(session, there)
+    if session.link is not None:
+        session.link.send(local.Underway(0))  # of no round: it only says that what the agent lent is read

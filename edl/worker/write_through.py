@@ -1,0 +1,138 @@
+"""A commit for which there is no memory, straight into the checkpoint directory and back, while training waits.
+
+The arrays are copied into the mapped file itself, so the page cache is all the memory that it takes. The file comes
+under another name first; the agent reads it back, compares the checksum, and adds the marker that makes it count. A
+state of this size is restored in the same way: each worker maps the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from edl.wire import local
+from edl.wire.snapshot import FILE_NAME, folder_name
+from edl.worker.link import Memory
+
+if TYPE_CHECKING:
+    from edl.ports import Files
+
+CHUNK_BYTES = 8 << 20
+MARKER_FILE = "DONE"
+Fill = Callable[[Callable[[int], memoryview]], int]
+"""Asks for memory of some size, copies a snapshot into it, and returns the size."""
+
+
+def write(where: str, era: int, commit: int, fill: Fill) -> local.WroteThrough:
+    """Write a snapshot into the checkpoint directory. What goes wrong is in the answer: it costs this checkpoint."""
+    files = _files(where)
+    folder = folder_name(era, commit)
+    try:
+        if files.stamp(f"{folder}/{MARKER_FILE}"):
+            path = files.path(folder)
+            return local.WroteThrough(era, commit, error=f"{path} is complete already, and is not replaced")
+        name = f"{folder}/{FILE_NAME}"
+        size, crc32 = _write_remote(files, name, fill) if files.remote else _write_here(files.path(name), fill)
+    except OSError as error:
+        why = "no room is left" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        return local.WroteThrough(era, commit, error=f"cannot write to the checkpoint directory {where}: {why}")
+    return local.WroteThrough(era, commit, size, crc32)
+
+
+def mapped(where: str, era: int, commit: int) -> Memory:
+    """The state file of a checkpoint, mapped; what is written there nobody sees. Raises ``OSError``."""
+    files = _files(where)
+    name = f"{folder_name(era, commit)}/{FILE_NAME}"
+    if not files.remote:
+        descriptor = os.open(files.path(name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return Memory(descriptor, os.fstat(descriptor).st_size, private=True)
+        finally:
+            os.close(descriptor)
+    size = next(entry.size for entry in files.entries(folder_name(era, commit)) if entry.name == FILE_NAME)
+    with tempfile.TemporaryFile() as copy:
+        os.posix_fallocate(copy.fileno(), 0, size)
+        with mmap.mmap(copy.fileno(), size) as target:
+            for start in range(0, size, CHUNK_BYTES):
+                with memoryview(target) as view, view[start : start + CHUNK_BYTES] as piece:
+                    files.read_into(name, start, piece)
+        return Memory(copy.fileno(), size, private=True)
+
+
+def _files(where: str) -> Files:
+    from edl.adapters.remote_files import open_files  # only when it is needed: a worker's start should be light
+
+    return open_files(where)
+
+
+def _write_here(target: str, fill: Fill) -> tuple[int, int]:
+    folder = os.path.dirname(target)
+    os.makedirs(folder, exist_ok=True)
+    temporary = f"{target}.{secrets.token_hex(4)}.tmp"
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            found = _filled(descriptor, fill, lambda view: None)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what is read back comes from the disk
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, target)
+        _sync_folder(folder)
+        _sync_folder(os.path.dirname(folder))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return found
+
+
+def _write_remote(files: Files, name: str, fill: Fill) -> tuple[int, int]:
+    """By way of a local file: an object store takes a stream and no mapping."""
+    with tempfile.TemporaryFile() as copy:
+        return _filled(copy.fileno(), fill, lambda view: files.write(name, _pieces(view)))
+
+
+def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], None]) -> tuple[int, int]:
+    """Fill a file by way of its mapping; returns size and checksum. All its room is taken first: a page that the disk
+    has no room for would end the process."""
+    maps: list[mmap.mmap] = []
+
+    def room(size: int) -> memoryview:
+        os.posix_fallocate(descriptor, 0, size)
+        maps.append(mmap.mmap(descriptor, size))
+        return memoryview(maps[-1])
+
+    size = fill(room)
+    crc32 = 0
+    with memoryview(maps[-1]) as view:
+        for piece in _pieces(view):
+            crc32 = zlib.crc32(piece, crc32)
+        then(view)
+    maps[-1].flush()
+    with contextlib.suppress(BufferError):  # an array over it goes with its last reference
+        maps[-1].close()
+    return size, crc32
+
+
+def _pieces(view: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield view[start : start + CHUNK_BYTES]
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems know no sync of folders
+            raise
+    finally:
+        os.close(descriptor)

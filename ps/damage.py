@@ -1,0 +1,87 @@
+"""Which pushed values a table does not take: NaN, infinities, and gradients whose squares would not fit into its state.
+
+Trainers check a whole push before any part of it is sent, so that a refused push changes nothing anywhere. Pservers
+check their part once more. Both look at the sum of equal keys: finite values can add up to an infinity.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError
+from ps.rows import Op
+from ps.spec import Damaged, Optimizer, Rule, TableSpec
+
+Floats = NDArray[np.float32]
+LARGEST = float(np.finfo(np.float32).max)
+LARGEST_SQUARED = 1e15
+"""Largest gradient of a rule that sums squares: 80,000 such gradients of 4096 weights fit into one float32 sum. A
+larger one would leave the sum, and with it the row, at infinity for good."""
+TOGETHER = 4096
+"""So many trainers may push one key in the same step. Those that step together leave room for the sum of all, since it
+is found out about at one pserver only, where others have taken their part of the step."""
+_SQUARING = (Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL)
+_WIRE = {"f4": LARGEST, "f2": 65504.0, "bf16": 3.3895313892515355e38}
+_ADVICE = "Look at the loss and the LR, or set damaged to 'skip' or 'clip' for this table"
+
+
+class DamagedPush(PsError):
+    """A push with a value that its table does not take."""
+
+
+def limit_of(optimizer: Optimizer) -> float:
+    """The largest absolute value of a gradient that counts as sound. Clipping happens before squaring."""
+    if optimizer.rule in _SQUARING and not (optimizer.clip_value or optimizer.clip_norm):
+        return LARGEST_SQUARED
+    return LARGEST
+
+
+def check(
+    spec: TableSpec, keys: NDArray[np.int64], values: Floats, op: str, wire: str = "f4", trainers: int = 1
+) -> None:
+    """Raise ``DamagedPush``, naming the key, for values that the table refuses. Keys may repeat. ``trainers``: as many
+    may push such values to the same key in this step."""
+    if op == Op.GRAD and spec.damaged is not Damaged.REFUSE:
+        return
+    limit = (limit_of(spec.optimizer) if op == Op.GRAD else LARGEST) / trainers
+    most = _most(values)
+    if most <= min(limit, _WIRE[wire]) / max(1, len(keys)):
+        return  # however many of them are summed
+    if not most <= limit:
+        _refuse(spec, keys, values, limit, "what was pushed")
+    if op in (Op.GRAD, Op.ADD):
+        keys, values = _summed(keys, values)
+        if not _most(values) <= limit:
+            _refuse(spec, keys, values, limit, "the sum of what was pushed")
+    if not _most(values) <= _WIRE[wire]:
+        _refuse(spec, keys, values, _WIRE[wire], f"what was pushed with wire='{wire}'")
+
+
+def _most(values: Floats) -> float:
+    """The largest absolute value; NaN if there is one."""
+    return float(np.maximum(values.max(), -values.min())) if values.size else 0.0
+
+
+def _summed(keys: NDArray[np.int64], values: Floats) -> tuple[NDArray[np.int64], Floats]:
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    if len(distinct) == len(keys):
+        return keys, values
+    order = np.argsort(inverse, kind="stable")
+    begins = np.searchsorted(inverse[order], np.arange(len(distinct)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return distinct, np.add.reduceat(values[order], begins, axis=0)
+
+
+def _refuse(spec: TableSpec, keys: NDArray[np.int64], values: Floats, limit: float, what: str) -> None:
+    row, column = np.argwhere(~(np.abs(values) <= limit))[0]
+    value = values[row, column]
+    if np.isfinite(value):
+        found = f"holds {value:g}, more than {limit:g}"
+        if limit <= LARGEST_SQUARED and spec.optimizer.rule in _SQUARING:
+            found += f", which {spec.optimizer.rule.value} cannot square"
+    else:
+        found = "holds NaN or an infinity"
+    raise DamagedPush(
+        f"table {spec.name}, key {keys[row]}: {what} {found}; nothing of this push was applied. {_ADVICE}"
+    )

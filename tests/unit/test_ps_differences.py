@@ -1,0 +1,116 @@
+"""What is new is all that is said: orders and memberships put together again, and what a change costs the Master."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.ps.crowd import Crowd
+from ps import words
+from ps.differences import counted, members_after, orders_after, orders_changed
+from ps.machine import PlacementMachine
+from ps.spec import Replication, TableSpec, Training
+from tests.unit.ps_bench import Bench, Master
+from tests.unit.ps_rig import Rig
+
+CHART = words.Chart(3, 1, (words.Server(1, "a", "h", 1),), words.pack([1] * 8), words.pack([2] * 8))
+A, B, C = (words.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
+BASE = words.Orders(0, 0, CHART, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
+LATER: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "membership": {"epoch": 9, "members": (B, C)},
+    "a member's step": {"epoch": 8, "members": (replace(A, step=5), B)},
+    "owners": {"chart": replace(CHART, version=4, owner=words.pack([2] * 8)), "since": "t", "giver": ""},
+    "no tables": {"tables": ()},
+    "rates": {"lr": (words.LrHold(3, 0.5),)},
+    "revoked": {"revoked": (4, 5), "training": Training(replication=Replication.NONE)},
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_orders_come_out_as_they_went_in(what: str) -> None:
+    now = replace(BASE, **{"chart": replace(CHART, version=4), **LATER[what]})
+    own: dict[str, Any] = {"you": 5, "cut": words.Cut(2, "mark"), "drain": True, "go": True}
+    change = replace(orders_changed(BASE, now), **own)
+    assert orders_after(replace(BASE, you=5), words.decode(words.encode(change))) == replace(now, **own)
+
+
+def test_a_membership_comes_out_as_it_went_in() -> None:
+    drawn = random.Random(1)
+    members: tuple[words.Member, ...] = ()
+    for epoch in range(1, 200):
+        numbers = sorted(drawn.sample(range(1, 9), drawn.randint(0, 8)))
+        now = tuple(words.Member(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
+        word = counted(0, epoch - 1, members, epoch, now)
+        members = members_after(members, word.came, word.went)
+        assert members == now
+
+
+def spent(trainers: int, pservers: int = 4) -> tuple[int, int]:
+    """Words and bytes that one more trainer costs, when there are so many."""
+    crowd = Crowd(trainers + 1, pservers)
+    crowd.begin(trainers)
+    crowd.words = crowd.bytes = 0
+    crowd.begin(1)
+    return crowd.words, crowd.bytes
+
+
+def test_a_change_costs_the_master_as_many_bytes_as_there_are_trainers() -> None:
+    (few, small), (many, large) = spent(16), spent(128)
+    assert many - few == 128 - 16, "one word for each trainer"
+    assert large < 10 * small, "and it does not grow with their number"
+    assert large < 40_000
+
+
+def test_trainers_that_come_together_are_one_change() -> None:
+    crowd = Crowd(64, 4, apart_s=0.0)
+    crowd.begin(64)
+    assert crowd.words <= 4 * (64 + 4), "not one change for each of them"
+    assert len(crowd.machine.book.members()) == 64
+
+
+def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
+    crowd = Crowd(3, 2, apart_s=0.0)
+    crowd.begin(2)
+    kept = dict(crowd.kept)
+    crowd.feed(crowd.said(2, words.Begin(crowd.numbers[2])))
+    assert crowd.kept == kept, "nothing is told before it is kept, and nothing is kept yet"
+    crowd.settle()
+    assert crowd.kept != kept
+    fresh = PlacementMachine(crowd.training)
+    fresh.load(crowd.kept, crowd.now_s)
+    assert fresh.book.members() == crowd.machine.book.members()
+
+
+def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
+    one = Rig().started("p", "q")
+    one.say("p", words.OrdersPlease(0))
+    one.world("a")
+    sent: list[Any] = []
+    one._orders = lambda name, orders: sent.append(orders)  # type: ignore[method-assign]
+    one.trainer("a")
+    assert {type(word) for word in sent} == {words.OrdersChanged}
+    sent.clear()
+    one.say("p", words.OrdersPlease(1))
+    assert [type(word) for word in sent] == [words.Orders]
+    assert sent[0].members == one.machine.book.members()
+
+
+def test_a_trainer_that_missed_a_word_asks_for_everything() -> None:
+    bench = Bench().start(1)
+    try:
+        master = Master(bench)
+        client = bench.joined(master)
+        master.tell(words.Counted(0, 1, 2, (words.Member(8, "b/0", 0),), ()))
+        assert [one.number for one in client.members] == [8]
+        master.tell(words.Counted(0, 4, 5, (words.Member(9, "c/0", 0),), ()))
+        assert [one.number for one in client.members] == [8], "it goes on from another membership"
+        assert master.expect(words.ChartPlease).version == -1
+        master.tell(words.Charted(0, bench.chart(), 5, (words.Member(9, "c/0", 0),)))
+        master.tell(words.Counted(0, 3, 4, (), (9,)))
+        assert [one.number for one in client.members] == [9], "what is older than that is no news"
+    finally:
+        bench.stop()

@@ -1,0 +1,219 @@
+"""What edl does with NCCL's backends. These are fakes: no line that calls a backend here has seen a card."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch._C._distributed_c10d import HashStore  # noqa: E402
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
+
+from edl.torch import nccl  # noqa: E402
+from edl.torch.framework import TorchFramework  # noqa: E402
+from edl.torch.group import GroupLost, TorchGroup  # noqa: E402
+from edl.wire.local import Seat  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Backend:
+    """As torch's: making the communicator waits for all peers, and ``abort`` frees whoever waits."""
+
+    def __init__(self, peers_are_there: bool = True) -> None:
+        self.calls: list[str] = []
+        self.error = "SUCCESS"
+        self.connecting, self.freed = threading.Event(), threading.Event()
+        self._peers_are_there = peers_are_there
+
+    def name(self) -> str:
+        return "nccl"
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        self.calls.append(f"connect {device}")
+        self.connecting.set()
+        if not self._peers_are_there:
+            assert self.freed.wait(60)
+            raise RuntimeError("NCCL communicator was aborted on rank 0.")
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+        self.freed.set()
+
+    def get_error(self) -> Any:
+        return SimpleNamespace(name=self.error)
+
+    def _group_start(self) -> None:
+        self.calls.append("start")
+
+    def _group_end(self) -> None:
+        self.calls.append("end")
+
+
+class Group:
+    """A torch group with such a backend, or with none."""
+
+    def __init__(self, backend: Backend | None) -> None:
+        self.backend = backend
+        self._device_types = [torch.device("cuda" if backend else "cpu")]
+
+    def _get_backend(self, device: Any) -> Backend:
+        if self.backend is None:
+            raise RuntimeError("no backend for cuda")
+        return self.backend
+
+
+def seat(world_size: int) -> Seat:
+    return Seat(
+        round=3, rank=0, local_rank=0, world_size=world_size, local_world_size=world_size, node="n", nodes=1,
+        position=0, endpoints=("h:1",) * world_size, master="127.0.0.1:0", era=1, restore_era=0, restore_commit=0,
+        shards=1, stored=False, checkpoint_dir="", token="",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ({}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "200"}),
+        (
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "9"},
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "9"},
+        ),
+        (
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},  # the launcher's
+            {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "200"},
+        ),
+    ],
+)
+def test_the_users_settings_stand(said: dict[str, str], kept: dict[str, str]) -> None:
+    nccl.set_up(said)
+    assert said == kept
+
+
+@pytest.mark.usefixtures("card")
+def test_the_framework_sets_what_the_user_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "")
+    assert TorchFramework()._backend(seat(2)) == "cpu:gloo,cuda:nccl"
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(("value", "stays"), [("0", True), ("1", True), ("2", True), ("3", False)])
+def test_a_setting_that_ends_the_process_at_an_abort_means_a_new_process(
+    value: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", value)
+    reason = TorchFramework().why_not_in_process()
+    assert (reason == "") is stays
+    assert stays or f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value} ends the process" in reason
+
+
+def test_a_torch_without_abort_means_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", object, raising=False)
+    assert "NCCL cannot be aborted in torch" in nccl.why_not({})
+
+
+# --- forming and aborting --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("card")
+def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = Backend(peers_are_there=False)
+    made = Group(backend)
+    group = TorchGroup(seat(2))
+    monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
+    monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
+    monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
+
+    def abort() -> None:
+        assert backend.connecting.wait(60)
+        group.abort()
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    with pytest.raises(GroupLost, match="aborted while its group was formed"):
+        group.connect("cpu:gloo,cuda:nccl")
+    aborting.join()
+    assert backend.calls == ["connect cuda:0", "abort"]
+    group.retire()
+
+
+def test_all_are_aborted_together() -> None:
+    first, second = Backend(), Backend()
+    nccl.abort([Group(first), Group(None), Group(second)])
+    assert (first.calls, second.calls) == (["start", "abort", "end"], ["abort"])
+    nccl.abort([Group(None)])
+
+
+# --- calls that never end --------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_a_hang_only_when_it_lasts() -> None:
+    complaint = nccl.Complaint(patience_s=10)
+    assert complaint.overdue(["TIMEOUT"], 100) == ""
+    assert complaint.overdue(["TIMEOUT"], 109.9) == ""
+    assert complaint.overdue([], 110) == "", "gone again"
+    assert complaint.overdue(["COMM_ERROR"], 111) == ""
+    assert complaint.overdue(["COMM_ERROR"], 121) == "COMM_ERROR"
+
+
+class Looks(threading.Event):
+    """Aborted after so many looks; no time passes."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize(
+    ("error", "patience_s", "looks", "ends"),
+    [("TIMEOUT", 0.0, 1, True), ("TIMEOUT", 1e9, 5, False), ("TIMEOUT", 0.0, 0, False), ("SUCCESS", 0.0, 5, False)],
+)
+def test_a_worker_whose_collective_hangs_ends_unless_the_round_ends(
+    error: str, patience_s: float, looks: int, ends: bool, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(nccl.Complaint.__init__, "__defaults__", (patience_s,))
+    backend = Backend()
+    backend.error = error
+    ended: list[bool] = []
+    nccl.watch(lambda: [Group(None), Group(backend)], Looks(looks), 3, lambda: ended.append(True))
+    assert bool(ended) is ends
+    assert backend.calls == [], "it is not aborted: half a sum must not reach a commit"
+    assert ("round 3: NCCL reports TIMEOUT" in capfd.readouterr().err) is ends
+
+
+def test_gloo_that_stands_for_cards_is_left_alone() -> None:
+    """As it does where torch was built with CUDA and the machine has no card."""
+    backend = Backend()
+    backend.name = lambda: "gloo"  # type: ignore[method-assign]
+    assert not nccl.has_nccl(Group(backend))
+    nccl.form(Group(backend), "cuda:0")
+    nccl.abort([Group(backend)])
+    assert not backend.calls
