@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.etcd_plan import MemberPlan, plan_members, split_endpoint
+from edl.adapters.etcd_plan import HIGHEST_PORT, MemberPlan, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.errors import PortInUse, StoreError, StoreUnavailable
@@ -27,7 +29,12 @@ IDENTIFY_S = 2.0
 """How long to find out whether the program behind a taken port is etcd; one that starts needs a moment."""
 
 PRIVATE_TRIES = 5
-"""A free port found by asking may be taken by somebody else before etcd binds it."""
+"""A free port may be taken by somebody else before etcd binds it."""
+
+PORTS_APART = 16
+LOWEST_PORT = 1024
+_tries = itertools.count()
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _now_s = SystemClock().now_s
 
@@ -58,10 +65,39 @@ async def start_private_member(folder: Path, *, token: str = "edl", timeout_s: f
 
 
 def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return int(first.getsockname()[1]), int(second.getsockname()[1])
+    """Two free ports below those that the kernel hands out.
+
+    One of the latter could be given to another launcher, for its workers, before etcd binds it. That launcher only
+    holds it (``edl/agent/ports.py``), so etcd would still get it, and the worker that needs it would not.
+    """
+    end = _first_handed_out()
+    size = end - end // 2
+    # Launchers that start at the same moment begin at different places.
+    begin = (os.getpid() + next(_tries)) * PORTS_APART % size
+    free = (port for port in (end // 2 + (begin + offset) % size for offset in range(size)) if _is_free(port))
+    ports = tuple(itertools.islice(free, 2))
+    if len(ports) < 2:
+        raise StoreError(f"found no two free ports from {end // 2} to {end - 1} on 127.0.0.1 for the embedded etcd")
+    return ports[0], ports[1]
+
+
+def _first_handed_out() -> int:
+    """Of the ports that the kernel chooses from when asked for any."""
+    try:
+        first = int(_PORT_RANGE.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    # Some hosts hand out nearly all ports; then there are none below that an ordinary user may bind.
+    return first if first // 2 > LOWEST_PORT else HIGHEST_PORT + 1
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))  # without SO_REUSEADDR: what others merely hold counts as taken
+        except OSError:
+            return False
+    return True
 
 
 async def start_local_member(

@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -341,6 +342,32 @@ async def enable_login(member: EtcdMember, password: str) -> None:
     await auth.UserGrantRole(rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
     await auth.AuthEnable(rpc_pb2.AuthEnableRequest())
     await store.close()
+
+
+def test_private_ports_are_none_that_the_kernel_gives_to_somebody_else(tmp_path: Path) -> None:
+    """Workers' ports are held without listening, so etcd could bind one of them, and the worker could not any more."""
+    first_handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
+    async def ports() -> list[int]:
+        member = await start_private_member(tmp_path)
+        try:
+            return [member.plan.client_port, member.plan.peer_port]
+        finally:
+            await member.stop(0)
+            member.discard()
+
+    async def body() -> None:
+        before = await ports()
+        assert max(before) < first_handed_out
+        with contextlib.ExitStack() as stack:
+            for port in range(before[0], before[0] + 64):  # where it looks next
+                held = stack.enter_context(socket.socket())
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with contextlib.suppress(OSError):
+                    held.bind(("", port))
+            assert not set(await ports()) & set(range(before[0], before[0] + 64))
+
+    run(body())
 
 
 def test_login_by_user_and_password(tmp_path: Path) -> None:

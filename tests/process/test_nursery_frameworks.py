@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.config import Standby
+from tests.process.harness import free_endpoints
 from tests.process.nursery_bench import Bench, Outcome, run, script_bench
 
 
@@ -19,12 +20,8 @@ def needs(framework: str) -> pytest.MarkDecorator:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
+    """Ports that the kernel gives to nobody else."""
+    return [int(endpoint.rpartition(":")[2]) for endpoint in free_endpoints(count)]
 
 
 def rank_environment(rank: int, size: int, ports: list[int]) -> dict[str, str]:

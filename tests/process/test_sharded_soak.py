@@ -170,6 +170,8 @@ class Soak:
 
     def _fill(self, job: Sharded) -> None:
         """Until a checkpoint could not be written; the job goes on."""
+        # Who was killed before may not be back yet, and comes with a round of its own.
+        until(lambda: job.wrong() or job.began()[max(job.began())]["world"] == 2 * len(NODES), "everybody is back")
         before, rounds = job.steps()[-1].step, max(job.began())
         ballast = self.directory / "ballast"
         if os.path.ismount(self.directory):
