@@ -150,7 +150,7 @@ def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, fram
         assert after.nodes[0] == "b"
         first = min(step.step for step in steps if step.round == after.round)
         last = max(step.step for step in steps if step.round == seen.round)
-        assert last - 2 <= first - 1 <= last, "the copy is at most a commit old"
+        assert 0 < first - 1 <= last, "copies are sent while training goes on, so the newest may be some commits old"
         committed, restored = (
             dict(line.split() for line in (running.steps_folder / f"digests-{what}").read_text().splitlines())
             for what in ("committed", "restored")

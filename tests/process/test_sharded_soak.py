@@ -62,8 +62,13 @@ def is_whole(folder: Path) -> bool:
 
 def newest_whole(directory: Path) -> tuple[int, int]:
     """Era and commit; zeros when there is none."""
-    whole = [folder.name for folder in directory.glob("commit-*") if is_whole(folder)]
-    return max(((int(name[-10:]), int(name[7:17])) for name in whole), default=(0, 0))
+    return max(whole_ones(directory), default=(0, 0))
+
+
+def whole_ones(directory: Path) -> list[tuple[int, int]]:
+    """Era and commit of each."""
+    names = [folder.name for folder in directory.glob("commit-*") if is_whole(folder)]
+    return [(int(name[-10:]), int(name[7:17])) for name in names]
 
 
 class Soak:
@@ -116,6 +121,8 @@ class Soak:
         elif kind == FULL:
             self._fill(job)
         elif kind in ENDS:
+            if kind == FLIP:
+                until(lambda: job.wrong() or len(whole_ones(self.directory)) > 1, "there is an older one to begin from")
             self._kill_all(job)
             if kind == FLIP:
                 self._flip()
@@ -144,7 +151,7 @@ class Soak:
         return True
 
     def _trains(self, job: Sharded) -> None:
-        """All four make steps, and some checkpoint has become complete in this run."""
+        """The workers of the newest world make steps."""
         number = max(job.began(), default=0)
         world = until(lambda: job.wrong() or job.began().get(max(job.began(), default=number)), "a world has begun")
         assert isinstance(world, dict), world
