@@ -19,12 +19,13 @@ import psutil
 import pytest
 
 from edl.adapters.etcd import EtcdStore, EtcdTls
-from edl.adapters.etcd_cluster import can_bind, start_local_member, start_private_member
+from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary
 from edl.errors import PortInUse, SettingError, StoreError, StoreRefused, StoreUnavailable
 from edl.ports import Put
+from tests.process.harness import free_endpoints
 
 LIMIT_S = 40.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,16 +36,6 @@ def run(body: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait_for(body, LIMIT_S)
 
     asyncio.run(main())
-
-
-_candidates = itertools.cycle(range(20_000 + os.getpid() % 1000 * 10, 31_000, 10))
-"""Ports below those that the kernel hands out to connections, which would take them at any moment."""
-
-
-def free_endpoints(count: int) -> list[str]:
-    """Ports that are free, as is the next one of each, for the peers."""
-    free = (port for port in _candidates if all(can_bind("127.0.0.1", port + offset) for offset in (0, 1)))
-    return [f"127.0.0.1:{port}" for port in itertools.islice(free, count)]
 
 
 async def start(endpoints: list[str], folder: Path) -> EtcdMember:
