@@ -31,7 +31,7 @@ from edl.wire.messages import Holding, Version
 A, B = NodeId("a"), NodeId("b")
 HOST = "127.0.0.1"
 TOKEN = "secret"
-LIMITS = Limits(connect_s=2, handshake_s=0.3, silence_s=0.3)
+LIMITS = Limits(connect_s=10, handshake_s=1.5, silence_s=1.5)  # a busy machine is no silent peer
 PATIENCE_S = 20.0
 SIZE = 1_000_000
 OLD, NEW = Holding(Version(1, 1)), Holding(Version(1, 2))

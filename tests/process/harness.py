@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from edl.adapters.etcd_cluster import can_bind, start_private_member
+from edl.adapters.etcd_cluster import can_bind, start_local_member
 from edl.adapters.etcd_server import EtcdMember
 from tests.process import forking
 
@@ -77,8 +77,15 @@ class OutsideEtcd:
         self._member: EtcdMember | None = None
 
     def __enter__(self) -> OutsideEtcd:
-        self._member = asyncio.run(start_private_member(self._folder))
+        self._member = asyncio.run(self._start())
         return self
+
+    async def _start(self) -> EtcdMember:
+        # On a port that no private member takes while this one is down.
+        member = await start_local_member(free_endpoints(1), self._folder)
+        assert member is not None
+        await member.wait_ready(60)
+        return member
 
     def __exit__(self, *_: object) -> None:
         asyncio.run(self.member.stop())

@@ -73,7 +73,8 @@ def test_nodes_that_restore_different_numbers_are_found(etcd: OutsideEtcd, tmp_p
 
 
 @pytest.mark.soak_but("paddle")
-def test_after_a_restore_all_ranks_hold_the_values_of_rank_0(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+def test_after_a_restore_all_ranks_hold_the_same_values(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
+    """Those that rank 0 has restored: of its own node's commit, or of another's if only that one has the newest."""
     with job(etcd, tmp_path, framework, "--local-value") as running:
         running.start("a", "b", "c")
         before = running.wait_world(3)
@@ -82,4 +83,4 @@ def test_after_a_restore_all_ranks_hold_the_values_of_rank_0(etcd: OutsideEtcd, 
         after = running.wait_world(2, after=before.round)
         finish_on = (running.steps_folder / "values").read_text().splitlines()
         restored = {line.split()[2] for line in finish_on if int(line.split()[0]) == after.round}
-        assert restored == {after.nodes[0]}
+        assert len(restored) == 1 and restored <= {*before.nodes.values()}
