@@ -1,14 +1,14 @@
 """Agents, Masters and the command line on gRPC.
 
 Every launcher serves from its start, so that its port answers as long as the launcher lives: a refused connection
-proves a death. Calls that need a Master are answered "unavailable" by the others. Every call carries the job token.
+proves a death. Calls that need a Master are answered "unavailable" by the others. Every call carries the job token
+(``admission``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import socket
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from edl.adapters.admission import LIMITS, Admission, small
 from edl.adapters.knocking import knock
 from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
@@ -99,12 +100,13 @@ class MasterServer:
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
         _check_can_listen(host, port)  # gRPC says less, and prints it as well
-        self._server = grpc.aio.server(options=_options(self._lease_ttl_s))
+        options = [*_options(self._lease_ttl_s), *LIMITS]
+        self._server = grpc.aio.server(interceptors=(Admission(self._token),), options=options)
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),
-            "Status": grpc.unary_unary_rpc_method_handler(self._status, _decode_question, codec.encode),
-            "Events": grpc.unary_stream_rpc_method_handler(self._events, _decode_request, codec.encode),
-            "Ask": grpc.unary_unary_rpc_method_handler(self._ask, _decode_asked, codec.encode),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status, small(_decode_question), codec.encode),
+            "Events": grpc.unary_stream_rpc_method_handler(self._events, small(_decode_request), codec.encode),
+            "Ask": grpc.unary_unary_rpc_method_handler(self._ask, small(_decode_asked), codec.encode),
             **{kind.__name__: self._wish_handler(kind) for kind in typing.get_args(Wish)},
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -127,9 +129,6 @@ class MasterServer:
             await self._server.stop(0.2)
 
     async def _ruling(self, context: Any) -> MasterService:
-        sent = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not hmac.compare_digest(str(sent), f"Bearer {self._token()}"):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong job token")
         service = self._service
         if service is None or not service.serving:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this launcher is not the Master")
@@ -161,7 +160,7 @@ class MasterServer:
             raise AssertionError("unreachable") from None
 
     def _wish_handler(self, kind: type[Wish]) -> Any:
-        return grpc.unary_unary_rpc_method_handler(self._wish, functools.partial(codec.decode, kind), codec.encode)
+        return grpc.unary_unary_rpc_method_handler(self._wish, small(functools.partial(codec.decode, kind)), codec.encode)
 
     async def _wish(self, request: Wish, context: Any) -> Granted:
         service = await self._ruling(context)
