@@ -25,13 +25,13 @@ LIMITS = [
 ]
 
 
-class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Admission(grpc.aio.ServerInterceptor):
     """Refuses calls without the job's token. ``token`` is asked at each call: it is not known when listening begins."""
 
     def __init__(self, token: Callable[[], str]) -> None:
         self._token = token
         # Whatever the call's own kind: this one reads no message of it.
-        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._refusal: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """See ``grpc.aio.ServerInterceptor``."""

@@ -160,7 +160,9 @@ class MasterServer:
             raise AssertionError("unreachable") from None
 
     def _wish_handler(self, kind: type[Wish]) -> Any:
-        return grpc.unary_unary_rpc_method_handler(self._wish, small(functools.partial(codec.decode, kind)), codec.encode)
+        return grpc.unary_unary_rpc_method_handler(
+            self._wish, small(functools.partial(codec.decode, kind)), codec.encode
+        )
 
     async def _wish(self, request: Wish, context: Any) -> Granted:
         service = await self._ruling(context)

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from edl.config import JobSpec
 from edl.errors import JobConflict, LeaseLost, StoreError, StoreUnavailable
 from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
-from edl.types import Incarnation
+from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
@@ -20,7 +20,7 @@ RETRY_S = 0.2
 
 
 class JobEnded(JobConflict):
-    """The job of this name has just ended; carries its outcome."""
+    """The job to which this node's launcher belonged has just ended; carries its outcome."""
 
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
@@ -31,9 +31,10 @@ class Registration:
     """One launcher's membership. ``join`` may be called again after the lease was lost."""
 
     def __init__(
-        self, store: Store, keys: JobKeys, spec: JobSpec, refuses: Callable[[str, int], Awaitable[bool]]
+        self, store: Store, keys: JobKeys, spec: JobSpec, node: NodeId, refuses: Callable[[str, int], Awaitable[bool]]
     ) -> None:
         self._store = store
+        self._node = node
         self._keys = keys
         self._spec = spec
         self._refuses = refuses
@@ -43,18 +44,32 @@ class Registration:
     async def agree(self) -> None:
         """Settle the job's specification and its secret with the other launchers.
 
-        Raises ``JobConflict`` when a living job of this id has other settings and ``JobEnded`` right after an end.
+        Raises ``JobConflict`` when a living job of this id has other settings, and ``JobEnded`` when the last launcher
+        of this node was part of a job that has just ended and was gone before it heard. Any other launcher that comes
+        then begins a new job, once the launchers of the ended one are gone.
         """
-        await self._raise_if_ended()
+        mine = self._keys.launcher(self._node)
+        belonged = any(entry.key == mine for entry in (await self._store.read(mine)).entries)
+        if belonged:
+            await self._raise_if_ended()
         for _ in range(100):
-            snapshot = await self._store.read(self._keys.prefix)
-            entries = {entry.key: entry for entry in snapshot.entries}
+            entries = await self._entries()
+            while (over := not belonged and self._keys.over in entries) and self._in_use(entries):
+                await asyncio.sleep(RETRY_S)
+                entries = await self._entries()
             token = entries.get(self._keys.token)
-            if token is not None and self._fits(entries):
+            if token is not None and not over and self._fits(entries):
                 self.token = token.value.decode()
                 return
             await self._found(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
+
+    async def _entries(self) -> dict[str, KeyValue]:
+        return {entry.key: entry for entry in (await self._store.read(self._keys.prefix)).entries}
+
+    def _in_use(self, entries: Iterable[str]) -> bool:
+        """Whether some launcher of the job lives."""
+        return any(key.startswith(self._keys.nodes) or key == self._keys.master for key in entries)
 
     async def _raise_if_ended(self) -> None:
         for entry in (await self._store.read(self._keys.farewell)).entries:
@@ -70,7 +85,7 @@ class Registration:
         differences = self._spec.differences(theirs)
         if not differences:
             return True
-        if any(key.startswith(self._keys.nodes) or key == self._keys.master for key in entries):
+        if self._in_use(entries):
             listed = "; ".join(differences)
             raise JobConflict(
                 f"job {self._spec.job} is running with other settings: {listed}. "
@@ -82,9 +97,10 @@ class Registration:
         """Write our settings and a new secret, in place of nothing or of what a dead job left behind."""
         stored = entries.get(self._keys.spec)
         condition = ModifiedAt(self._keys.spec, stored.mod_revision if stored else 0)
-        operations: list[Operation] = []
+        operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
         if stored is not None:
-            operations += [Delete(self._keys.record), Delete(self._keys.journal, prefix=True)]
+            leftovers = (self._keys.record, self._keys.over)
+            operations += [*(Delete(key) for key in leftovers), Delete(self._keys.journal, prefix=True)]
         operations += [
             Put(self._keys.spec, plain.dumps(self._spec)),
             Put(self._keys.token, secrets.token_hex(16).encode()),
@@ -109,7 +125,8 @@ class Registration:
         try:
             while True:
                 await self._refuse_same_rank(info)
-                if await self._store.write([Put(key, plain.dumps(named), lease)], [CreatedAt(key, 0)]) is not None:
+                operations = [Put(key, plain.dumps(named), lease), Put(self._keys.launcher(info.node), b"")]
+                if await self._store.write(operations, [CreatedAt(key, 0)]) is not None:
                     self.lease = lease
                     return named
                 await self._clear_dead_namesake(key, named)
@@ -168,7 +185,8 @@ class Registration:
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:
-        """End the lease, and with it every key of this launcher."""
+        """End the lease, and with it every key of this launcher. Who is started here next is no part of this job."""
         if self.lease:
             with contextlib.suppress(StoreError):
+                await self._store.write([Delete(self._keys.launcher(self._node))])
                 await self._store.revoke_lease(self.lease)

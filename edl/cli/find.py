@@ -95,7 +95,7 @@ async def _client(store: Store, keys: JobKeys) -> JobClient:
     if keys.master in values and keys.token in values:
         ruler = plain.loads(Ruler, values[keys.master])
         return JobClient(keys.job, ruler, values[keys.token].decode())
-    for entry in (await store.read(keys.farewell)).entries:
+    for entry in (entry for entry in (await store.read(keys.farewell)).entries if entry.key == keys.farewell):
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)
     if values:

@@ -48,7 +48,7 @@ class LaunchConfig:
     nproc_per_node: int | str
     """Workers on this node: a number, or ``auto``, ``gpu``, ``cpu``."""
     run_id: str = ""
-    """Name of the job, the same on every node; empty: a private one."""
+    """Name of the job, the same on every node; empty: one that is made up for each call, on one node only."""
     role: str = ""
     rdzv_backend: str = ""
     rdzv_endpoint: str = ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from edl.config import environment
 from edl.errors import UsageError
 
 _TORCH_PATIENCE_S = 900
@@ -49,6 +51,7 @@ def words_of(config: Any) -> list[str]:
         value = getattr(config, name, None)
         if value != "" and value != _DEFAULTS.get(name):
             words += option_words(option, value)
+    words += _name_words(config)
     words += _store_words(config)
     words += _log_words(config)
     words += _torchs_words(config)
@@ -67,6 +70,17 @@ def option_words(name: str, value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [word for one in value for word in option_words(name, one)]
     return [f"{option}={value}"]
+
+
+def _name_words(config: Any) -> list[str]:
+    """A name of its own for a call that has none and uses a store that others may use as well. On the command line such
+    jobs are all called ``default``; one call after another would take part in the same."""
+    named = getattr(config, "run_id", "") or "rdzv_id" in (getattr(config, "options", None) or {})
+    if named or not getattr(config, "rdzv_endpoint", "") or {"EDL_RDZV_ID", "PET_RDZV_ID"} & environment().keys():
+        return []
+    if config.max_nodes != 1:
+        raise UsageError("run_id='': nodes find their job by its name. Give the same run_id on every node")
+    return [f"--rdzv-id=call-{secrets.token_hex(4)}"]
 
 
 def _store_words(config: Any) -> list[str]:

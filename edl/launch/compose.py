@@ -114,7 +114,7 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
         place = _Place(
-            Registration(store, JobKeys(settings.spec.job), settings.spec, refuses),
+            Registration(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses),
             endpoints,
             files,
             switches,
@@ -261,7 +261,8 @@ class _Place:
 async def _take_place(
     settings: LaunchSettings, place: _Place, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> None:
-    """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` right after the job's end."""
+    """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` where the last launcher
+    of this node was part of a job that has just ended."""
     registration = place.registration
     await registration.agree()
     keeper = await _state_keeper(settings, place, log)

@@ -242,7 +242,7 @@ def status_of_worker(exit_code: int, failures: Sequence[Failure]) -> int:
 
 
 def ended_before(error: JobEnded, log: Callable[[str], None], *, worker_status: bool = False) -> int:
-    """A launcher that came just after the end of its job: say so, and end as the job did."""
-    log(f"{error}. To run it again, wait a few seconds or choose another --rdzv-id")
+    """A launcher in place of one that the end of its job did not reach: say so, and end as the job did."""
+    log(f"{error}. To run it again, start the same command once more")
     outcome = error.outcome
     return status_of_worker(outcome.exit_code, outcome.failures) if worker_status else outcome.exit_code

@@ -26,7 +26,20 @@ from edl.master.service import Service
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.master.view import job_status, reply
-from edl.ports import ChangeKind, Clock, Delete, Guard, LineListener, Lines, Operation, Put, Ruling, Store
+from edl.ports import (
+    ChangeKind,
+    Clock,
+    Condition,
+    Delete,
+    Guard,
+    LineListener,
+    Lines,
+    ModifiedAt,
+    Operation,
+    Put,
+    Ruling,
+    Store,
+)
 from edl.tasks import Alarm, Chores
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
@@ -276,6 +289,8 @@ class MasterShell:
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
         keys = self._around.keys
         operations: list[Operation] = [Put(keys.record, plain.dumps(record))]
+        if record.outcome is not None:
+            operations.append(Put(keys.over, b""))
         operations += [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
         operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
         before = self._stored.sizing if self._stored is not None else Sizing()
@@ -301,14 +316,27 @@ class MasterShell:
             assert self._stored is not None  # noqa: S101 - an ended job has a record
             operations: list[Operation] = [
                 Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
-                *(Delete(key) for key in (keys.spec, keys.record, keys.scale, keys.token)),
+                *(Delete(key) for key in (keys.spec, keys.record, keys.scale, keys.token, keys.over)),
                 Delete(keys.journal, prefix=True),
                 Delete(keys.services, prefix=True),
             ]
-            await self._around.store.write(operations, [self._guard.condition()])
+            revision = await self._around.store.write(operations, [self._guard.condition()])
+            await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
         self._news.tell()
         await self._companions.settled(COMPANIONS_S)
         self.concluded.set()
+
+    async def _leave_names(self, lease: int, still_over: Condition) -> None:
+        """Those of the launchers that have not heard of the end stay in the store for as long as the outcome: who is
+        started in the place of one inherits it. They leave meanwhile, so a name that has gone must not come back."""
+        keys = self._around.keys
+        while left := [one for one in (await self._around.store.read(keys.launchers)).entries if one.lease != lease]:
+            batch = left[:MOST_OPERATIONS]
+            conditions = [still_over, *(ModifiedAt(entry.key, entry.mod_revision) for entry in batch)]
+            await self._around.store.write([Put(entry.key, b"", lease) for entry in batch], conditions)
+            farewell = (await self._around.store.read(keys.farewell)).entries
+            if not any(entry.key == keys.farewell for entry in farewell):
+                return  # a new job of this name has begun
 
     # --- what feeds it ---------------------------------------------------------------------------------------------
 

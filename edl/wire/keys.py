@@ -9,7 +9,7 @@ from edl.types import JobId, NodeId
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """All keys of one job lie under ``prefix``, except ``farewell``, which outlives it for a moment."""
+    """All keys of one job lie under ``prefix``; only ``farewell`` and ``launchers`` outlive it for a moment."""
 
     job: JobId
 
@@ -37,6 +37,11 @@ class JobKeys:
     def record(self) -> str:
         """The ``Record`` the next Master continues from."""
         return f"{self.prefix}record"
+
+    @property
+    def over(self) -> str:
+        """There once the job has ended, until the last of its launchers has heard."""
+        return f"{self.prefix}over"
 
     @property
     def scale(self) -> str:
@@ -81,5 +86,14 @@ class JobKeys:
 
     @property
     def farewell(self) -> str:
-        """The outcome of a job that has just ended, on a short lease, for launchers that come too late."""
+        """The outcome of a job that has just ended, on a short lease, for its launchers that come too late."""
         return f"/edl-ended/{self.job}"
+
+    @property
+    def launchers(self) -> str:
+        """Prefix of the names of nodes whose launchers have joined this job and have not left it in good order."""
+        return f"/edl-launchers/{self.job}/"
+
+    def launcher(self, node: NodeId) -> str:
+        """One node's."""
+        return f"{self.launchers}{node}"

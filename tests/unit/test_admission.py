@@ -41,12 +41,12 @@ async def call(port: int, method: str, body: bytes, token: str | None, streaming
         path = f"/{SERVICE}/{method}"
         try:
             if streaming:
-                stream: Any = channel.stream_stream(path)(iter([body]), metadata=metadata, timeout=30)
-                async for _ in stream:
+                join: Any = channel.stream_stream(path)
+                async for _ in join(iter([body]), metadata=metadata, timeout=30):
                     pass
             else:
-                unary: Any = channel.unary_unary(path)(body, metadata=metadata, timeout=30)
-                await unary
+                ask: Any = channel.unary_unary(path)
+                await ask(body, metadata=metadata, timeout=30)
         except grpc.aio.AioRpcError as error:
             return str(error.code().name)
     return "OK"

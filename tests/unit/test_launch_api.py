@@ -107,7 +107,7 @@ def torchs_config(**changed: Any) -> Any:
         "max_nodes": 2,
         "nproc_per_node": 4,
         "logs_specs": DefaultLogsSpecs(),
-        "run_id": "",
+        "run_id": "mine",
         "role": "default_role",
         "rdzv_endpoint": "h:29400",
         "rdzv_backend": "c10d",
@@ -134,6 +134,7 @@ def test_torchs_own_config_is_understood() -> None:
     assert words_of(torchs_config()) == [
         "--nnodes=1:2",
         "--nproc-per-node=4",
+        "--rdzv-id=mine",
         "--role=default_role",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=h:29400",
@@ -149,6 +150,18 @@ def test_torchs_own_config_is_understood() -> None:
     ]
 
 
+def test_each_call_without_a_name_is_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one node. With one name for all, a call would take part in the one before."""
+    config = torchs_config(run_id="", max_nodes=1)
+    names = {word for _ in range(2) for word in words_of(config) if word.startswith("--rdzv-id=call-")}
+    assert len(names) == 2
+    monkeypatch.setenv("EDL_RDZV_ID", "said")
+    assert not [word for word in words_of(config) if word.startswith("--rdzv-id")]
+    monkeypatch.delenv("EDL_RDZV_ID")
+    own = torchs_config(run_id="", max_nodes=1, rdzv_endpoint="")
+    assert not [word for word in words_of(own) if word.startswith("--rdzv-id")], "the launcher makes one up"
+
+
 def test_every_field_of_torchs_config_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_api = pytest.importorskip("torch.distributed.launcher.api")
     assert {one.name for one in dataclasses.fields(torch_api.LaunchConfig)} <= set(vars(torchs_config()))
@@ -162,6 +175,7 @@ def test_every_field_of_torchs_config_is_known(monkeypatch: pytest.MonkeyPatch) 
     [
         (torchs_config(metrics_cfg={"a": "b"}), "metrics_cfg"),
         (torchs_config(logs_specs=object()), "only DefaultLogsSpecs"),
+        (torchs_config(run_id=""), "Give the same run_id on every node"),
         ({"min_nodes": 1}, "it has no min_nodes"),
     ],
 )

@@ -353,6 +353,38 @@ class TestEnd:
 
         play(scene)
 
+    def test_names_of_launchers_that_have_not_heard_stay_as_long_as_the_outcome(self) -> None:
+        async def scene(bench: Bench) -> None:
+            names = [KEYS.launcher(NodeId(name)) for name in ("a", *(f"n{index}" for index in range(150)))]
+            for name in names:
+                bench.store.write_now([Put(name, b"")])
+            _, run, agent = await running(bench)
+            agent.say(WorkersDone(Round(1)))
+            await agent.hears(Finish)
+            bench.store.write_now([Delete(names[0])])  # this one has
+            agent.say(None)
+            bench.store.revoke_now(agent.info.incarnation)
+            await until(run.done)
+            assert bench.stored() == [KEYS.farewell, *sorted(names[1:]), KEYS.master]
+            bench.clock.advance(shell_module.FAREWELL_TTL_S)
+            assert bench.stored() == [KEYS.master]
+
+        play(scene)
+
+    def test_that_it_is_over_is_told_to_who_comes_before_all_have_heard(self) -> None:
+        async def scene(bench: Bench) -> None:
+            _, run, agent = await running(bench)
+            assert KEYS.over not in bench.stored()
+            agent.say(WorkersDone(Round(1)))
+            await agent.hears(Finish)
+            assert KEYS.over in bench.stored()
+            agent.say(None)
+            bench.store.revoke_now(agent.info.incarnation)
+            await until(run.done)
+            assert KEYS.over not in bench.stored()
+
+        play(scene)
+
     def test_of_a_failed_job_names_the_failure(self) -> None:
         async def scene(bench: Bench) -> None:
             spec = dataclasses.replace(SPEC, max_restarts=0)

@@ -50,7 +50,7 @@ class Bench:
         self.hosts = Hosts()
 
     def registration(self, spec: JobSpec = SPEC, store: MemoryStore | None = None) -> Registration:
-        return Registration(store or self.store, KEYS, spec, self.hosts.refuses)
+        return Registration(store or self.store, KEYS, spec, NodeId("a"), self.hosts.refuses)
 
     def value(self, key: str) -> bytes | None:
         found = [entry.value for entry in self.store.read_now(key).entries if entry.key == key]
@@ -171,16 +171,72 @@ class TestAgree:
 
         play(scene)
 
-    def test_a_job_that_has_just_ended_is_not_started_again(self) -> None:
+    def test_a_node_whose_launcher_did_not_hear_of_the_end_does_not_start_the_job_again(self) -> None:
         async def scene(bench: Bench) -> None:
             outcome = Finish(1, "worker 3 failed")
-            bench.store.write_now([Put(KEYS.farewell, plain.dumps(outcome), bench.store.grant_now(10))])
+            lease = bench.store.grant_now(10)
+            mine = Put(KEYS.launcher(NodeId("a")), b"", lease)
+            bench.store.write_now([Put(KEYS.farewell, plain.dumps(outcome), lease), mine])
             with pytest.raises(JobEnded, match="already ended: worker 3 failed") as caught:
                 await bench.registration().agree()
             assert caught.value.outcome == outcome
-            assert bench.keys() == [KEYS.farewell]
+            assert bench.keys() == [KEYS.farewell, KEYS.launcher(NodeId("a"))]
             bench.clock.advance(10)
             await bench.registration().agree()
+
+        play(scene)
+
+    @pytest.mark.parametrize("others", [[], ["b", "ab"]])
+    def test_anybody_else_begins_a_new_job_after_an_end(self, others: list[str]) -> None:
+        async def scene(bench: Bench) -> None:
+            lease = bench.store.grant_now(10)
+            names = [Put(KEYS.launcher(NodeId(name)), b"", lease) for name in others]
+            bench.store.write_now([Put(KEYS.farewell, plain.dumps(Finish(0, "done")), lease), *names])
+            await bench.registration().agree()
+            assert bench.keys() == [KEYS.spec, KEYS.token], "nobody is told of the end of the one before"
+
+        play(scene)
+
+    def test_who_has_left_in_good_order_begins_a_new_job(self) -> None:
+        async def scene(bench: Bench) -> None:
+            before = bench.registration()
+            await before.agree()
+            await before.join(info("a"))
+            assert bench.value(KEYS.launcher(NodeId("a"))) == b""
+            await before.leave()
+            bench.store.write_now([Delete(KEYS.spec), Put(KEYS.farewell, plain.dumps(Finish(0, "done")))])
+            again = bench.registration()
+            await again.agree()
+            assert again.token != before.token
+
+        play(scene)
+
+    def test_a_new_job_waits_until_the_launchers_of_the_ended_one_are_gone(self) -> None:
+        async def scene(bench: Bench) -> None:
+            before, new = bench.registration(), bench.registration()
+            await before.agree()
+            other = Put(KEYS.node(NodeId("b")), plain.dumps(info("b")), bench.store.grant_now(TTL_S))
+            bench.store.write_now([other, Put(KEYS.over, b""), Put(KEYS.record, b"ended")])
+            waiting = asyncio.ensure_future(new.agree())
+            await asyncio.sleep(2 * RETRY_S)
+            assert not waiting.done()
+            bench.clock.advance(TTL_S)
+            await waiting
+            assert new.token != before.token
+            assert bench.keys() == [KEYS.spec, KEYS.token]
+
+        play(scene)
+
+    def test_a_node_of_a_job_that_ended_while_all_launchers_died_hears_how(self) -> None:
+        async def scene(bench: Bench) -> None:
+            before, after = bench.registration(), bench.registration()
+            await before.agree()
+            await before.join(info("a"))
+            bench.store.write_now([Put(KEYS.over, b""), Put(KEYS.record, b"ended")])
+            bench.clock.advance(TTL_S)
+            await after.agree()
+            assert after.token == before.token
+            assert bench.value(KEYS.record) == b"ended", "its Master goes on from there"
 
         play(scene)
 
@@ -217,7 +273,7 @@ class TestJoin:
             assert (entry.key, entry.lease) == (KEYS.node(NodeId("a")), joining.lease)
             assert plain.loads(NodeInfo, entry.value) == named
             bench.clock.advance(TTL_S)
-            assert bench.keys() == []
+            assert bench.keys() == [KEYS.launcher(NodeId("a"))], "it has not left in good order"
 
         play(scene)
 
