@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 import click
 
 from data_service.flight import DEFAULT_CAPACITY, ReaderServer
-from edl.adapters.child import private_stdout, secret_line
+from edl.adapters.child import at_sigterm, private_stdout, secret_line
 from edl.wire.address import address
-
-
-class _Leave(Exception):
-    """SIGTERM has come."""
 
 
 def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
@@ -29,18 +23,20 @@ def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
     answers = private_stdout()
     secret = secret_line("Readers", "--role=reader")
     server = ReaderServer(host, port, secret, capacity)
+
+    def leave() -> None:
+        if server.drain(grace_s):
+            _end(0)
+        click.echo(f"reader at {address(host, server.port)}: streams still run after {grace_s:g} s", err=True)
+        _end(1)
+
+    at_sigterm(leave)
     try:
-        signal.signal(signal.SIGTERM, _leave)
         answers.write(json.dumps({"port": server.port}) + "\n")
         answers.flush()
         for _ in sys.stdin:
             answers.write("!\n")
             answers.flush()
-    except _Leave:
-        if not server.drain(grace_s):
-            click.echo(f"reader at {address(host, server.port)}: streams still run after {grace_s:g} s", err=True)
-            _end(1)
-        _end(0)
     except BrokenPipeError:
         pass
     _end(0)  # the launcher is gone, and with it the key by which trainers find this process
@@ -54,11 +50,6 @@ def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
 def reader_command(host: str, port: int, capacity: int, grace: float) -> None:
     """Read and decode for trainers elsewhere. Started by a launcher, which keeps it running."""
     sys.exit(serve(host, port, capacity, grace))
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    raise _Leave
 
 
 def _end(status: int) -> NoReturn:

@@ -12,17 +12,15 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import signal
 import ssl
 import sys
 import threading
 from collections.abc import Iterable
-from types import FrameType
 from typing import NoReturn
 
 import click
 
-from edl.adapters.child import private_stdout, secret_line
+from edl.adapters.child import at_sigterm, private_stdout, secret_line
 from edl.adapters.remote_files import open_files
 from edl.errors import UsageError
 from edl.wire.address import address
@@ -48,12 +46,10 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
         drained.set()
         over.set()
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-        timer = threading.Timer(grace_s, over.set)
-        timer.daemon = True
-        timer.start()
+    def leave() -> None:
         log.info("Parameter server %s: leaves, at the latest in %g s", setup.name, grace_s)
+        over.wait(grace_s)
+        over.set()
 
     def failed(what: str) -> NoReturn:
         sys.stderr.flush()
@@ -61,7 +57,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
 
     server = Server(setup, gone, failed)
     server.start(host, port)
-    signal.signal(signal.SIGTERM, leave)
+    at_sigterm(leave)
     endpoint = server.endpoint
     launcher.say({"port": endpoint.port, "path": endpoint.path, "machine": endpoint.machine, "pid": os.getpid()})
     limit = f"{setup.most_bytes / 2**30:.1f} GiB" if setup.most_bytes else "no limit"

@@ -397,14 +397,14 @@ def test_sigterm_lets_a_stream_end(shard: ShardRef) -> None:
         got += ids(stream)
         assert got == list(range(RECORDS))
         assert trainer.counts.takeovers == 0
-        assert reader.process.wait(10) == 0
+        assert reader.process.wait(60) == 0
 
 
 def test_a_reader_without_its_launcher_ends() -> None:
     with Process("r0") as reader:
         assert reader.process.stdin is not None
         reader.process.stdin.close()
-        assert reader.process.wait(10) == 0
+        assert reader.process.wait(60) == 0
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
