@@ -28,11 +28,13 @@ from edl.ports import (
     WorkerCommand,
     WorkerExited,
     WorkerResumed,
+    WorkersStopped,
     WorkerSuspended,
 )
 from edl.wire.nursery import (
     LARGEST_BYTES,
     Dump,
+    Entitled,
     Exited,
     Forward,
     Message,
@@ -43,6 +45,7 @@ from edl.wire.nursery import (
     Spawn,
     Spawned,
     SpawnFailed,
+    Stopped,
     Suspended,
     Warmed,
     WarmFailed,
@@ -101,6 +104,7 @@ class NurseryProcesses:
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._warmed = False
         self._closing = False
+        self._until_s: float | None = None
 
     @property
     def nursery_pid(self) -> int:
@@ -165,6 +169,14 @@ class NurseryProcesses:
             os.close(memory)
         # A caller that is cancelled here leaves its entry behind, so that the answer finds it and kills the worker.
         return await answer
+
+    def entitle(self, until_s: float) -> None:
+        """See ``Processes.entitle``. A nursery that is still importing has no workers, and does not listen."""
+        self._until_s = until_s
+        if self._warmed and self._socket is not None and not self._closing:
+            # One that does not read until this has no room has other troubles, which are noticed elsewhere.
+            with contextlib.suppress(OSError):
+                self._socket.send(encode(Entitled(until_s)))
 
     async def signal(self, pid: int, number: int) -> None:
         """See ``Processes.signal``."""
@@ -238,6 +250,8 @@ class NurseryProcesses:
         match message:
             case Warmed(text) if self._warming is not None and not self._warming.done():
                 self._warmed = True
+                if self._until_s is not None:
+                    self.entitle(self._until_s)
                 self._warming.set_result(text)
             case WarmFailed() if self._warming is not None and not self._warming.done():
                 self._warming.set_exception(WorkerStartError(self._import_advice(message)))
@@ -256,6 +270,8 @@ class NurseryProcesses:
                 self._publish(pid, WorkerSuspended(pid))
             case Resumed(pid):
                 self._publish(pid, WorkerResumed(pid))
+            case Stopped(reason):
+                self._events.put_nowait(WorkersStopped(reason))
             case Note(text):
                 self._log(text)
 

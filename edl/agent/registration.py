@@ -148,8 +148,8 @@ class Registration:
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
         """Renew the lease three times in its life until it is lost; then return.
 
-        ``renewed`` is called after each success with the seconds since the request, ``missed`` each time the store
-        did not answer.
+        ``renewed`` is called after each success with the time of the request by the event loop's clock, ``missed`` each
+        time the store did not answer.
         """
         pause_s, loop = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop()
         while True:
@@ -164,7 +164,7 @@ class Registration:
                 missed()
                 await asyncio.sleep(RETRY_S)
                 continue
-            renewed(loop.time() - sent_s)
+            renewed(sent_s)
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 from edl.agent import events as ev
 from edl.agent import hang
 from edl.agent.desk import Desk, Keeper
+from edl.agent.entitlement import Entitlement
 from edl.agent.leaving import saving_time_s
 from edl.agent.machine import begin, step
 from edl.agent.pace import Mark, tell_pace
@@ -27,6 +28,7 @@ from edl.ports import (
     ProcessEvent,
     WorkerExited,
     WorkerResumed,
+    WorkersStopped,
     WorkerSuspended,
 )
 from edl.tasks import Alarm, Chores, end
@@ -177,6 +179,7 @@ class AgentShell:
             if around.switches is not None
             else None
         )
+        self._entitlement = Entitlement(state.timeouts.lease_ttl_s, around.clock.now_s())
         self._outcome: Outcome | None = None
         self._ending: asyncio.Event | None = None
         """While the newest commit is being written before the launcher ends; set when somebody cannot wait for it."""
@@ -191,13 +194,22 @@ class AgentShell:
         """Something happened."""
         if self._ending is not None and isinstance(event, ev.Interrupted) and event.again:
             self._ending.set()
+        if isinstance(event, ev.LeaseGone):
+            self._entitlement.lost()
         self._events.put_nowait(event)
+
+    def leased(self, asked_s: float) -> None:
+        """The store has renewed the lease; it was asked at ``asked_s``."""
+        self._entitlement.leased(asked_s)
+        self._entitle()
+        self.post(ev.LeaseRenewed(self._around.clock.now_s() - asked_s))
 
     async def run(self) -> Outcome:
         """Live until the machine says how to exit."""
         self._desk.open()
         self._chores.begin(self._watch_processes())
         self._chores.begin(self._stay_attached())
+        self._chores.begin(self._stay_entitled())
         if self._switches is not None:
             self._chores.begin(self._switches.run())
         self._chores.begin(tell_pace(self._mark, self.post))
@@ -209,6 +221,8 @@ class AgentShell:
                 event = self._translate(await self._events.get())
                 if event is not None:
                     await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+                if isinstance(event, ev.LeaseGone):
+                    self._entitlement.acted()
             return self._outcome
         finally:
             self._let_go()
@@ -456,6 +470,17 @@ class AgentShell:
             self.post,
         )
 
+    async def _stay_entitled(self) -> None:
+        """Have the nursery know that this launcher lives, also while the agent waits for something."""
+        while True:
+            self._entitle()
+            await asyncio.sleep(self._entitlement.interval_s)
+
+    def _entitle(self) -> None:
+        until_s = self._entitlement.look(self._around.clock.now_s())
+        if until_s is not None:
+            self._around.processes.entitle(until_s)
+
     async def _watch_processes(self) -> None:
         async for event in self._around.processes.events():
             self._events.put_nowait(event)
@@ -470,6 +495,8 @@ class AgentShell:
             case WorkerResumed(pid):
                 place = self._around.workers.place(pid)
                 return None if place is None else ev.WorkerThawed(*place)
+            case WorkersStopped(reason):
+                return ev.WorkersKilled(reason)
             case NurseryLost(reason):
                 return ev.NurseryGone(reason)
             case _:
@@ -486,8 +513,12 @@ class AgentShell:
 
     async def _register(self) -> None:
         while True:
+            asked_s = self._around.clock.now_s()
             try:
-                self.post(ev.Registered(await self._around.register()))
+                info = await self._around.register()
+                self._entitlement.leased(asked_s)
+                self._entitle()
+                self.post(ev.Registered(info))
                 return
             except StoreUnavailable:
                 await asyncio.sleep(REGISTER_PAUSE_S)

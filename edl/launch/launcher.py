@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edl.adapters.host_notes import HostNote
 from edl.adapters.transport import MasterServer
-from edl.agent.events import Interrupted, LeaseGone, LeaseRenewed, Noticed
+from edl.agent.events import Interrupted, LeaseGone, Noticed
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.errors import StoreError
@@ -170,12 +170,12 @@ class Launcher:
                 member.start()
             await asyncio.sleep(MEMBER_PAUSE_S)
 
-    def _renewed(self, age_s: float) -> None:
+    def _renewed(self, asked_s: float) -> None:
         if self._store_away:
             self._store_away = False
             self._parts.log("the store answers again")
         self._touched_s = self._parts.clock.now_s()
-        self._parts.agent.post(LeaseRenewed(age_s))
+        self._parts.agent.leased(asked_s)
 
     def _missed(self) -> None:
         if not self._store_away:

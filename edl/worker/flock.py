@@ -37,6 +37,7 @@ class Flock:
         self._suspended: dict[int, bool] = {}
         self._helpers: set[int] = set()
         self._ending: dict[int, _Ending] = {}
+        self._killed: set[int] = set()
 
     def add(self, pid: int) -> None:
         """A new worker, or a helper that becomes one."""
@@ -52,6 +53,23 @@ class Flock:
         if not self._ending:
             return None
         return max(0.0, min(ending.deadline_s for ending in self._ending.values()) - time.monotonic())
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether there is a worker that has not been killed by ``kill_workers``."""
+        return bool(self._suspended.keys() - self._killed)
+
+    def kill_workers(self) -> None:
+        """SIGKILL every worker, with all that it has started, in whatever session. Standbys live on."""
+        for pid in self._suspended:
+            _kill_group(pid, signal.SIGSTOP)  # no step more while we look for the others
+        families = linux.families()
+        for pid in self._suspended:
+            _kill_group(pid, signal.SIGKILL)
+            for one in (pid, *linux.descendants(pid, families)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(one, signal.SIGKILL)
+        self._killed = set(self._suspended)
 
     def watch(self) -> list[Happening]:
         """What has happened to workers since the last call. Never blocks."""
@@ -87,6 +105,7 @@ class Flock:
             _kill_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self._helpers.discard(pid)
+        self._killed.discard(pid)
         if self._suspended.pop(pid, None) is not None:
             self._ending[pid] = _Ending(code, time.monotonic() + GROUP_PATIENCE_S)
 

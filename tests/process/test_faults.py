@@ -297,6 +297,26 @@ def test_a_frozen_launcher_is_counted_out_and_comes_back_as_a_joiner(job: Job, w
     assert job.status()["restarts_used"] == 0
 
 
+def test_a_frozen_launchers_workers_end_before_there_is_a_world_without_it(job: Job) -> None:
+    """Its workers are not frozen, and need nobody to step on."""
+    job.options, job.arguments = ("--lease-ttl=2",), ("--free",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    frozen = next(node for node in job.nodes if node != job.status()["master"])
+    with stopped(job.nodes[frozen].process.pid) as at:
+        without = job.wait_world(1, after=before.round)
+        time.sleep(0.5)  # for what the worker of the frozen launcher may still do
+    (orphan,) = before.pids_of(frozen)
+    last = max(step.t for step in job.steps() if step.pid == orphan)
+    first = min(step.t for step in job.steps() if step.round == without.round)
+    print(f"last step {last - at:.2f} s after the freeze, first step without it {first - at:.2f} s")
+    assert last < first
+    job.nodes[frozen].says("the launcher was silent for ")
+    after = job.wait_world(2, after=without.round)
+    assert after.nodes[1] == frozen
+    assert job.status()["restarts_used"] == 0
+
+
 def test_sigterm_drains_one_node(job: Job) -> None:
     job.start("a", "b", "c")
     before = job.wait_world(3)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ import pytest
 from edl.adapters.processes import NurseryProcesses
 from edl.config import Standby
 from edl.errors import WorkerStartError
-from edl.ports import CommandKind, NurseryLost, WorkerCommand, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.ports import (
+    CommandKind,
+    NurseryLost,
+    WorkerCommand,
+    WorkerExited,
+    WorkerResumed,
+    WorkersStopped,
+    WorkerSuspended,
+)
 from tests.process.nursery_bench import (
     DEADLINE_S,
     ROOT,
@@ -406,6 +415,41 @@ def test_a_worker_whose_caller_gave_up_is_killed(tmp_path: Path) -> None:
             assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
             children = Path(f"/proc/{bench.processes.nursery_pid}/task/{bench.processes.nursery_pid}/children")
             await until(lambda: children.read_text() == "", "the end of the unwanted worker")
+
+    run(main())
+
+
+TREE = """
+    import subprocess, sys, time
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(words, start_new_session=True)
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@EVERY
+def test_a_silent_agents_workers_are_killed_with_all_that_they_have_started(tmp_path: Path, standby: Standby) -> None:
+    async def main() -> None:
+        async with script_bench(tmp_path, standby, TREE).open() as bench:
+            pid = await bench.spawn()
+            elsewhere = pin(int(await bench.text_in("worker", "\n")))
+            until_s = time.monotonic() + 0.5
+            bench.processes.entitle(until_s)
+            event = await bench.event()
+            assert time.monotonic() >= until_s
+            assert isinstance(event, WorkersStopped)
+            assert event.reason.startswith("the launcher was silent for 0.")
+            assert await bench.codes([pid]) == [-signal.SIGKILL]
+            wait_gone([elsewhere])
+            # Nothing runs before more has been said, and everything after it.
+            late = await bench.spawn("late")
+            assert await bench.codes([late]) == [-signal.SIGKILL]
+            bench.processes.entitle(time.monotonic() + DEADLINE_S)
+            again = await bench.spawn("again")
+            await bench.text_in("again", "\n")
+            await bench.processes.signal(again, signal.SIGKILL)
+            assert await bench.codes([again]) == [-signal.SIGKILL]
 
     run(main())
 
