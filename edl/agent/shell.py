@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl.agent import events as ev
 from edl.agent import hang
@@ -51,6 +51,10 @@ from edl.wire.messages import (
 
 RECONNECT_PAUSE_S = 0.05
 REGISTER_PAUSE_S = 0.5
+STACKS_S = 10.0
+"""How long the agent waits for the stacks of its workers, all together."""
+LET_GO_S = 1.0
+"""How long it waits for a save that it has given up."""
 
 
 class StateKeeper(Keeper, Protocol):
@@ -181,8 +185,10 @@ class AgentShell:
         )
         self._entitlement = Entitlement(state.timeouts.lease_ttl_s, around.clock.now_s())
         self._outcome: Outcome | None = None
-        self._ending: asyncio.Event | None = None
-        """While the newest commit is being written before the launcher ends; set when somebody cannot wait for it."""
+        self._hurry: asyncio.Event | None = None
+        """While the agent waits for something; set when somebody cannot wait for it."""
+        self._saving_last = False
+        """The newest commit is being written before the launcher ends."""
         self._warming: Awaitable[str] | None = around.warming
 
     @property
@@ -192,8 +198,8 @@ class AgentShell:
 
     def post(self, event: ev.Event) -> None:
         """Something happened."""
-        if self._ending is not None and isinstance(event, ev.Interrupted) and event.again:
-            self._ending.set()
+        if self._hurry is not None and isinstance(event, ev.Interrupted) and event.again:
+            self._hurry.set()
         if isinstance(event, ev.LeaseGone):
             self._entitlement.lost()
         self._events.put_nowait(event)
@@ -258,23 +264,43 @@ class AgentShell:
         left_s = saving_time_s(outcome, self._state.gone_by_s, self._around.clock.now_s(), limit_s)
         if left_s == 0:
             return outcome
-        self._ending = asyncio.Event()
-        saving = asyncio.ensure_future(keeper.save_what_is_left(outcome.reason))
-        hurry = asyncio.ensure_future(self._ending.wait())
-        try:
-            await asyncio.wait({saving, hurry}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if saving.done():
-                saving.result()
-            else:
-                why = "told to leave at once" if hurry.done() else "the time is up"
-                self._around.log(f"{why}: the newest commit may not have come to the checkpoint directory")
-        finally:
-            await end(saving)
-            await end(hurry)
+        self._saving_last = True
+        why = await self._patiently(keeper.save_what_is_left(outcome.reason), left_s)
+        if why:
+            self._around.log(f"{why}: the newest commit may not have come to the checkpoint directory")
         if not keeper.unsaved:
             return outcome
         self._around.log(keeper.unsaved)
         return replace(outcome, reason=f"{outcome.reason}; {keeper.unsaved}")
+
+    async def _patiently(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
+        """Wait for this, until it is done or nobody can wait for it any more; returns why it was given up. Raises what
+        it raises."""
+        self._hurry = asyncio.Event()
+        working = asyncio.ensure_future(work)
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait({working, hurry}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+                return ""
+            return "told to leave at once" if hurry.done() else "the time is up"
+        finally:
+            self._hurry = None
+            await end(working, LET_GO_S)
+            await end(hurry)
+
+    async def _start(self, starting: Coroutine[Any, Any, list[ev.WorkerEnded]]) -> None:
+        """Wait until workers are started: as long as the nursery takes, which is replaced when it does not answer. What
+        it starts after somebody could not wait for it ends with it."""
+
+        async def start() -> None:
+            for ended in await starting:
+                self.post(ended)
+
+        why = await self._patiently(start())
+        if why:
+            self._around.log(f"{why}: not waiting until the workers are started")
 
     async def _flush_saves(self, round: Round) -> None:
         """Wait, within a limit, until what the workers of this round have saved is written."""
@@ -293,21 +319,21 @@ class AgentShell:
         match effect:
             case ev.Start(world, slots):
                 self._enter(world)
-                for ended in await workers.start(world, slots):
-                    self.post(ended)
+                await self._start(workers.start(world, slots))
             case ev.GivePlace(world, slots):
                 self._enter(world)
                 for slot in slots:
                     self._desk.give_place(slot, workers.seat(world, slot, self._around.secret(world.round)))
             case ev.StartAhead(slots, born):
-                for ended in await workers.start_ahead(born, slots, self._state.uses):
-                    self.post(ended)
+                await self._start(workers.start_ahead(born, slots, self._state.uses))
             case ev.SignalWorkers(number, slots):
                 await workers.signal(number, slots)
             case ev.TellWorkers(message, slots):
                 self._desk.tell(message, slots)
             case ev.DumpStacks():
-                await workers.dump_stacks()
+                why = await self._patiently(workers.dump_stacks(), STACKS_S)
+                if why:
+                    self._around.log(f"{why}: not waiting for stacks that are not written yet")
             case ev.Keep(peer):
                 self._around.keeper.keep_with(peer)
             case ev.Load():
@@ -442,7 +468,7 @@ class AgentShell:
         """A commit has been written to the checkpoint directory, or could not be."""
         if self._switches is not None and not message.error:
             self._switches.kept(message.version)
-        if self._ending is None:
+        if not self._saving_last:
             self.post(ev.Report(message))
             return
         if message.error:  # nobody steps the machine any more, and the Master may be gone

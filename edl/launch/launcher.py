@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,6 +32,9 @@ from edl.wire.messages import Failure, NodeInfo
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
 """How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
+
+AT_ONCE = 3
+"""Signals to leave by: the first is obeyed in good order, the second one sooner, this one at once."""
 
 MEMBER_PAUSE_S = 1.0
 """Between two starts of a store member that keeps ending."""
@@ -92,6 +97,10 @@ class Parts:
     """Looks whether this host is about to be taken away."""
     worker_status: bool = False
     """End a failed job with the status of the worker that failed first."""
+    kill_workers: Callable[[], None] = lambda: None
+    """SIGKILL every worker, and what starts them, without waiting for anything."""
+    exit_now: Callable[[int], object] = os._exit
+    """End this process with a status, whatever still runs in it."""
 
 
 class Launcher:
@@ -99,7 +108,8 @@ class Launcher:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._signalled = False
+        self._signals = 0
+        """How many have come that mean to leave."""
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
@@ -185,10 +195,25 @@ class Launcher:
             self._parts.candidate.out_of_touch()
 
     def _interrupt(self, number: int) -> None:
-        self._parts.agent.post(Interrupted(number, again=self._signalled))
-        self._signalled = True
+        self._signals += 1
+        if self._signals >= AT_ONCE:
+            self._drop_everything(number)
+        self._parts.agent.post(Interrupted(number, again=self._signals > 1))
         for one in self._parts.beside:
             one.interrupt()
+
+    def _drop_everything(self, number: int) -> None:
+        """Somebody has had enough of waiting, whatever for. What this launcher leaves undone others find out by its
+        port, which refuses, and by its lease, which ends."""
+        parts = self._parts
+        name = signal.Signals(number).name
+        parts.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
+        parts.kill_workers()
+        parts.note.remove()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        parts.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
         """A signal that announces the end, such as Slurm's before its time limit. SIGTERM may follow, and is the first

@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from edl.adapters import family
 from edl.wire.nursery import Exited, Resumed, Suspended
 from edl.worker import linux
 
@@ -63,12 +64,10 @@ class Flock:
         """SIGKILL every worker, with all that it has started, in whatever session. Standbys live on."""
         for pid in self._suspended:
             _kill_group(pid, signal.SIGSTOP)  # no step more while we look for the others
-        families = linux.families()
+        families = family.families()
         for pid in self._suspended:
             _kill_group(pid, signal.SIGKILL)
-            for one in (pid, *linux.descendants(pid, families)):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(one, signal.SIGKILL)
+            family.kill((pid, *family.descendants(pid, families)))
         self._killed = set(self._suspended)
 
     def watch(self) -> list[Happening]:

@@ -81,27 +81,6 @@ def children() -> list[int]:
         return []
 
 
-def families() -> dict[int, list[int]]:
-    """The children of every process that can be seen."""
-    found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(name)
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                # The second field is a name in parentheses that may hold anything.
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-            found.setdefault(parent, []).append(pid)
-    return found
-
-
-def descendants(pid: int, families: dict[int, list[int]]) -> list[int]:
-    """Children of a process, their children, and so on."""
-    found = list(families.get(pid, ()))
-    for one in found:
-        found += families.get(one, ())
-    return found
-
-
 def open_descriptors() -> set[int]:
     """Numbers of the descriptors this process has open."""
     found = {int(name) for name in os.listdir("/proc/self/fd")}
