@@ -411,10 +411,14 @@ def _put_together(
             kill_workers=processes.kill,
         )
     )
+    _begin_web(place, candidate)
+    return launcher
+
+
+def _begin_web(place: _Place, candidate: Candidate) -> None:
     if place.web is not None:
         place.web.begin(lambda: candidate.ruler.http if candidate.ruler is not None else None)
         place.beside.append(place.web)
-    return launcher
 
 
 def _rule(place: _Place, shell: MasterShell | None) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -210,9 +209,6 @@ class Launcher:
         parts.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
         parts.kill_workers()
         parts.note.remove()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
         parts.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
