@@ -183,7 +183,7 @@ def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:
 
 
 def nursery_trusts_its_launcher() -> contextlib.AbstractContextManager[Any]:
-    """A launcher that is frozen stops no workers, and nobody else does (ours, until it was a year old)."""
+    """A launcher that is frozen stops no workers, and nobody else does (ours, before the nursery had a watchdog)."""
     return mock.patch.object(Launcher, "silent", lambda self, until_s: None)
 
 
