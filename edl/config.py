@@ -132,6 +132,12 @@ class Timeouts:
     """How long workers may take to a step boundary that was agreed on before the round is interrupted instead."""
     hang_s: float = 0.0
     """A round without progress for so long is restarted; 0 for never."""
+    spawn_s: float = 10.0
+    """How long the process that starts a node's workers may take to answer before it is killed and replaced."""
+    warming_s: float = 120.0
+    """How long others wait for a node that imports its framework, or starts workers ahead of a world."""
+    loading_s: float = 1800.0
+    """How long a world waits for the node that reads the state from the checkpoint directory."""
 
     def __post_init__(self) -> None:
         _positive("--recover-timeout", self.recover_s)
@@ -140,6 +146,9 @@ class Timeouts:
         _positive("--rejoin-timeout", self.rejoin_s)
         _positive("--boundary-timeout", self.boundary_s)
         _positive("--hang-timeout", self.hang_s, zero_allowed=True)
+        _positive("--spawn-timeout", self.spawn_s)
+        _positive("--warming-timeout", self.warming_s)
+        _positive("--loading-timeout", self.loading_s)
         if not 1.0 <= self.lease_ttl_s <= 3600.0:
             raise SettingError("--lease-ttl", f"{self.lease_ttl_s:g}", "must be from 1 to 3600 seconds")
 
@@ -376,6 +385,9 @@ class JobSpec:
             "--rejoin-timeout": f"{self.timeouts.rejoin_s:g}",
             "--boundary-timeout": f"{self.timeouts.boundary_s:g}",
             "--hang-timeout": f"{self.timeouts.hang_s:g}",
+            "--spawn-timeout": f"{self.timeouts.spawn_s:g}",
+            "--warming-timeout": f"{self.timeouts.warming_s:g}",
+            "--loading-timeout": f"{self.timeouts.loading_s:g}",
             "--data": self.data or "''",
             **self.hyper.flags(),
             "--run-mode": "ps" if self.servers else "collective",

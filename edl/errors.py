@@ -19,6 +19,7 @@
     ├── Killed              the kill switch is set
     ├── JobFailed           a job started from Python has failed: names who failed first, and how
     ├── WorkerStartError    a worker process could not be created
+    │   └── StarterLost     the process that creates them is gone
     └── ProtocolError       a peer sent what it may not send; its stream is closed, ours goes on
 
 Each carries the exit status a launcher ends with when nobody handles it. ``definite`` says whether the
@@ -204,6 +205,10 @@ class WorkerStartError(EdlError):
     """A worker process could not be created."""
 
     exit_code = ExitCode.CANNOT_START_WORKER
+
+
+class StarterLost(WorkerStartError):
+    """The process that creates workers has ended, and its workers with it: trouble of the node, not of the script."""
 
 
 class ProtocolError(EdlError):

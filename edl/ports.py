@@ -263,7 +263,14 @@ class NurseryLost:
     reason: str
 
 
-ProcessEvent = WorkerExited | WorkerSuspended | WorkerResumed | NurseryLost
+@dataclass(frozen=True, slots=True)
+class WorkersStopped:
+    """All workers have been killed, or are about to be, for a reason that is none of theirs. Their ends follow."""
+
+    reason: str
+
+
+ProcessEvent = WorkerExited | WorkerSuspended | WorkerResumed | WorkersStopped | NurseryLost
 
 
 class Processes(Protocol):
@@ -286,6 +293,11 @@ class Processes(Protocol):
         the worker is bound to; empty: all that the launcher has.
         The two descriptors are duplicated into the worker; the caller closes its own. Raises ``WorkerStartError``.
         """
+        ...
+
+    def entitle(self, until_s: float) -> None:
+        """Workers may run until then, by the monotonic clock. If nothing later is said they are killed then
+        (``WorkersStopped``), even if this process is frozen. Before the first call there is no limit."""
         ...
 
     async def signal(self, pid: int, number: int) -> None:

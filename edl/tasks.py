@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 AGAIN_S = 0.1
 
 
-async def end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it is over, whatever it ends with.
+async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
+    """Cancel a task and wait until it is over, whatever it ends with; no longer than ``limit_s``.
 
     Cancelling once is not enough: ``asyncio.wait_for`` before Python 3.12 loses a cancellation that meets the end of
     what it waits for, and the task goes on.
     """
-    while not task.done():
+    loop = asyncio.get_running_loop()
+    give_up_s = loop.time() + limit_s
+    while not task.done() and loop.time() < give_up_s:
         task.cancel()
         await asyncio.wait({task}, timeout=AGAIN_S)
 

@@ -1,15 +1,39 @@
-"""Whether somebody listens at an address: a connection that is closed again at once."""
+"""Whether somebody listens at an address, and whether it lives: connections that are closed again at once."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How a client begins (RFC 9113, 3.4), with settings that are all the usual ones. The server answers with its own."""
+
 
 async def knock(host: str, port: int, timeout_s: float) -> None:
     """Connect to the first of the host's addresses that takes it. Raises ``OSError`` for the last one that did not, and
     ``asyncio.TimeoutError``. Whatever becomes of it, a cancellation too, no socket is left open."""
     await asyncio.wait_for(_connect(host, port), timeout_s)
+
+
+async def answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether a server lives there that speaks HTTP/2, such as a launcher. The kernel takes connections for a process
+    that is frozen, too; this one has to say something. With TLS it ends the connection, which only the living do."""
+    try:
+        return await asyncio.wait_for(_greet(host, port), timeout_s)
+    except (OSError, asyncio.TimeoutError):
+        return False
+
+
+async def _greet(host: str, port: int) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(_PREFACE)
+        await reader.read(1)
+        return True
+    except ConnectionResetError:
+        return True
+    finally:
+        writer.close()
 
 
 async def _connect(host: str, port: int) -> None:

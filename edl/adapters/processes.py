@@ -18,9 +18,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from string import Template
 
+from edl.adapters import family
 from edl.adapters.stacks import stacks_of_program
 from edl.config import Standby
-from edl.errors import ProtocolError, WorkerStartError
+from edl.errors import ProtocolError, StarterLost, WorkerStartError
 from edl.ports import (
     CommandKind,
     NurseryLost,
@@ -28,11 +29,14 @@ from edl.ports import (
     WorkerCommand,
     WorkerExited,
     WorkerResumed,
+    WorkersStopped,
     WorkerSuspended,
 )
+from edl.wire.local import AGENT_VARIABLE
 from edl.wire.nursery import (
     LARGEST_BYTES,
     Dump,
+    Entitled,
     Exited,
     Forward,
     Message,
@@ -43,6 +47,7 @@ from edl.wire.nursery import (
     Spawn,
     Spawned,
     SpawnFailed,
+    Stopped,
     Suspended,
     Warmed,
     WarmFailed,
@@ -56,6 +61,10 @@ _MODULE = "edl.worker.nursery"
 _FAREWELL_S = 12.0
 """How long the nursery may take to kill and reap what it has made; then it is killed itself."""
 _IMPATIENT_FAREWELL_S = 1.0
+ANSWER_S = 10.0
+"""How long a nursery may be silent that has something to answer; then it is killed."""
+_REAP_S = 2.0
+"""How long the kernel may take to end a nursery that has been killed. One that waits for a broken disk never ends."""
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
@@ -71,7 +80,8 @@ class NurseryProcesses:
     ``environment`` is the nursery's own, so the one under which frameworks are imported: the agent's, with the values
     that workers will have for what libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``,
     ``FLAGS_*``). ``preload`` names modules to import besides those found in the script; they must exist.
-    ``python`` is the interpreter that runs Python workers. ``log`` gets whole sentences.
+    ``python`` is the interpreter that runs Python workers. ``log`` gets whole sentences. ``answer_s``: how long the
+    nursery may take to answer before it is replaced.
     """
 
     def __init__(
@@ -83,6 +93,7 @@ class NurseryProcesses:
         preload: tuple[str, ...] = (),
         log: Callable[[str], None] = lambda _: None,
         python: str = sys.executable,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._command = command
         self._standby = standby
@@ -101,6 +112,14 @@ class NurseryProcesses:
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._warmed = False
         self._closing = False
+        self._until_s: float | None = None
+        self._answer_s = answer_s
+        self._overdue: asyncio.TimerHandle | None = None
+        """Rings unless the nursery is heard before."""
+        self._writable: asyncio.Event | None = None
+        """There while somebody waits for room in the nursery's socket."""
+        self._mark = ""
+        """What workers find their agent by: their own processes have it, too, wherever they went."""
 
     @property
     def nursery_pid(self) -> int:
@@ -150,11 +169,13 @@ class NurseryProcesses:
         command = self._command
         arguments = with_macros(command.arguments, local_rank)
         order = Order(command.kind.value, command.target, arguments, environment, cores=cores)
+        self._mark = environment.get(AGENT_VARIABLE, "")
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         memory = write_order(order)
         try:
             self._spawning[number] = answer
+            self._expect_answer()
             await self._send(Spawn(number), [memory, stdout, stderr])
         except BaseException as error:
             del self._spawning[number]
@@ -165,6 +186,14 @@ class NurseryProcesses:
             os.close(memory)
         # A caller that is cancelled here leaves its entry behind, so that the answer finds it and kills the worker.
         return await answer
+
+    def entitle(self, until_s: float) -> None:
+        """See ``Processes.entitle``. A nursery that is still importing has no workers, and does not listen."""
+        self._until_s = until_s
+        if self._warmed and self._socket is not None and not self._closing:
+            self._expect_answer()
+            with contextlib.suppress(OSError):
+                self._socket.send(encode(Entitled(until_s)))
 
     async def signal(self, pid: int, number: int) -> None:
         """See ``Processes.signal``."""
@@ -199,23 +228,37 @@ class NurseryProcesses:
         """See ``Processes.close``."""
         await self._stop()
 
+    def kill(self) -> None:
+        """SIGKILL the nursery and all that comes from it. Waits for nothing."""
+        if self.nursery_pid:
+            family.kill((self.nursery_pid, *family.descendants(self.nursery_pid, family.families())))
+        self._kill_marked()
+
+    def _kill_marked(self) -> None:
+        if self._mark:
+            family.kill(family.started_with(AGENT_VARIABLE, self._mark))
+
     async def _send(self, message: Message, descriptors: list[int]) -> None:
         """Raises ``WorkerStartError`` when there is no nursery, ``OSError`` when it has just gone."""
-        loop = asyncio.get_running_loop()
         while True:
             channel = self._socket
             if channel is None:
-                raise WorkerStartError("cannot start a worker: its nursery is gone; warm() starts another")
+                raise StarterLost("cannot start a worker: its nursery is gone; warm() starts another")
             try:
                 socket.send_fds(channel, [encode(message)], descriptors)
                 return
             except BlockingIOError:
-                writable = asyncio.Event()
-                loop.add_writer(channel, writable.set)
-                try:
-                    await writable.wait()
-                finally:
-                    loop.remove_writer(channel)
+                if self._writable is None:  # else others wait already
+                    self._writable = asyncio.Event()
+                    asyncio.get_running_loop().add_writer(channel, self._has_room)
+                await self._writable.wait()
+
+    def _has_room(self) -> None:
+        """The nursery's socket has room again, or is about to be closed: whoever waits for that looks again."""
+        writable, self._writable = self._writable, None
+        if writable is not None and self._socket is not None:
+            asyncio.get_running_loop().remove_writer(self._socket)
+            writable.set()
 
     def _readable(self) -> None:
         """Take everything that has arrived, in order."""
@@ -234,10 +277,32 @@ class NurseryProcesses:
             except ProtocolError as error:
                 self._log(f"the nursery said something strange: {error}")
 
+    def _expect_answer(self) -> None:
+        if self._overdue is None and self._warmed:
+            self._overdue = asyncio.get_running_loop().call_later(self._answer_s, self._miss_answer)
+
+    def _answered(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def _miss_answer(self) -> None:
+        """The nursery is stopped, or hangs. Nothing can be started or ended through it, so it goes with its workers."""
+        self._readable()  # if this process was held up itself, the answer is here
+        if self._overdue is None or self._socket is None:
+            return
+        text = f"the process that starts workers has not answered for {self._answer_s:g} s: killing it and its workers"
+        self._events.put_nowait(WorkersStopped(text))
+        self.kill()
+        self._lost()
+
     def _handle(self, message: Message) -> None:
+        self._answered()
         match message:
             case Warmed(text) if self._warming is not None and not self._warming.done():
                 self._warmed = True
+                if self._until_s is not None:
+                    self.entitle(self._until_s)
                 self._warming.set_result(text)
             case WarmFailed() if self._warming is not None and not self._warming.done():
                 self._warming.set_exception(WorkerStartError(self._import_advice(message)))
@@ -256,6 +321,8 @@ class NurseryProcesses:
                 self._publish(pid, WorkerSuspended(pid))
             case Resumed(pid):
                 self._publish(pid, WorkerResumed(pid))
+            case Stopped(reason):
+                self._events.put_nowait(WorkersStopped(reason))
             case Note(text):
                 self._log(text)
 
@@ -293,13 +360,15 @@ class NurseryProcesses:
             self._events.put_nowait(NurseryLost(reason))
         for answer in self._spawning.values():
             if not answer.done():
-                answer.set_exception(WorkerStartError(failure))
+                answer.set_exception(StarterLost(failure))
         self._spawning.clear()
 
     def _farewell(self) -> str:
         """Let go of a nursery whose socket has ended; returns how it ended."""
+        self._answered()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._has_room()
             self._socket.close()
             self._socket = None
         process, self._process = self._process, None
@@ -307,7 +376,11 @@ class NurseryProcesses:
             return "it was never started"
         # Its socket is closed, so it is at its end or has lost its mind.
         process.kill()
-        code = process.wait()
+        try:
+            code = process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+            self._log(f"process {process.pid}, which starts workers, does not die of SIGKILL: a broken disk holds it")
         for pid in sorted(self._alive):
             self._events.put_nowait(WorkerExited(pid, -signal.SIGKILL))
         for pid in self._alive if code != 0 else ():
@@ -315,6 +388,8 @@ class NurseryProcesses:
             # not. A pid is not given out anew while its group has members, and an empty group is no error.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+        if code != 0:
+            self._kill_marked()  # nor those that have begun sessions of their own
         self._alive.clear()
         self._unwanted.clear()
         return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
@@ -324,6 +399,7 @@ class NurseryProcesses:
         if self._socket is None:
             return
         self._closing = True
+        self._answered()
         ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().remove_reader(self._socket)
         asyncio.get_running_loop().add_reader(self._socket, self._drain, ended)

@@ -176,6 +176,13 @@ class WorkerThawed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersKilled:
+    """All workers have been killed for a reason that is none of theirs; those come as ``WorkerEnded`` of their own."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NurseryGone:
     """The nursery died, and its workers with it; those come as ``WorkerEnded`` of their own."""
 
@@ -231,6 +238,7 @@ Event = (
     | KeepingChanged
     | WorkerFroze
     | WorkerThawed
+    | WorkersKilled
     | NurseryGone
     | Fatal
     | Interrupted

@@ -2,7 +2,8 @@
 
 An agent starts and stops workers only on a Master's word, with three exceptions, all for safety: its lease has ended,
 it is cut off from the store and from the Master for longer than a lease lasts (others may have formed a world without
-it), or the person at the keyboard wants it to leave.
+it), or the person at the keyboard wants it to leave. When the launcher itself is frozen the nursery stops them
+(``edl.agent.entitlement``).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from edl.agent.events import (
     WorkerGaveUp,
     WorkerHere,
     WorkerParked,
+    WorkersKilled,
     WorkerThawed,
     WorkerUnderway,
     Write,
@@ -360,6 +362,13 @@ def _keeping_changed(turn: Turn, event: KeepingChanged) -> None:
         turn.say(NotKept(event.why))
 
 
+def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
+    """It was this node that stopped them: the others go on without it, and nobody's restarts are spent."""
+    turn.log(event.reason)
+    rounds.break_off(turn)
+    turn.set(killed=True)
+
+
 def _nursery_gone(turn: Turn, event: NurseryGone) -> None:
     turn.set(warm=False)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
@@ -400,6 +409,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     KeepingChanged: _keeping_changed,
     WorkerFroze: _froze,
     WorkerThawed: _thawed,
+    WorkersKilled: _workers_killed,
     NurseryGone: _nursery_gone,
     Fatal: _fatal,
     Interrupted: leaving.interrupted,

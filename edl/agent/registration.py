@@ -17,6 +17,11 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
 
 RETRY_S = 0.2
+SILENT_PAUSE_S = 0.5
+"""Between two looks at a launcher that is in the way and does not answer."""
+LEASES = 2
+SLACK_S = 5.0
+"""After so many leases, and so much more, one that is still there renews its lease."""
 
 
 class JobEnded(JobConflict):
@@ -27,17 +32,33 @@ class JobEnded(JobConflict):
         super().__init__(f"the job has already ended: {outcome.reason}")
 
 
+class _Silent(Exception):
+    """A launcher is in the way that neither refuses connections nor answers."""
+
+
 class Registration:
     """One launcher's membership. ``join`` may be called again after the lease was lost."""
 
     def __init__(
-        self, store: Store, keys: JobKeys, spec: JobSpec, node: NodeId, refuses: Callable[[str, int], Awaitable[bool]]
+        self,
+        store: Store,
+        keys: JobKeys,
+        spec: JobSpec,
+        node: NodeId,
+        refuses: Callable[[str, int], Awaitable[bool]],
+        answers: Callable[[str, int], Awaitable[bool]],
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """``refuses``: nobody listens there, so whoever did is dead. ``answers``: a launcher there lives."""
         self._store = store
         self._node = node
         self._keys = keys
         self._spec = spec
         self._refuses = refuses
+        self._answers = answers
+        self._log = log
+        self._silent = ""
+        """Whose end is being waited for."""
         self.token = ""
         self.lease = Incarnation(0)
 
@@ -117,23 +138,44 @@ class Registration:
     async def join(self, info: NodeInfo) -> NodeInfo:
         """Take the node's name under a new lease; returns the info with its incarnation.
 
-        Raises ``JobConflict`` when a living launcher holds the name or the node rank asked for.
+        One that is silent is waited for until its lease ends. Raises ``JobConflict`` when a living launcher holds the
+        name or the node rank asked for.
         """
-        lease = Incarnation(await self._store.grant_lease(self._spec.timeouts.lease_ttl_s))
-        named = dataclasses.replace(info, incarnation=lease)
-        key = self._keys.node(info.node)
-        try:
-            while True:
-                await self._refuse_same_rank(info)
-                operations = [Put(key, plain.dumps(named), lease), Put(self._keys.launcher(info.node), b"")]
-                if await self._store.write(operations, [CreatedAt(key, 0)]) is not None:
-                    self.lease = lease
-                    return named
-                await self._clear_dead_namesake(key, named)
-        except JobConflict:
-            with contextlib.suppress(StoreError):
-                await self._store.revoke_lease(lease)
-            raise
+        looks = 0
+        while True:
+            lease = Incarnation(await self._store.grant_lease(self._spec.timeouts.lease_ttl_s))
+            try:
+                named = await self._take_name(dataclasses.replace(info, incarnation=lease))
+            except (JobConflict, _Silent) as error:
+                with contextlib.suppress(StoreError):
+                    await self._store.revoke_lease(lease)
+                if isinstance(error, JobConflict):
+                    raise
+                looks += 1
+                await self._wait_for(error, looks)
+            else:
+                self.lease = lease
+                return named
+
+    async def _take_name(self, named: NodeInfo) -> NodeInfo:
+        key = self._keys.node(named.node)
+        while True:
+            await self._refuse_same_rank(named)
+            mine = [Put(key, plain.dumps(named), named.incarnation), Put(self._keys.launcher(named.node), b"")]
+            if await self._store.write(mine, [CreatedAt(key, 0)]) is not None:
+                return named
+            await self._clear_dead_namesake(key, named)
+
+    async def _wait_for(self, silent: _Silent, looks: int) -> None:
+        """Give a launcher that does not answer the time in which its lease ends. One that renews it lives, wherever the
+        way to it is cut."""
+        limit_s = LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S
+        if looks * SILENT_PAUSE_S > limit_s:
+            raise JobConflict(f"{silent}. It has not answered for {limit_s:g} s, but it keeps its lease: it lives")
+        if str(silent) != self._silent:
+            self._silent = str(silent)
+            self._log(f"{silent}, which does not answer: waiting for the end of its lease")
+        await asyncio.sleep(SILENT_PAUSE_S)
 
     async def _refuse_same_rank(self, info: NodeInfo) -> None:
         if info.node_rank < 0:
@@ -142,9 +184,11 @@ class Registration:
             other = plain.loads(NodeInfo, entry.value)
             taken = other.node_rank == info.node_rank and other.node != info.node
             if taken and not await self._refuses(other.host, other.port):
+                where = f"in job {self._spec.job} by node {other.node} ({other.host})"
+                if not await self._answers(other.host, other.port):
+                    raise _Silent(f"--node-rank={info.node_rank} is taken {where}")
                 raise JobConflict(
-                    f"--node-rank={info.node_rank} is taken in job {self._spec.job} by node {other.node} "
-                    f"({other.host}). Give each node its own rank, or none"
+                    f"--node-rank={info.node_rank} is taken {where}. Give each node its own rank, or none"
                 )
 
     async def _clear_dead_namesake(self, key: str, mine: NodeInfo) -> None:
@@ -156,17 +200,20 @@ class Registration:
             ours = other.host == mine.host and other.port == mine.port
             if ours or await self._refuses(other.host, other.port):
                 await self._store.revoke_lease(other.incarnation)
-            else:
+            elif await self._answers(other.host, other.port):
                 raise JobConflict(
                     f"node id {other.node} is in use in job {self._spec.job} by a living launcher at "
                     f"{other.host}:{other.port}. Give this one another --node-id"
                 )
+            else:
+                place = f"{other.host}:{other.port}"
+                raise _Silent(f"node id {other.node} is in use in job {self._spec.job} by the launcher at {place}")
 
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
         """Renew the lease three times in its life until it is lost; then return.
 
-        ``renewed`` is called after each success with the seconds since the request, ``missed`` each time the store
-        did not answer.
+        ``renewed`` is called after each success with the time of the request by the event loop's clock, ``missed`` each
+        time the store did not answer.
         """
         pause_s, loop = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop()
         while True:
@@ -181,7 +228,7 @@ class Registration:
                 missed()
                 await asyncio.sleep(RETRY_S)
                 continue
-            renewed(loop.time() - sent_s)
+            renewed(sent_s)
             await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:

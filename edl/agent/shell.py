@@ -6,11 +6,12 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl.agent import events as ev
 from edl.agent import hang
 from edl.agent.desk import Desk, Keeper
+from edl.agent.entitlement import Entitlement
 from edl.agent.leaving import saving_time_s
 from edl.agent.machine import begin, step
 from edl.agent.pace import Mark, tell_pace
@@ -27,6 +28,7 @@ from edl.ports import (
     ProcessEvent,
     WorkerExited,
     WorkerResumed,
+    WorkersStopped,
     WorkerSuspended,
 )
 from edl.tasks import Alarm, Chores, end
@@ -49,6 +51,10 @@ from edl.wire.messages import (
 
 RECONNECT_PAUSE_S = 0.05
 REGISTER_PAUSE_S = 0.5
+STACKS_S = 10.0
+"""How long the agent waits for the stacks of its workers, all together."""
+LET_GO_S = 1.0
+"""How long it waits for a save that it has given up."""
 
 
 class StateKeeper(Keeper, Protocol):
@@ -177,9 +183,12 @@ class AgentShell:
             if around.switches is not None
             else None
         )
+        self._entitlement = Entitlement(state.timeouts.lease_ttl_s, around.clock.now_s())
         self._outcome: Outcome | None = None
-        self._ending: asyncio.Event | None = None
-        """While the newest commit is being written before the launcher ends; set when somebody cannot wait for it."""
+        self._hurry: asyncio.Event | None = None
+        """While the agent waits for something; set when somebody cannot wait for it."""
+        self._saving_last = False
+        """The newest commit is being written before the launcher ends."""
         self._warming: Awaitable[str] | None = around.warming
 
     @property
@@ -189,15 +198,24 @@ class AgentShell:
 
     def post(self, event: ev.Event) -> None:
         """Something happened."""
-        if self._ending is not None and isinstance(event, ev.Interrupted) and event.again:
-            self._ending.set()
+        if self._hurry is not None and isinstance(event, ev.Interrupted) and event.again:
+            self._hurry.set()
+        if isinstance(event, ev.LeaseGone):
+            self._entitlement.lost()
         self._events.put_nowait(event)
+
+    def leased(self, asked_s: float) -> None:
+        """The store has renewed the lease; it was asked at ``asked_s``."""
+        self._entitlement.leased(asked_s)
+        self._entitle()
+        self.post(ev.LeaseRenewed(self._around.clock.now_s() - asked_s))
 
     async def run(self) -> Outcome:
         """Live until the machine says how to exit."""
         self._desk.open()
         self._chores.begin(self._watch_processes())
         self._chores.begin(self._stay_attached())
+        self._chores.begin(self._stay_entitled())
         if self._switches is not None:
             self._chores.begin(self._switches.run())
         self._chores.begin(tell_pace(self._mark, self.post))
@@ -209,6 +227,8 @@ class AgentShell:
                 event = self._translate(await self._events.get())
                 if event is not None:
                     await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+                if isinstance(event, ev.LeaseGone):
+                    self._entitlement.acted()
             return self._outcome
         finally:
             self._let_go()
@@ -244,23 +264,43 @@ class AgentShell:
         left_s = saving_time_s(outcome, self._state.gone_by_s, self._around.clock.now_s(), limit_s)
         if left_s == 0:
             return outcome
-        self._ending = asyncio.Event()
-        saving = asyncio.ensure_future(keeper.save_what_is_left(outcome.reason))
-        hurry = asyncio.ensure_future(self._ending.wait())
-        try:
-            await asyncio.wait({saving, hurry}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if saving.done():
-                saving.result()
-            else:
-                why = "told to leave at once" if hurry.done() else "the time is up"
-                self._around.log(f"{why}: the newest commit may not have come to the checkpoint directory")
-        finally:
-            await end(saving)
-            await end(hurry)
+        self._saving_last = True
+        why = await self._patiently(keeper.save_what_is_left(outcome.reason), left_s)
+        if why:
+            self._around.log(f"{why}: the newest commit may not have come to the checkpoint directory")
         if not keeper.unsaved:
             return outcome
         self._around.log(keeper.unsaved)
         return replace(outcome, reason=f"{outcome.reason}; {keeper.unsaved}")
+
+    async def _patiently(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
+        """Wait for this, until it is done or nobody can wait for it any more; returns why it was given up. Raises what
+        it raises."""
+        self._hurry = asyncio.Event()
+        working = asyncio.ensure_future(work)
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait({working, hurry}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+                return ""
+            return "told to leave at once" if hurry.done() else "the time is up"
+        finally:
+            self._hurry = None
+            await end(working, LET_GO_S)
+            await end(hurry)
+
+    async def _start(self, starting: Coroutine[Any, Any, list[ev.WorkerEnded]]) -> None:
+        """Wait until workers are started: as long as the nursery takes, which is replaced when it does not answer. What
+        it starts after somebody could not wait for it ends with it."""
+
+        async def start() -> None:
+            for ended in await starting:
+                self.post(ended)
+
+        why = await self._patiently(start())
+        if why:
+            self._around.log(f"{why}: not waiting until the workers are started")
 
     async def _flush_saves(self, round: Round) -> None:
         """Wait, within a limit, until what the workers of this round have saved is written."""
@@ -279,21 +319,21 @@ class AgentShell:
         match effect:
             case ev.Start(world, slots):
                 self._enter(world)
-                for ended in await workers.start(world, slots):
-                    self.post(ended)
+                await self._start(workers.start(world, slots))
             case ev.GivePlace(world, slots):
                 self._enter(world)
                 for slot in slots:
                     self._desk.give_place(slot, workers.seat(world, slot, self._around.secret(world.round)))
             case ev.StartAhead(slots, born):
-                for ended in await workers.start_ahead(born, slots, self._state.uses):
-                    self.post(ended)
+                await self._start(workers.start_ahead(born, slots, self._state.uses))
             case ev.SignalWorkers(number, slots):
                 await workers.signal(number, slots)
             case ev.TellWorkers(message, slots):
                 self._desk.tell(message, slots)
             case ev.DumpStacks():
-                await workers.dump_stacks()
+                why = await self._patiently(workers.dump_stacks(), STACKS_S)
+                if why:
+                    self._around.log(f"{why}: not waiting for stacks that are not written yet")
             case ev.Keep(peer):
                 self._around.keeper.keep_with(peer)
             case ev.Load():
@@ -428,7 +468,7 @@ class AgentShell:
         """A commit has been written to the checkpoint directory, or could not be."""
         if self._switches is not None and not message.error:
             self._switches.kept(message.version)
-        if self._ending is None:
+        if not self._saving_last:
             self.post(ev.Report(message))
             return
         if message.error:  # nobody steps the machine any more, and the Master may be gone
@@ -456,6 +496,17 @@ class AgentShell:
             self.post,
         )
 
+    async def _stay_entitled(self) -> None:
+        """Have the nursery know that this launcher lives, also while the agent waits for something."""
+        while True:
+            self._entitle()
+            await asyncio.sleep(self._entitlement.interval_s)
+
+    def _entitle(self) -> None:
+        until_s = self._entitlement.look(self._around.clock.now_s())
+        if until_s is not None:
+            self._around.processes.entitle(until_s)
+
     async def _watch_processes(self) -> None:
         async for event in self._around.processes.events():
             self._events.put_nowait(event)
@@ -470,6 +521,8 @@ class AgentShell:
             case WorkerResumed(pid):
                 place = self._around.workers.place(pid)
                 return None if place is None else ev.WorkerThawed(*place)
+            case WorkersStopped(reason):
+                return ev.WorkersKilled(reason)
             case NurseryLost(reason):
                 return ev.NurseryGone(reason)
             case _:
@@ -486,8 +539,12 @@ class AgentShell:
 
     async def _register(self) -> None:
         while True:
+            asked_s = self._around.clock.now_s()
             try:
-                self.post(ev.Registered(await self._around.register()))
+                info = await self._around.register()
+                self._entitlement.leased(asked_s)
+                self._entitle()
+                self.post(ev.Registered(info))
                 return
             except StoreUnavailable:
                 await asyncio.sleep(REGISTER_PAUSE_S)

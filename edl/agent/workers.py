@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from edl.agent.hang import Watched
 from edl.agent.log_tree import Attempt, WorkerFiles
 from edl.agent.outputs import Output, Outputs
 from edl.config import JobSpec, LogPlan
-from edl.errors import WorkerStartError
+from edl.errors import StarterLost, WorkerStartError
 from edl.ports import Processes
 from edl.types import NodeId, Round
 from edl.wire.local import AGENT_VARIABLE, Seat
@@ -123,7 +124,8 @@ class WorkerGroup:
             worker.pid = await self._processes.spawn(environment, *streams, uses.index(slot), cores)
         except WorkerStartError as error:
             output.close()
-            return WorkerEnded(born, slot, CANNOT_START, exception=str(error))
+            code = -signal.SIGKILL if isinstance(error, StarterLost) else CANNOT_START
+            return WorkerEnded(born, slot, code, exception=str(error))
         finally:
             output.stdout.close_write_end()
             output.stderr.close_write_end()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, NoReturn
 
@@ -27,6 +30,9 @@ from edl.launch.cli import (
 from edl.launch.console import let_go_of_console, open_console, unblocked_console
 from edl.launch.settings import Called
 from edl.launch.told import Told, forget_exports, inside_worker
+
+THREADS_S = 5.0
+"""How long threads may take to end when everything else is over."""
 
 
 @click.command(
@@ -87,10 +93,28 @@ def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
     """Do this work and exit with its status. A signal that comes after that is too late to make it another one: the
     interpreter takes a moment to end, and whoever sees a job end may take its host away at once."""
     with unblocked_console():
-        status = asyncio.run(work)
+        status = asyncio.run(_ending_in_time(work))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
     sys.exit(status)
+
+
+async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
+    """What is left when the work is done are threads. One that waits for a disk which hangs cannot be ended, and both
+    asyncio and the interpreter would wait for it."""
+    status = await work
+
+    def give_up() -> None:
+        with contextlib.suppress(OSError):
+            os.write(
+                2, f"edl: a thread still waits, maybe for a file system that hangs: exit status {status}\n".encode()
+            )
+        os._exit(status)
+
+    late = threading.Timer(THREADS_S, give_up)
+    late.daemon = True
+    late.start()
+    return status
 
 
 def settle(told: Told, env: Mapping[str, str]) -> None:

@@ -32,6 +32,7 @@ from edl.adapters.copies import TcpCopies
 from edl.adapters.etcd_cluster import hosts_without_address, start_local_member, start_private_member
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder
+from edl.adapters.knocking import answers
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
@@ -107,14 +108,18 @@ async def launch(settings: LaunchSettings) -> int:
         nursery = nursery_environment(changed(environment(), settings.for_workers), settings.slots)
         python = settings.python or sys.executable
         processes = NurseryProcesses(
-            *(settings.command, settings.standby, settings.slots, nursery, settings.preload, log), python=python
+            *(settings.command, settings.standby, settings.slots, nursery, settings.preload, log),
+            python=python,
+            answer_s=settings.spec.timeouts.spawn_s,
         )
         cleanup.push_async_callback(processes.close)
         warming = asyncio.ensure_future(processes.warm())
         cleanup.push_async_callback(end, warming)
         store, member, endpoints = await _open_store(settings, cleanup, log)
         place = _Place(
-            Registration(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses),
+            Registration(
+                store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log
+            ),
             endpoints,
             files,
             switches,
@@ -406,12 +411,17 @@ def _put_together(
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.worker_status,
+            kill_workers=processes.kill,
         )
     )
+    _begin_web(place, candidate)
+    return launcher
+
+
+def _begin_web(place: _Place, candidate: Candidate) -> None:
     if place.web is not None:
         place.web.begin(lambda: candidate.ruler.http if candidate.ruler is not None else None)
         place.beside.append(place.web)
-    return launcher
 
 
 def _rule(place: _Place, shell: MasterShell | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Protocol
 
 from edl.adapters.host_notes import HostNote
 from edl.adapters.transport import MasterServer
-from edl.agent.events import Interrupted, LeaseGone, LeaseRenewed, Noticed
+from edl.agent.events import Interrupted, LeaseGone, Noticed
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.errors import StoreError
@@ -30,6 +31,9 @@ from edl.wire.messages import Failure, NodeInfo
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
 """How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
+
+AT_ONCE = 3
+"""Signals to leave by: the first is obeyed in good order, the second one sooner, this one at once."""
 
 MEMBER_PAUSE_S = 1.0
 """Between two starts of a store member that keeps ending."""
@@ -92,6 +96,10 @@ class Parts:
     """Looks whether this host is about to be taken away."""
     worker_status: bool = False
     """End a failed job with the status of the worker that failed first."""
+    kill_workers: Callable[[], None] = lambda: None
+    """SIGKILL every worker, and what starts them, without waiting for anything."""
+    exit_now: Callable[[int], object] = os._exit
+    """End this process with a status, whatever still runs in it."""
 
 
 class Launcher:
@@ -99,7 +107,8 @@ class Launcher:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._signalled = False
+        self._signals = 0
+        """How many have come that mean to leave."""
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
@@ -170,12 +179,12 @@ class Launcher:
                 member.start()
             await asyncio.sleep(MEMBER_PAUSE_S)
 
-    def _renewed(self, age_s: float) -> None:
+    def _renewed(self, asked_s: float) -> None:
         if self._store_away:
             self._store_away = False
             self._parts.log("the store answers again")
         self._touched_s = self._parts.clock.now_s()
-        self._parts.agent.post(LeaseRenewed(age_s))
+        self._parts.agent.leased(asked_s)
 
     def _missed(self) -> None:
         if not self._store_away:
@@ -185,10 +194,22 @@ class Launcher:
             self._parts.candidate.out_of_touch()
 
     def _interrupt(self, number: int) -> None:
-        self._parts.agent.post(Interrupted(number, again=self._signalled))
-        self._signalled = True
+        self._signals += 1
+        if self._signals >= AT_ONCE:
+            self._drop_everything(number)
+        self._parts.agent.post(Interrupted(number, again=self._signals > 1))
         for one in self._parts.beside:
             one.interrupt()
+
+    def _drop_everything(self, number: int) -> None:
+        """Somebody has had enough of waiting, whatever for. What this launcher leaves undone others find out by its
+        port, which refuses, and by its lease, which ends."""
+        parts = self._parts
+        name = signal.Signals(number).name
+        parts.log(f"{name}, the third signal: killing everything and ending at once; nothing more is saved")
+        parts.kill_workers()
+        parts.note.remove()
+        parts.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
         """A signal that announces the end, such as Slurm's before its time limit. SIGTERM may follow, and is the first

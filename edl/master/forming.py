@@ -33,12 +33,6 @@ from edl.wire.messages import (
     World,
 )
 
-WARMING_PATIENCE_S = 120.0
-"""How long the first world waits for an attached node that still imports its framework."""
-
-LOADING_PATIENCE_S = 1800.0
-"""How long a world waits for the node that reads the state from the checkpoint directory."""
-
 UNSAVED = "checkpoint"
 """Name of the flaw of a job that ends without the checkpoint its workers asked for last."""
 
@@ -215,9 +209,8 @@ def _form_with_state(turn: Turn, ready: Sequence[NodeEntry], previous: Sequence[
         case Restore() as restore:
             _form(turn, members, restore, size.reason)
         case Load(node):
-            entry = turn.update(
-                entries[node], status=NodeStatus.LOADING, load_tried=True, due_s=turn.now_s + LOADING_PATIENCE_S
-            )
+            due_s = turn.now_s + turn.spec.timeouts.loading_s
+            entry = turn.update(entries[node], status=NodeStatus.LOADING, load_tried=True, due_s=due_s)
             turn.tell(entry, LoadState("no node has the state in memory"))
             turn.reason = f"{turn.record.reason}; {node} reads the state from the checkpoint directory"
             turn.wake_at(entry.due_s)
@@ -381,7 +374,7 @@ def prestart(turn: Turn, entry: NodeEntry) -> None:
     """Have a node outside the world start workers that wait for the next one, if this job's workers can."""
     entry = turn.update(entry, idled=False)
     if turn.record.rejoins and not entry.parked:
-        due_s = turn.now_s + WARMING_PATIENCE_S
+        due_s = turn.now_s + turn.spec.timeouts.warming_s
         entry = turn.update(entry, status=NodeStatus.PREPARING, prestarted=True, due_s=due_s)
         turn.tell(entry, Prestart("workers of this job wait for their world"))
 

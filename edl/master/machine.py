@@ -32,7 +32,6 @@ from edl.master.events import (
 )
 from edl.master.forming import (
     UNSAVED,
-    WARMING_PATIENCE_S,
     end_as_failed,
     end_if_all_done,
     interrupt,
@@ -223,7 +222,7 @@ def _catch_up(turn: Turn, entry: NodeEntry, attach: Attach) -> None:
         if turn.record.phase is Phase.RUNNING:
             turn.tell(entry, StartRound(world, turn.record.reason))
     else:  # one that was to leave, too: its leave to go may have been lost; if it has not, it says again that it goes
-        turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + WARMING_PATIENCE_S)
+        turn.update(entry, status=NodeStatus.WARMING, due_s=turn.now_s + turn.spec.timeouts.warming_s)
     missed = world is not None and turn.record.phase is Phase.RUNNING and 0 < attach.seen_round < world.round
     if turn.spec.independent and world is not None and missed and member is None:
         # Its workers train on, unless it hears that it has no part any more.
@@ -388,7 +387,7 @@ def _preparing(turn: Turn, entry: NodeEntry, preparing: Preparing) -> None:
         status=NodeStatus.PREPARING,
         prestarted=True,
         seen_round=preparing.seen_round,
-        due_s=turn.now_s + WARMING_PATIENCE_S,
+        due_s=turn.now_s + turn.spec.timeouts.warming_s,
         holdings=preparing.holdings,
     )
     if running_here:

@@ -52,6 +52,25 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Entitled:
+    """The launcher lives, and workers may run until then by this host's monotonic clock, if nothing more is heard."""
+
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The answer to ``Entitled``: the nursery lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """That time was over: the workers have been killed. Their ends follow."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Warmed:
     """The nursery is ready; ``text`` says what it did."""
 
@@ -113,12 +132,13 @@ class Note:
     text: str
 
 
-ToNursery = Spawn | Signal | Dump | Forward
-ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Note
+ToNursery = Spawn | Signal | Dump | Forward | Entitled
+ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Heard | Stopped | Note
 Message = ToNursery | ToAgent
 
 _DATAGRAMS = Datagrams(
-    *(Spawn, Signal, Dump, Forward, Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Note)
+    *(Spawn, Signal, Dump, Forward, Entitled),
+    *(Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Heard, Stopped, Note),
 )
 
 

@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from edl.adapters import family
 from edl.wire.nursery import Exited, Resumed, Suspended
 from edl.worker import linux
 
@@ -37,6 +38,7 @@ class Flock:
         self._suspended: dict[int, bool] = {}
         self._helpers: set[int] = set()
         self._ending: dict[int, _Ending] = {}
+        self._killed: set[int] = set()
 
     def add(self, pid: int) -> None:
         """A new worker, or a helper that becomes one."""
@@ -52,6 +54,21 @@ class Flock:
         if not self._ending:
             return None
         return max(0.0, min(ending.deadline_s for ending in self._ending.values()) - time.monotonic())
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether there is a worker that has not been killed by ``kill_workers``."""
+        return bool(self._suspended.keys() - self._killed)
+
+    def kill_workers(self) -> None:
+        """SIGKILL every worker, with all that it has started, in whatever session. Standbys live on."""
+        for pid in self._suspended:
+            _kill_group(pid, signal.SIGSTOP)  # no step more while we look for the others
+        families = family.families()
+        for pid in self._suspended:
+            _kill_group(pid, signal.SIGKILL)
+            family.kill((pid, *family.descendants(pid, families)))
+        self._killed = set(self._suspended)
 
     def watch(self) -> list[Happening]:
         """What has happened to workers since the last call. Never blocks."""
@@ -87,6 +104,7 @@ class Flock:
             _kill_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self._helpers.discard(pid)
+        self._killed.discard(pid)
         if self._suspended.pop(pid, None) is not None:
             self._ending[pid] = _Ending(code, time.monotonic() + GROUP_PATIENCE_S)
 

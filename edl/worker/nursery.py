@@ -1,32 +1,38 @@
 """The nursery: one process per node that imports the framework ahead of time and makes every worker.
 
-It exists so that the agent, which has threads and network connections, never forks. It has one thread, no timers
-and one loop that waits for the agent, for its children and for its standbys. When the agent is gone, for whatever
-reason, the socket ends and the nursery takes everything it has made with it.
+It exists so that the agent, which has threads and network connections, never forks. It has one thread and one loop
+that waits for the agent, for its children and for its standbys. When the agent is gone, for whatever reason, the socket
+ends and the nursery takes everything it has made with it. When the agent is silent for longer than it said that it
+might be, others may have formed a world without this node: the nursery kills the workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import select
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass, field
 
 from edl.config import Standby
 from edl.wire.nursery import (
     LARGEST_BYTES,
     Dump,
+    Entitled,
     Forward,
+    Heard,
     Note,
     Order,
     Signal,
     Spawn,
     Spawned,
     SpawnFailed,
+    Stopped,
     ToAgent,
     Warmed,
     WarmFailed,
@@ -102,6 +108,10 @@ class _Nursery:
     warmed: bool = False
     refilling: bool = True
     wakeup: int = -1
+    until_s: float = math.inf
+    """Until when workers may run without another word from the agent."""
+    heard_s: float = 0.0
+    """When it was last said."""
 
     def serve(self) -> _Born | None:
         """Until the agent is gone (None), or, in a forked child, until it is born."""
@@ -114,8 +124,9 @@ class _Nursery:
             return None
         while True:
             self._refill()
-            patience_s = self.flock.patience_s()
-            ready = dict(self.poller.poll(None if patience_s is None else patience_s * 1000 + 1))
+            ready = dict(self.poller.poll(self._patience_ms()))
+            # First of all: the agent may have been frozen together with this process, and have more to say by now.
+            self._stop_if_silent()
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
             for happening in self.flock.watch():
@@ -129,6 +140,22 @@ class _Nursery:
                     return born
                 if self.agent.fileno() < 0:
                     return None
+
+    def _patience_ms(self) -> float | None:
+        patience_s = self.flock.patience_s()
+        if self.flock.has_workers and self.until_s < math.inf:
+            left_s = max(0.0, self.until_s - time.monotonic())
+            patience_s = left_s if patience_s is None else min(left_s, patience_s)
+        return None if patience_s is None else patience_s * 1000 + 1
+
+    def _stop_if_silent(self) -> None:
+        """Kill the workers when the time is over for which the agent answers."""
+        now_s = time.monotonic()
+        if now_s < self.until_s or not self.flock.has_workers:
+            return
+        silent = f"the launcher was silent for {now_s - self.heard_s:.1f} s"
+        self._tell(Stopped(f"{silent}, others may go on without this node: its workers have been killed"))
+        self.flock.kill_workers()
 
     def _warm(self) -> bool:
         """Import what workers will need, if here is the place for it; False when it failed and the agent knows."""
@@ -176,7 +203,10 @@ class _Nursery:
             self.agent.close()
             return None
         message = decode(data)
-        if isinstance(message, Signal):
+        if isinstance(message, Entitled):
+            self.until_s, self.heard_s = message.until_s, time.monotonic()
+            self._tell(Heard())
+        elif isinstance(message, Signal):
             self.flock.signal(message.pid, message.number)
         elif isinstance(message, Dump):
             problem = self.flock.dump(message.pid, bootstrap.DUMP_SIGNAL)

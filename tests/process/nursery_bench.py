@@ -49,6 +49,7 @@ class Bench:
     standby: Standby
     slots: int = 1
     preload: tuple[str, ...] = ()
+    answer_s: float = DEADLINE_S
     logged: list[str] = field(default_factory=list)
     warmed: str = ""
     seen: list[ProcessEvent] = field(default_factory=list)
@@ -57,7 +58,8 @@ class Bench:
     async def open(self) -> AsyncIterator[Bench]:
         """Warm on entry, closed on exit."""
         self.processes = NurseryProcesses(
-            self.command, self.standby, self.slots, base_environment(), self.preload, self.logged.append
+            *(self.command, self.standby, self.slots, base_environment(), self.preload, self.logged.append),
+            answer_s=self.answer_s,
         )
         self._events = self.processes.events()
         try:

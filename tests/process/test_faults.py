@@ -297,6 +297,58 @@ def test_a_frozen_launcher_is_counted_out_and_comes_back_as_a_joiner(job: Job, w
     assert job.status()["restarts_used"] == 0
 
 
+def test_a_frozen_launchers_workers_end_before_there_is_a_world_without_it(job: Job) -> None:
+    """Its workers are not frozen, and need nobody to step on."""
+    job.options, job.arguments = ("--lease-ttl=2",), ("--free",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    frozen = next(node for node in job.nodes if node != job.status()["master"])
+    with stopped(job.nodes[frozen].process.pid) as at:
+        without = job.wait_world(1, after=before.round)
+        time.sleep(0.5)  # for what the worker of the frozen launcher may still do
+    (orphan,) = before.pids_of(frozen)
+    last = max(step.t for step in job.steps() if step.pid == orphan)
+    first = min(step.t for step in job.steps() if step.round == without.round)
+    print(f"last step {last - at:.2f} s after the freeze, first step without it {first - at:.2f} s")
+    assert last < first
+    job.nodes[frozen].says("the launcher was silent for ")
+    after = job.wait_world(2, after=without.round)
+    assert after.nodes[1] == frozen
+    assert job.status()["restarts_used"] == 0
+
+
+def nursery_of(job: Job, node: str) -> int:
+    launcher = psutil.Process(job.nodes[node].process.pid)
+    return next(child.pid for child in launcher.children() if "edl.worker.nursery" in child.cmdline())
+
+
+def test_a_frozen_nursery_is_replaced_and_no_restart_is_charged(job: Job) -> None:
+    job.options = ("--spawn-timeout=1",)
+    job.start("a", "b")
+    before = job.wait_world(2)
+    os.kill(nursery_of(job, "b"), signal.SIGSTOP)
+    after = job.wait_world(2, after=before.round)
+    assert set(after.nodes.values()) == {"a", "b"}
+    job.nodes["b"].says("the process that starts workers has not answered for 1 s: killing it and its workers")
+    assert job.status()["restarts_used"] == 0
+
+
+def test_a_third_signal_ends_a_launcher_whatever_it_waits_for(job: Job) -> None:
+    """A nursery that is frozen neither ends workers nor ends itself, and a launcher gives it time to come to itself."""
+    job.options, job.arguments = ("--spawn-timeout=600",), ("--grandchild",)
+    job.start("a")
+    job.wait_world(1)
+    os.kill(nursery_of(job, "a"), signal.SIGSTOP)
+    for _ in range(2):
+        job.nodes["a"].send(signal.SIGTERM)
+        time.sleep(0.3)
+    assert job.nodes["a"].running
+    at = job.nodes["a"].send(signal.SIGTERM)
+    assert job.nodes["a"].exit_code() == ExitCode.TERMINATED
+    print(f"ended {time.monotonic() - at:.2f} s after the third signal")
+    job.nodes["a"].says("SIGTERM, the third signal: killing everything and ending at once")
+
+
 def test_sigterm_drains_one_node(job: Job) -> None:
     job.start("a", "b", "c")
     before = job.wait_world(3)

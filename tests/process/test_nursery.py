@@ -9,14 +9,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from edl.adapters.processes import NurseryProcesses
 from edl.config import Standby
-from edl.errors import WorkerStartError
-from edl.ports import CommandKind, NurseryLost, WorkerCommand, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.errors import StarterLost, WorkerStartError
+from edl.ports import (
+    CommandKind,
+    NurseryLost,
+    WorkerCommand,
+    WorkerExited,
+    WorkerResumed,
+    WorkersStopped,
+    WorkerSuspended,
+)
 from tests.process.nursery_bench import (
     DEADLINE_S,
     ROOT,
@@ -406,6 +415,93 @@ def test_a_worker_whose_caller_gave_up_is_killed(tmp_path: Path) -> None:
             assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
             children = Path(f"/proc/{bench.processes.nursery_pid}/task/{bench.processes.nursery_pid}/children")
             await until(lambda: children.read_text() == "", "the end of the unwanted worker")
+
+    run(main())
+
+
+TREE = """
+    import subprocess, sys, time
+    words = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(words, start_new_session=True)
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@EVERY
+def test_a_silent_agents_workers_are_killed_with_all_that_they_have_started(tmp_path: Path, standby: Standby) -> None:
+    async def main() -> None:
+        async with script_bench(tmp_path, standby, TREE).open() as bench:
+            pid = await bench.spawn()
+            elsewhere = pin(int(await bench.text_in("worker", "\n")))
+            until_s = time.monotonic() + 0.5
+            bench.processes.entitle(until_s)
+            event = await bench.event()
+            assert time.monotonic() >= until_s
+            assert isinstance(event, WorkersStopped)
+            assert event.reason.startswith("the launcher was silent for 0.")
+            assert await bench.codes([pid]) == [-signal.SIGKILL]
+            wait_gone([elsewhere])
+            # Nothing runs before more has been said, and everything after it.
+            late = await bench.spawn("late")
+            assert await bench.codes([late]) == [-signal.SIGKILL]
+            bench.processes.entitle(time.monotonic() + DEADLINE_S)
+            again = await bench.spawn("again")
+            await bench.text_in("again", "\n")
+            await bench.processes.signal(again, signal.SIGKILL)
+            assert await bench.codes([again]) == [-signal.SIGKILL]
+
+    run(main())
+
+
+def test_a_nursery_that_does_not_answer_is_killed_with_all_that_comes_from_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = script_bench(tmp_path, Standby.FORK, TREE)
+        bench.answer_s = 0.5
+        async with bench.open():
+            bench.processes.entitle(time.monotonic() + DEADLINE_S)
+            pid = await bench.spawn()
+            pins = [pin(pid), pin(int(await bench.text_in("worker", "\n"))), pin(bench.processes.nursery_pid)]
+            os.kill(bench.processes.nursery_pid, signal.SIGSTOP)
+            with pytest.raises(StarterLost):
+                await bench.spawn("never")
+            why = "the process that starts workers has not answered for 0.5 s: killing it and its workers"
+            assert await bench.event() == WorkersStopped(why)
+            assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
+            assert isinstance(await bench.event(), NurseryLost)
+            wait_gone(pins)
+            await bench.processes.warm()
+            again = await bench.spawn("again")
+            await bench.processes.signal(again, signal.SIGKILL)
+            assert await bench.codes([again]) == [-signal.SIGKILL]
+
+    run(main())
+
+
+def test_nobody_waits_for_room_in_the_socket_of_a_nursery_that_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        bench = script_bench(tmp_path, Standby.FORK, TREE)
+        bench.answer_s = 0.5
+        async with bench.open():
+            pid = await bench.spawn()
+            os.kill(bench.processes.nursery_pid, signal.SIGSTOP)
+            bench.processes.entitle(time.monotonic() + DEADLINE_S)
+            signals = [bench.processes.signal(pid, signal.SIGCONT) for _ in range(5000)]
+            await asyncio.wait_for(asyncio.gather(*signals), DEADLINE_S)
+            assert bench.processes.nursery_pid == 0
+
+    run(main())
+
+
+def test_a_killed_nurserys_workers_leave_nobody_behind_in_other_sessions(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with script_bench(tmp_path, Standby.FORK, TREE).open() as bench:
+            await bench.spawn(EDL_AGENT=f"edl-test-{os.getpid()}")
+            elsewhere = pin(int(await bench.text_in("worker", "\n")))
+            os.kill(bench.processes.nursery_pid, signal.SIGKILL)
+            while not isinstance(await bench.event(), NurseryLost):
+                pass
+            wait_gone([elsewhere])
 
     run(main())
 

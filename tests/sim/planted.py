@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from edl.agent import rounds
+from edl.agent.entitlement import Entitlement
 from edl.agent.events import Start
 from edl.agent.state import AgentPhase, Worker
 from edl.config import NodeRange
@@ -22,6 +23,7 @@ from edl.master.restoring import Unusable, choose
 from edl.master.state import NodeStatus, Phase
 from edl.master.turn import Turn
 from edl.testing.sim import ruling
+from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
 from edl.wire.messages import StartRound
@@ -180,6 +182,21 @@ def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(forming, "choose", hasty)
 
 
+def nursery_trusts_its_launcher() -> contextlib.AbstractContextManager[Any]:
+    """A launcher that is frozen stops no workers, and nobody else does (ours, before the nursery had a watchdog)."""
+    return mock.patch.object(Launcher, "silent", lambda self, until_s: None)
+
+
+def life_is_taken_for_a_lease() -> contextlib.AbstractContextManager[Any]:
+    """A launcher that lives gives its workers a whole lease more, whenever it last renewed its own."""
+
+    def look(self: Entitlement, now_s: float) -> float:
+        self.until_s = now_s + 2 * self._lease_ttl_s
+        return self.until_s
+
+    return mock.patch.object(Entitlement, "look", look)
+
+
 @dataclass(frozen=True)
 class Planted:
     """A planted bug and how many schedules may pass before it is found."""
@@ -210,6 +227,8 @@ BUGS: dict[str, Planted] = {
         (agreed_settings_are_let_go, 1000, 360),
         (settings_end_with_the_next_hold, 300, 125),
         (one_refusal_ends_the_job, 100, 4, refusals.draw),
+        (nursery_trusts_its_launcher, 300),
+        (life_is_taken_for_a_lease, 300),
     )
 }
 

@@ -164,6 +164,15 @@ def test_a_worker_that_goes_on_in_time_is_left_alone() -> None:
     assert node.wait(5.0).did(ev.SignalWorkers) == []
 
 
+def test_workers_killed_for_the_nodes_sake_are_no_failure() -> None:
+    node = running().feed(ev.WorkersKilled("the launcher was silent for 3.1 s"))
+    assert ev.Log("the launcher was silent for 3.1 s") in node.effects
+    said = node.feed(ended(0, -SIGKILL), ended(1, -SIGKILL)).said()
+    assert [message for message in said if isinstance(message, WorkerFailed)] == []
+    assert node.state.phase is AgentPhase.IDLE
+    assert node.did(ev.Announce) == [ev.Announce()]
+
+
 def test_a_failure_is_told_and_told_again() -> None:
     node = running().feed(ended(1, 3))
     (message,) = node.said()

@@ -32,15 +32,19 @@ def info(name: str, port: int = 5000, node_rank: int = -1) -> NodeInfo:
 
 
 class Hosts:
-    """Which agents' ports refuse connections; asked only about those named."""
+    """Which agents' ports refuse connections, and which take them without an answer."""
 
     def __init__(self, dead: set[int] | None = None) -> None:
         self.dead = dead or set()
+        self.silent: set[int] = set()
         self.asked: list[int] = []
 
     async def refuses(self, host: str, port: int) -> bool:
         self.asked.append(port)
         return port in self.dead
+
+    async def answers(self, host: str, port: int) -> bool:
+        return port not in self.dead | self.silent
 
 
 class Bench:
@@ -48,9 +52,16 @@ class Bench:
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
         self.hosts = Hosts()
+        self.said: list[str] = []
 
     def registration(self, spec: JobSpec = SPEC, store: MemoryStore | None = None) -> Registration:
-        return Registration(store or self.store, KEYS, spec, NodeId("a"), self.hosts.refuses)
+        hosts = self.hosts
+        return Registration(
+            store or self.store, KEYS, spec, NodeId("a"), hosts.refuses, hosts.answers, self.said.append
+        )
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
 
     def value(self, key: str) -> bytes | None:
         found = [entry.value for entry in self.store.read_now(key).entries if entry.key == key]
@@ -299,6 +310,57 @@ class TestJoin:
             (entry,) = bench.store.read_now(KEYS.nodes).entries
             assert plain.loads(NodeInfo, entry.value) == named
             assert dead.incarnation not in bench.store._leases
+
+        play(scene)
+
+    @pytest.mark.parametrize("what", ["name", "place"])
+    def test_a_silent_predecessor_is_followed_when_its_lease_ends(
+        self, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """Its host is gone, or its launcher is frozen: nothing refuses, and nothing answers."""
+
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", port=5000, node_rank=2))
+            bench.hosts.silent = {5000}
+            monkeypatch.setattr(asyncio, "sleep", bench.pass_time)
+            name = "a" if what == "name" else "b"
+            named = await bench.registration().join(info(name, port=6000, node_rank=2))
+            assert bench.clock.now_s() == TTL_S
+            (entry,) = bench.store.read_now(KEYS.nodes).entries
+            assert plain.loads(NodeInfo, entry.value) == named
+            assert list(bench.store._leases) == [named.incarnation]
+            (said,) = bench.said
+            assert said.endswith(", which does not answer: waiting for the end of its lease")
+
+        play(scene)
+
+    def test_a_silent_predecessor_that_keeps_its_lease_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scene(bench: Bench) -> None:
+            first = await bench.registration().join(info("a", port=5000))
+            bench.hosts.silent = {5000}
+
+            async def pass_time(seconds: float) -> None:
+                await bench.store.renew_lease(first.incarnation)
+                await bench.pass_time(seconds)
+
+            monkeypatch.setattr(asyncio, "sleep", pass_time)
+            message = await refused(bench.registration().join(info("a", port=6000)))
+            assert message.endswith("It has not answered for 11 s, but it keeps its lease: it lives")
+            assert list(bench.store._leases) == [first.incarnation]
+
+        play(scene)
+
+    def test_a_silent_predecessor_that_answers_again_is_a_conflict(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scene(bench: Bench) -> None:
+            await bench.registration().join(info("a", port=5000))
+            bench.hosts.silent = {5000}
+
+            async def pass_time(seconds: float) -> None:
+                bench.hosts.silent = set()
+
+            monkeypatch.setattr(asyncio, "sleep", pass_time)
+            message = await refused(bench.registration().join(info("a", port=6000)))
+            assert "a living launcher at 10.0.0.1:5000" in message
 
         play(scene)
 

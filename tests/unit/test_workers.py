@@ -60,6 +60,9 @@ class FakeProcesses:
         self.outputs[pid] = (os.dup(stdout), os.dup(stderr))
         return pid
 
+    def entitle(self, until_s: float) -> None:
+        pass
+
     async def signal(self, pid: int, number: int) -> None:
         self.signals.append((pid, number))
 

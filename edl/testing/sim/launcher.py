@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from edl.agent import events as ag
+from edl.agent.entitlement import Entitlement
 from edl.agent.machine import begin, step
 from edl.agent.state import AgentPhase, AgentState, Outcome
 from edl.errors import LeaseLost, StoreError
@@ -45,6 +46,10 @@ class Launcher(Candidate):
         self._line: tuple[Stream, End] | None = None
         self._timer: Timer | None = None
         self._watching = False
+        self._entitlement = Entitlement(around.spec.timeouts.lease_ttl_s, self.now_s)
+        self._asked_s = self.now_s
+        """When it last asked for a lease."""
+        self._stay_entitled()
         self._register()
 
     # --- registration ------------------------------------------------------------------------------------------------
@@ -65,6 +70,7 @@ class Launcher(Candidate):
             return lease
 
         if not self.departing:
+            self._asked_s = self.now_s
             self.ask(join, self._joined, lambda error: self.run(self._register, error))
 
     def _named(self, lease: int) -> NodeInfo:
@@ -78,6 +84,8 @@ class Launcher(Candidate):
             return
         self.info = self._named(found)
         self.store_seen_s = self.now_s
+        self._entitlement.leased(self._asked_s)
+        self._entitle()
         self.say(f"registered as {self.info.node} incarnation {found}")
         if self.agent is None:
             spec = self.around.spec
@@ -114,6 +122,8 @@ class Launcher(Candidate):
             else:
                 if around.network.open(STORE, self.host):
                     self.store_seen_s = self.now_s
+                    self._entitlement.leased(self.now_s)
+                    self._entitle()
                     self.tell_agent(ag.LeaseRenewed())
         self._look_at_rule()
         self.after(around.spec.timeouts.lease_ttl_s / 3, self._renew, lease)
@@ -324,11 +334,36 @@ class Launcher(Candidate):
             if worker.slot in taken:
                 self.around.checks.fail(f"{self.node} has two processes in slot {worker.slot}")
         self.workers = [*self._alive(()), *workers]
+        self._watch_for_silence()
 
     def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
         """A worker process is gone; the nursery reports it."""
         event = ag.WorkerEnded(worker.born, worker.slot, code, peer_loss=peer_loss)
         self.after(0.001, self.tell_agent, event)
+
+    # --- the nursery's watch over the launcher -----------------------------------------------------------------------
+
+    def _stay_entitled(self) -> None:
+        self._entitle()
+        self.after(self._entitlement.interval_s, self._stay_entitled)
+
+    def _entitle(self) -> None:
+        if self._entitlement.look(self.now_s) is not None:
+            self._watch_for_silence()
+
+    def _watch_for_silence(self) -> None:
+        until_s = self._entitlement.until_s
+        self.around.timeline.at(until_s - self._clock_offset_s, self.silent, until_s)
+
+    def silent(self, until_s: float) -> None:
+        """The nursery does not freeze with its launcher: the time has come up to which workers may run without it."""
+        late = self.alive and until_s >= self._entitlement.until_s
+        workers = [worker for worker in self.workers if worker.alive] if late else []
+        if workers:
+            self.say("nursery: the launcher is silent")
+            self.after(0.001, self.tell_agent, ag.WorkersKilled("the launcher was silent"))
+        for worker in workers:
+            self.around.training.end(worker, -SIGKILL)
 
     def lose_nursery(self) -> None:
         """The process that creates workers is killed; what it had started dies with it."""

@@ -9,6 +9,7 @@ from itertools import product
 
 from edl.agent import events as ag
 from edl.agent.copying import Copying
+from edl.agent.entitlement import LIFE_SHARE
 from edl.agent.state import AgentPhase
 from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
@@ -314,13 +315,14 @@ class SimWorld:
             launcher.look_at_store()
 
     def _look_around(self) -> None:
-        """Now and then: nobody works on who has been cut off for long (B11)."""
+        """Now and then: nobody works on who has been cut off for long, or whose launcher is frozen (B11)."""
         spec = self.spec.timeouts
         limit_s = 3 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
         master = self.master
         for launcher in self.alive():
             self._note_contact(launcher, master)
             self._look_at_spare(launcher, limit_s)
+            self._look_at_frozen(launcher)
             since_s = launcher.cut_off_s
             if since_s is None or self.timeline.now_s - since_s <= limit_s:
                 continue
@@ -335,17 +337,33 @@ class SimWorld:
         record = self.checks.record
         if not self.spec.independent or record is None or record.world is None:
             return
-        round, since_s = self._world_since
-        if round != record.round:
-            self._world_since = record.round, self.timeline.now_s
-        elif record.phase is Phase.RUNNING and self.timeline.now_s - since_s > limit_s:
+        if record.phase is Phase.RUNNING and self._world_age_s(record) > limit_s:
             spare = record.world.member(launcher.node) is None and launcher.cut_off_s is None and not launcher.paused
             if spare and any(worker.alive and not worker.frozen for worker in launcher.workers):
                 self.checks.fail(f"{launcher.node} has no place in round {round} and its workers still run")
 
+    def _look_at_frozen(self, launcher: Launcher) -> None:
+        """The workers of a launcher that is frozen have ended before there is a world without it, or after the half
+        lease more that a launcher gives them which has no answer from the store."""
+        record = self.checks.record
+        if not launcher.paused or record is None or record.world is None or record.phase is not Phase.RUNNING:
+            return
+        member = record.world.member(launcher.node)
+        gone = member is None or member.incarnation != launcher.info.incarnation
+        if not gone or self._world_age_s(record) <= self.spec.timeouts.lease_ttl_s * LIFE_SHARE:
+            return
+        if any(worker.alive and worker.round and not worker.frozen for worker in launcher.workers):
+            self.checks.fail(f"{launcher.node} is frozen, and its workers train beside round {record.round}")
+
+    def _world_age_s(self, record: Record) -> float:
+        """How long the recorded world has been seen."""
+        if self._world_since[0] != record.round:
+            self._world_since = record.round, self.timeline.now_s
+        return self.timeline.now_s - self._world_since[1]
+
     def _note_contact(self, launcher: Launcher, master: Launcher | None) -> None:
-        reaches_store = not self.store.away and self.network.both(launcher.host, STORE)
-        if reaches_store or launcher.paused or self.store.away or self._led_well(launcher, master):
+        reaches_store = self.store.away or self.network.both(launcher.host, STORE)
+        if not launcher.paused and (reaches_store or self._led_well(launcher, master)):
             launcher.cut_off_s = None
         elif launcher.cut_off_s is None:
             launcher.cut_off_s = self.timeline.now_s

@@ -1,0 +1,190 @@
+"""What an agent waits for, and how it is told not to."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from edl.adapters.clock import SystemClock
+from edl.agent import events as ev
+from edl.agent import shell as shell_module
+from edl.agent.shell import AgentShell, StateKeeper, Surroundings
+from edl.agent.state import AgentState, Outcome
+from edl.agent.workers import WorkerGroup
+from edl.config import Timeouts
+from edl.ports import Processes, ProcessEvent, WorkersStopped
+from edl.types import Incarnation, NodeId
+from edl.wire.messages import NodeInfo
+
+INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
+LEFT = Outcome(143, "left the job")
+SOON_S = 30.0
+
+
+class Stuck:
+    """Workers, a nursery and a checkpoint directory that let everybody wait."""
+
+    unsaved = ""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.waiting = asyncio.Event()
+        self.until_s: list[float] = []
+        self.happened: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+
+    async def save_what_is_left(self, reason: str) -> None:
+        await self.forever()
+
+    async def start(self, world: object, slots: object) -> list[ev.WorkerEnded]:
+        await self.forever()
+        return []
+
+    async def dump_stacks(self) -> None:
+        await self.forever()
+
+    async def forever(self) -> None:
+        """Not even cancelling helps: a thread that waits for a disk which hangs."""
+        self.waiting.set()
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if self.released:
+                    raise
+
+    released = False
+
+    async def events(self) -> AsyncIterator[ProcessEvent]:
+        while True:
+            yield await self.happened.get()
+
+    def entitle(self, until_s: float) -> None:
+        self.until_s.append(until_s)
+
+    def place(self, pid: int) -> None:
+        return None
+
+    def meet_at(self, desk: str) -> None:
+        pass
+
+
+def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
+    def nobody(*_: object) -> Any:
+        raise AssertionError("not in these tests")
+
+    warming: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    around = Surroundings(
+        clock=SystemClock(),
+        processes=cast(Processes, stuck),
+        warming=warming,
+        workers=cast(WorkerGroup, stuck),
+        keeper=cast(StateKeeper, stuck),
+        secret=nobody,
+        connect=nobody,
+        refuses=nobody,
+        register=nobody,
+        ruler_refused=nobody,
+        log=stuck.said.append,
+        activity=nobody,
+    )
+    return AgentShell(around, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(scene, SOON_S)
+
+    asyncio.run(limited())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_module, "LET_GO_S", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("effect", "said"),
+    [
+        (ev.Start(cast(Any, None), (0,)), "told to leave at once: not waiting until the workers are started"),
+        (ev.DumpStacks(), "told to leave at once: not waiting for stacks that are not written yet"),
+        (ev.Exit(LEFT), "told to leave at once: the newest commit may not have come to the checkpoint directory"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_the_agent_waits_for_is_given_up_on_the_second_signal(
+    monkeypatch: pytest.MonkeyPatch, effect: ev.Effect, said: str
+) -> None:
+    async def scene() -> None:
+        stuck = Stuck()
+        shell = shell_of(stuck)
+        monkeypatch.setattr(shell, "_enter", lambda world: None)
+        doing = asyncio.ensure_future(shell._carry_out(ev.Decision(shell.state, (effect,), "")))
+        await stuck.waiting.wait()
+        shell.post(ev.Interrupted(signal.SIGTERM, again=False))
+        await asyncio.sleep(0)
+        assert not doing.done()
+        shell.post(ev.Interrupted(signal.SIGTERM, again=True))
+        await doing
+        assert stuck.said == [said]
+        stuck.released = True
+        shell._desk.close()
+
+    play(scene())
+
+
+def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stuck = Stuck()
+        shell = shell_of(stuck)
+        monkeypatch.setattr(shell_module, "STACKS_S", 0.0)
+        await shell._carry_out(ev.Decision(shell.state, (ev.DumpStacks(),), ""))
+        assert stuck.said == ["the time is up: not waiting for stacks that are not written yet"]
+        stuck.released = True
+        shell._desk.close()
+
+    play(scene())
+
+
+def test_the_nursery_is_told_of_each_renewal_also_while_the_agent_waits() -> None:
+    async def scene() -> None:
+        stuck = Stuck()
+        shell = shell_of(stuck, lease_ttl_s=100.0)
+        now_s = SystemClock().now_s()
+        shell.leased(now_s)
+        assert stuck.until_s == [now_s + 90.0]
+        # The lease has ended, and the agent has not come to it yet: that it lives is no longer enough.
+        shell.post(ev.LeaseGone())
+        assert shell._entitlement.look(now_s + 89.0) is None
+        shell._desk.close()
+
+    play(scene())
+
+
+def test_killed_workers_come_to_the_machine_in_their_own_words() -> None:
+    async def scene() -> None:
+        shell = shell_of(Stuck())
+        assert shell._translate(WorkersStopped("silent")) == ev.WorkersKilled("silent")
+        shell._desk.close()
+
+    play(scene())
+
+
+def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:
+    code = """if True:
+        import asyncio, sys, threading, time
+        from edl.launch import __main__ as main
+        main.THREADS_S = 0.1
+        async def work():
+            asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+            return 7
+        main._to_the_end(work())
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7
+    assert done.stderr == "edl: a thread still waits, maybe for a file system that hangs: exit status 7\n"
