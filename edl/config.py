@@ -414,6 +414,10 @@ def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -
     return {name: value for name, value in both.items() if value is not None}
 
 
+CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF")
+"""Variables that may hold a password. Workers, which run whatever the script loads, do not get them."""
+
+
 def adopt(changes: Mapping[str, str | None]) -> None:
     """Change this process's environment, and with it that of all it starts. None: take the variable away."""
     for name, value in changes.items():

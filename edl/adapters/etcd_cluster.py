@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.etcd_plan import HIGHEST_PORT, MemberPlan, plan_members, split_endpoint
+from edl.adapters.etcd_plan import HIGHEST_PORT, MemberPlan, SocketPlan, is_socket, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.errors import PortInUse, StoreError, StoreUnavailable
@@ -39,8 +39,27 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _now_s = SystemClock().now_s
 
 
-async def start_private_member(folder: Path, *, token: str = "edl", timeout_s: float = 10.0) -> EtcdMember:  # noqa: S107
-    """A member of its own for one launcher: on 127.0.0.1, on free ports, ready when this returns."""
+async def start_private_member(
+    folder: Path,
+    sockets: Path,
+    *,
+    token: str = "edl",  # noqa: S107 -- a name, not a secret
+    timeout_s: float = 10.0,
+) -> EtcdMember:
+    """A member of its own for one launcher, ready when this returns. ``sockets``: the folder it listens in."""
+    member = EtcdMember(SocketPlan(sockets), folder, token=token)
+    member.start()
+    try:
+        await member.wait_ready(timeout_s)
+    except (StoreError, asyncio.CancelledError):
+        await member.stop(0)
+        raise
+    return member
+
+
+async def start_lone_member(folder: Path, *, token: str = "edl", timeout_s: float = 10.0) -> EtcdMember:  # noqa: S107
+    """A cluster of one on 127.0.0.1, on free ports, ready when this returns: one that belongs to no launcher, for tests
+    and benchmarks. Any user of the host may use it."""
     failure: StoreError | None = None
     for _ in range(PRIVATE_TRIES):
         client_port, peer_port = _free_ports()
@@ -137,7 +156,7 @@ async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
         except OSError:
             return False
 
-    hosts = list(dict.fromkeys(split_endpoint(endpoint)[0] for endpoint in endpoints))
+    hosts = list(dict.fromkeys(split_endpoint(endpoint)[0] for endpoint in endpoints if not is_socket(endpoint)))
     answers = await asyncio.gather(*map(known, hosts))
     return tuple(host for host, found in zip(hosts, answers, strict=True) if not found)
 
@@ -158,7 +177,7 @@ async def _start_unless_taken(
         if member.has_data() or plan.size == 1:
             member.start()
         else:
-            await _join(member, plans, timeout_s)
+            await _join(member, plan, plans, timeout_s)
         await member.wait_listening(timeout_s)
     except asyncio.CancelledError:
         await member.stop(0)
@@ -315,13 +334,12 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
     ]
 
 
-async def _join(member: EtcdMember, plans: Sequence[MemberPlan], timeout_s: float) -> None:
+async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], timeout_s: float) -> None:
     """Start a member that has no data: with the others for the first time, or in place of its former self.
 
     A cluster that has run before does not take back a member without its data, since that member may have
     promised what it no longer knows. It is removed and added as a new one.
     """
-    plan = member.plan
     others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
     deadline_s = _now_s() + timeout_s
     while True:

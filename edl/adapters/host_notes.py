@@ -10,16 +10,21 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.adapters.etcd_plan import SocketPlan
 from edl.errors import SettingError
 from edl.types import JobId, NodeId
 
+SHORT_FOLDER = Path("/tmp")  # noqa: S108 -- what is made in it belongs to the user, which is checked
+"""Where unix sockets go whose paths would be too long in the temporary directory."""
 
-def runtime_folder() -> Path:
+
+def runtime_folder(parent: Path | None = None) -> Path:
     """This user's folder for things that live as long as a job: store data, notes. Only the user may enter it.
 
-    Its name is known to everybody, so somebody else may have made it first. Raises ``SettingError`` then.
+    ``parent``: where it is, by default the temporary directory. Its name is known to everybody, so somebody else may
+    have made it first. Raises ``SettingError`` then.
     """
-    folder = Path(tempfile.gettempdir()) / f"edl-{os.getuid()}"
+    folder = (parent or Path(tempfile.gettempdir())) / f"edl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -30,6 +35,21 @@ def runtime_folder() -> Path:
     if stat.S_IMODE(found.st_mode) & 0o077:
         folder.chmod(0o700)
     return folder
+
+
+def socket_folder() -> Path:
+    """A new folder for the sockets of a store that only this user's processes may reach.
+
+    Raises ``SettingError`` where no folder has a path short enough for the kernel.
+    """
+    tried = []
+    for parent in (None, SHORT_FOLDER):
+        folder = Path(tempfile.mkdtemp(prefix="store-", dir=runtime_folder(parent)))
+        if SocketPlan(folder).fits():
+            return folder
+        folder.rmdir()
+        tried.append(str(folder))
+    raise SettingError("TMPDIR", ", ".join(tried), "paths too long for a socket", "Set TMPDIR to a shorter one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,13 @@ async def knock(host: str, port: int, timeout_s: float) -> None:
     await asyncio.wait_for(_connect(host, port), timeout_s)
 
 
+async def knock_socket(path: str, timeout_s: float) -> None:
+    """The same for a unix socket."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.setblocking(False)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(one, path), timeout_s)
+
+
 async def _connect(host: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     refusal: OSError | None = None

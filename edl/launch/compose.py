@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -31,7 +32,7 @@ from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
 from edl.adapters.etcd_cluster import hosts_without_address, start_local_member, start_private_member
 from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.host_notes import HostNote, runtime_folder
+from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
@@ -168,7 +169,9 @@ async def _serve(
     if wanted.endpoints:
         member = await start_local_member(wanted.endpoints, folder, token=settings.spec.job)
     else:
-        member = await start_private_member(folder, token=settings.spec.job)
+        sockets = socket_folder()
+        cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
+        member = await start_private_member(folder, sockets, token=settings.spec.job)
     if member is not None:
         if not (wanted.endpoints or wanted.data_dir):
             cleanup.callback(member.discard)  # a private store is of no use without its launcher

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_plan import split_endpoint
+from edl.adapters.etcd_plan import is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.errors import SettingError
 from edl.launch.settings import StoreSettings
@@ -25,7 +25,12 @@ def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
 
 
 def address_towards(endpoint: str) -> str:
-    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it."""
+    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it.
+
+    A store at a unix socket is for this host alone.
+    """
+    if is_socket(endpoint):
+        return "127.0.0.1"
     host, port = split_endpoint(endpoint)
     for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

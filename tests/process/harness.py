@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from edl.adapters.etcd_cluster import can_bind, start_private_member
+from edl.adapters.etcd_cluster import can_bind, start_lone_member
 from edl.adapters.etcd_server import EtcdMember
 from tests.process import forking
 
@@ -76,7 +76,7 @@ class OutsideEtcd:
         self._member: EtcdMember | None = None
 
     def __enter__(self) -> OutsideEtcd:
-        self._member = asyncio.run(start_private_member(self._folder))
+        self._member = asyncio.run(start_lone_member(self._folder))
         return self
 
     def __exit__(self, *_: object) -> None:
