@@ -414,8 +414,8 @@ def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -
     return {name: value for name, value in both.items() if value is not None}
 
 
-CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF")
-"""Variables that may hold a password. Workers, which run whatever the script loads, do not get them."""
+CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF", "EDL_SECRET")
+"""Variables that may hold a password or the job's secret. Workers run whatever the script loads: they get none."""
 
 
 def adopt(changes: Mapping[str, str | None]) -> None:

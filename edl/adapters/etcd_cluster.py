@@ -23,7 +23,9 @@ from edl.adapters.clock import SystemClock
 from edl.adapters.etcd_plan import HIGHEST_PORT, MemberPlan, SocketPlan, is_socket, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
-from edl.errors import PortInUse, StoreError, StoreUnavailable
+from edl.adapters.identity import Identity, secret_at
+from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
+from edl.wire.address import address
 
 IDENTIFY_S = 2.0
 """How long to find out whether the program behind a taken port is etcd; one that starts needs a moment."""
@@ -125,15 +127,16 @@ async def start_local_member(
     *,
     token: str = "edl",  # noqa: S107 -- a name, not a secret
     timeout_s: float = 10.0,
+    identity: Identity | None = None,
 ) -> EtcdMember | None:
     """Start this launcher's member, or return None when no endpoint is for it: then it only connects.
 
     Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``).
     Raises ``PortInUse`` when a program other than etcd has the port, ``StoreError`` when etcd does not start,
     ``StoreUnavailable`` when the member lost its data and cannot be replaced because too few others are up, and
-    ``SettingError`` for endpoints that make no sense.
+    ``SettingError`` for endpoints that make no sense, and where a member has another secret than ``identity`` is of.
     """
-    plans = plan_members(endpoints)
+    plans = plan_members(endpoints, identity)
     for plan in plans:
         listen = await _listen_addresses(plan, plans)
         if not listen:
@@ -168,6 +171,7 @@ async def _start_unless_taken(
     if taken:
         if await _is_etcd(plan):
             return None  # the member of another launcher on this host
+        await refuse_other_secret((plan.endpoint, address(plan.host, plan.peer_port)), plan.identity)
         raise PortInUse(
             f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but a program "
             "other than etcd has it. Stop that program or choose other ports with --rdzv-endpoint"
@@ -263,7 +267,7 @@ async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
     deadline_s = _now_s() + timeout_s
     while True:
         ports = (plan.peer_port, plan.client_port)
-        tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version")) for port in ports]
+        tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version", plan.identity)) for port in ports]
         try:
             # One is enough, and the client port of an etcd without a majority does not answer at all.
             for answer in asyncio.as_completed(tries):
@@ -278,11 +282,28 @@ async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
         await asyncio.sleep(10 * POLL_S)
 
 
-async def _get_json(host: str, port: int, path: str) -> Any:
+async def refuse_other_secret(endpoints: Sequence[str], identity: Identity | None) -> None:
+    """Raises ``SettingError`` when one of these members has another secret than ours, or only one side has any."""
+    advice = "Give all nodes of a job the same --secret-file, or EDL_SECRET"
+    for host, port in (split_endpoint(endpoint) for endpoint in endpoints if not is_socket(endpoint)):
+        theirs, ours = await secret_at(host, port), identity.fingerprint if identity is not None else None
+        where = address(host, port)
+        if theirs is not None and theirs != ours:
+            mine = "this launcher has none" if ours is None else f"that of this launcher has {ours}"
+            what = f"the job at {where} has a secret with the fingerprint {theirs}, and {mine}"
+            raise SettingError("--secret-file", ours or "''", what, advice)
+        if theirs is None and ours is not None and await _get_json(host, port, "/version", None):
+            raise SettingError(
+                "--secret-file", ours, f"the job at {where} has no secret, and this launcher has", advice
+            )
+
+
+async def _get_json(host: str, port: int, path: str, identity: Identity | None) -> Any:
     """The JSON that a GET answers with, or None for anything else. etcd's own HTTP pages are small and plain."""
 
     async def fetch() -> Any:
-        reader, writer = await asyncio.open_connection(host, port)
+        context = identity.context() if identity is not None else None
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
             # Not "until the end": etcd's peer port often leaves the connection open, whatever is asked.
@@ -316,7 +337,9 @@ async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[
     Asked on the peer port: it answers at once, where a client call hangs until there is a majority.
     """
     others = [other for other in plans if other.endpoint != plan.endpoint]
-    answers = await asyncio.gather(*(_get_json(other.host, other.peer_port, "/members") for other in others))
+    answers = await asyncio.gather(
+        *(_get_json(other.host, other.peer_port, "/members", plan.identity) for other in others)
+    )
     lists = [_parse_members(answer) for answer in answers if isinstance(answer, list)]
     # A member that lags behind has heard of fewer.
     return max(lists, key=lambda members: sum(member.has_run for member in members), default=[])
@@ -354,7 +377,7 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
             member.start(initial_cluster=cluster, existing=True)
             return
         try:
-            await (_add(plan, others) if mine is None else _remove(mine, others))
+            await (_add(plan, others) if mine is None else _remove(mine, others, plan.identity))
         except StoreError as error:
             # Whatever the answer was, the next look at the members tells how far things are. A "no" passes as well:
             # a member's id is made of its address and the second, so one removed in this second is not taken.
@@ -368,15 +391,15 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
 
 async def _add(plan: MemberPlan, others: Sequence[str]) -> None:
     request = rpc_pb2.MemberAddRequest(peerURLs=[plan.peer_url])
-    await _change_cluster(others, "MemberAdd", request)
+    await _change_cluster(others, "MemberAdd", request, plan.identity)
 
 
-async def _remove(known: _Known, others: Sequence[str]) -> None:
-    await _change_cluster(others, "MemberRemove", rpc_pb2.MemberRemoveRequest(ID=known.id))
+async def _remove(known: _Known, others: Sequence[str], identity: Identity | None) -> None:
+    await _change_cluster(others, "MemberRemove", rpc_pb2.MemberRemoveRequest(ID=known.id), identity)
 
 
-async def _change_cluster(others: Sequence[str], method: str, request: Any) -> None:
-    connections = Connections(others, 2 * PROBE_S)
+async def _change_cluster(others: Sequence[str], method: str, request: Any, identity: Identity | None) -> None:
+    connections = Connections(others, 2 * PROBE_S, identity)
 
     def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
         return getattr(endpoint.cluster, method)(request, timeout=timeout_s, metadata=metadata)

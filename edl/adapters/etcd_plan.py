@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edl.errors import SettingError
 from edl.wire.address import address
+
+if TYPE_CHECKING:
+    from edl.adapters.identity import Identity  # it needs the network's libraries, this module is for the help, too
 
 HIGHEST_PORT = 65535
 
@@ -34,6 +38,8 @@ class MemberPlan:
     """All members as ``name=peer-url,...``, the same text for every member."""
     size: int
     """Number of members."""
+    identity: Identity | None = field(default=None, repr=False)
+    """Of a job with a secret: clients and members meet over TLS alone."""
 
     @property
     def endpoint(self) -> str:
@@ -43,12 +49,12 @@ class MemberPlan:
     @property
     def client_url(self) -> str:
         """Where clients find the member."""
-        return f"http://{self.endpoint}"
+        return f"{_scheme(self.identity)}://{self.endpoint}"
 
     @property
     def peer_url(self) -> str:
         """Where other members find the member."""
-        return f"http://{address(self.host, self.peer_port)}"
+        return f"{_scheme(self.identity)}://{address(self.host, self.peer_port)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return bare, port
 
 
-def plan_members(endpoints: Sequence[str]) -> tuple[MemberPlan, ...]:
+def plan_members(endpoints: Sequence[str], identity: Identity | None = None) -> tuple[MemberPlan, ...]:
     """One member for each endpoint, in the order given; none for a socket, whose member another launcher runs.
 
     A member's peer port is its client port plus the smallest offset that keeps all peer ports clear of all client
@@ -137,8 +143,12 @@ def plan_members(endpoints: Sequence[str]) -> tuple[MemberPlan, ...]:
         raise SettingError(
             "--rdzv-endpoint", ",".join(endpoints), f"etcd also needs port {max(ports) + offset}, which does not exist"
         )
-    cluster = ",".join(f"{_name(h, p)}=http://{address(h, p + offset)}" for h, p in sorted(addresses))
-    return tuple(MemberPlan(_name(h, p), h, p, p + offset, cluster, len(addresses)) for h, p in addresses)
+    cluster = ",".join(f"{_name(h, p)}={_scheme(identity)}://{address(h, p + offset)}" for h, p in sorted(addresses))
+    return tuple(MemberPlan(_name(h, p), h, p, p + offset, cluster, len(addresses), identity) for h, p in addresses)
+
+
+def _scheme(identity: Identity | None) -> str:
+    return "http" if identity is None else "https"
 
 
 def _name(host: str, port: int) -> str:

@@ -90,6 +90,8 @@ class EtcdMember:
         folder = folder.absolute()  # etcd may run in another one
         self.data_dir = folder / plan.name
         self.log_file = folder / f"{plan.name}.log"
+        self._tls_dir = folder / f"{plan.name}.tls"
+        self._identity = plan.identity if isinstance(plan, MemberPlan) else None
         self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
         self._binary = binary
@@ -126,6 +128,8 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
         binary = os.path.abspath(self._binary or find_binary())
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
+        if self._identity is not None:
+            self._identity.leave_in(self._tls_dir)
         script = os.path.abspath(edl.adapters.with_parent.__file__)
         wrapper = [sys.executable, "-I", "-S", script, str(os.getpid())]
         with self.log_file.open("ab") as log:
@@ -167,10 +171,25 @@ class EtcdMember:
             "log-outputs": "stderr",
             "log-level": "warn",
         }
+        if self._identity is not None:
+            flags |= self._tls_flags()
         if plan.size == 1:
             # Data must survive this process, not a power cut: with one member that would end the job anyway.
             flags["unsafe-no-fsync"] = "true"
         return [f"--{name}={value}" for name, value in flags.items()]
+
+    def _tls_flags(self) -> dict[str, str]:
+        """Nobody without a certificate of the job gets further than the handshake, on either port."""
+        files = {"trusted-ca-file": "ca.pem", "cert-file": "cert.pem", "key-file": "key.pem"}
+        found = {name: str(self._tls_dir / file) for name, file in files.items()}
+        return {
+            **found,
+            **{f"peer-{name}": path for name, path in found.items()},
+            "client-cert-auth": "true",
+            "peer-client-cert-auth": "true",
+            # A member may connect from another address than the one that it is reached at.
+            "experimental-peer-skip-client-san-verification": "true",
+        }
 
     def _listen_urls(self) -> tuple[str, str]:
         """For clients and for other members."""
@@ -178,7 +197,10 @@ class EtcdMember:
         if isinstance(plan, SocketPlan):
             return plan.client_url, plan.peer_url
         hosts = [f"[{address}]" if ":" in address else address for address in self._listen]
-        clients, peers = ([f"http://{host}:{port}" for host in hosts] for port in (plan.client_port, plan.peer_port))
+        scheme = plan.client_url.partition(":")[0]
+        clients, peers = (
+            [f"{scheme}://{host}:{port}" for host in hosts] for port in (plan.client_port, plan.peer_port)
+        )
         return ",".join(clients), ",".join(peers)
 
     def _hosts(self) -> tuple[str, ...]:
@@ -214,7 +236,7 @@ class EtcdMember:
         while True:
             # Each try is short, so that the end of the process is noticed.
             limit_s = min(max(deadline_s - _now_s(), POLL_S), PROBE_S)
-            store = EtcdStore([self.endpoint], request_timeout_s=limit_s)
+            store = EtcdStore([self.endpoint], request_timeout_s=limit_s, tls=self._identity)
             try:
                 await store.read("\0")
                 return
@@ -270,7 +292,8 @@ class EtcdMember:
         """Delete the data and the log: the job is over, or the data is of no use."""
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
-        shutil.rmtree(self.data_dir, ignore_errors=True)
+        for folder in (self.data_dir, self._tls_dir):
+            shutil.rmtree(folder, ignore_errors=True)
         self.log_file.unlink(missing_ok=True)
 
 

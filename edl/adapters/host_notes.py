@@ -61,6 +61,8 @@ class HostNote:
     endpoints: tuple[str, ...]
     pid: int = 0
     """Of the launcher, in what ``notes`` finds."""
+    secret_file: str = ""
+    """Where the job's secret is, if it is in a file."""
 
     def _path(self) -> Path:
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
@@ -69,8 +71,8 @@ class HostNote:
         """Leave the note; a host without room for it only loses the convenience."""
         notes()  # takes away those of launchers that were killed
         with contextlib.suppress(OSError):
-            note = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "pid": os.getpid()}
-            self._path().write_text(json.dumps(note))
+            told = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
+            self._path().write_text(json.dumps({**told, "pid": os.getpid()}))
 
     def remove(self) -> None:
         """Take the note away."""
@@ -87,7 +89,8 @@ def notes() -> list[HostNote]:
             if not Path(f"/proc/{note['pid']}").exists():
                 path.unlink()
                 continue
-            found.append(HostNote(JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"]), note["pid"]))
+            who = JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"]), note["pid"]
+            found.append(HostNote(*who, note.get("secret_file", "")))
         except (OSError, ValueError, KeyError):
             continue  # half written or just removed: its launcher is starting or ending
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 from collections.abc import Awaitable, Callable
 
 from edl.config import JobSpec
@@ -15,6 +14,7 @@ from edl.types import Incarnation
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
+from edl.wire.secret import Secret, described, own_words, stored_token, token_of
 
 RETRY_S = 0.2
 
@@ -31,8 +31,14 @@ class Registration:
     """One launcher's membership. ``join`` may be called again after the lease was lost."""
 
     def __init__(
-        self, store: Store, keys: JobKeys, spec: JobSpec, refuses: Callable[[str, int], Awaitable[bool]]
+        self,
+        store: Store,
+        keys: JobKeys,
+        spec: JobSpec,
+        refuses: Callable[[str, int], Awaitable[bool]],
+        secret: Secret | None = None,
     ) -> None:
+        self._secret = secret
         self._store = store
         self._keys = keys
         self._spec = spec
@@ -51,7 +57,7 @@ class Registration:
             entries = {entry.key: entry for entry in snapshot.entries}
             token = entries.get(self._keys.token)
             if token is not None and self._fits(entries):
-                self.token = token.value.decode()
+                self.token = token_of(token.value, self._secret, self._spec.job) or ""
                 return
             await self._found(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
@@ -68,6 +74,10 @@ class Registration:
             return False
         theirs = plain.loads(JobSpec, stored.value)
         differences = self._spec.differences(theirs)
+        token = entries.get(self._keys.token)
+        if token is not None and token_of(token.value, self._secret, self._spec.job) is None:
+            ours = own_words(self._secret)
+            differences.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
         if not differences:
             return True
         if any(key.startswith(self._keys.nodes) or key == self._keys.master for key in entries):
@@ -87,7 +97,7 @@ class Registration:
             operations += [Delete(self._keys.record), Delete(self._keys.journal, prefix=True)]
         operations += [
             Put(self._keys.spec, plain.dumps(self._spec)),
-            Put(self._keys.token, secrets.token_hex(16).encode()),
+            Put(self._keys.token, stored_token(self._secret)),
         ]
         await self._store.write(operations, [condition])
 
