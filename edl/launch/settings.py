@@ -43,9 +43,9 @@ class StoreSettings:
     key: str = ""
     user: str = ""
     password: str = field(default="", repr=False)
-    secret: Secret | None = None
+    secret: Secret | None = field(default=None, repr=False)
     """The job's, if it has one."""
-    secret_file: str = ""
+    secret_file: str = field(default="", repr=False)
     """Where it was read; empty: it was given otherwise."""
 
 
