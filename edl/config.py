@@ -426,6 +426,10 @@ def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -
     return {name: value for name, value in both.items() if value is not None}
 
 
+CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF", "EDL_SECRET")
+"""Variables that may hold a password or the job's secret. Workers run whatever the script loads: they get none."""
+
+
 def adopt(changes: Mapping[str, str | None]) -> None:
     """Change this process's environment, and with it that of all it starts. None: take the variable away."""
     for name, value in changes.items():

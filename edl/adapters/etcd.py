@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdTls, Metadata, Verdict, kv_pb2, rpc_pb2, verdict
+from edl.adapters.identity import Identity
 from edl.errors import LeaseLost, StoreError, StoreUnavailable
 from edl.ports import (
     Change,
@@ -169,7 +170,7 @@ class EtcdStore:
         endpoints: Sequence[str],
         *,
         request_timeout_s: float = 2.0,
-        tls: EtcdTls | None = None,
+        tls: EtcdTls | Identity | None = None,
         user: str | None = None,
         password: str | None = None,
     ) -> None:

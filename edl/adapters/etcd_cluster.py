@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import itertools
 import json
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,84 +18,35 @@ from pathlib import Path
 from typing import Any
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.etcd_plan import HIGHEST_PORT, MemberPlan, plan_members, split_endpoint
+from edl.adapters.etcd_plan import MemberPlan, SocketPlan, is_socket, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
-from edl.errors import PortInUse, StoreError, StoreUnavailable
+from edl.adapters.identity import Identity, secret_at
+from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
+from edl.wire.address import address
 
 IDENTIFY_S = 2.0
 """How long to find out whether the program behind a taken port is etcd; one that starts needs a moment."""
 
-PRIVATE_TRIES = 5
-"""A free port may be taken by somebody else before etcd binds it."""
-
-PORTS_APART = 16
-LOWEST_PORT = 1024
-_tries = itertools.count()
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
 _now_s = SystemClock().now_s
 
 
-async def start_private_member(folder: Path, *, token: str = "edl", timeout_s: float = 10.0) -> EtcdMember:  # noqa: S107
-    """A member of its own for one launcher: on 127.0.0.1, on free ports, ready when this returns."""
-    failure: StoreError | None = None
-    for _ in range(PRIVATE_TRIES):
-        client_port, peer_port = _free_ports()
-        cluster = f"private=http://127.0.0.1:{peer_port}"
-        plan = MemberPlan("private", "127.0.0.1", client_port, peer_port, cluster, 1)
-        member = EtcdMember(plan, folder, token=token)
-        member.start()
-        try:
-            await member.wait_ready(timeout_s)
-            return member
-        except StoreUnavailable:
-            await member.stop(0)
-            raise
-        except StoreError as error:
-            failure = error
-            if "address already in use" not in member.log_tail():
-                break
-        except asyncio.CancelledError:
-            await member.stop(0)
-            raise
-    raise failure or StoreError("no free port on 127.0.0.1")
-
-
-def _free_ports() -> tuple[int, int]:
-    """Two free ports below those that the kernel hands out.
-
-    One of the latter could be given to another launcher, for its workers, before etcd binds it. That launcher only
-    holds it (``edl/agent/ports.py``), so etcd would still get it, and the worker that needs it would not.
-    """
-    end = _first_handed_out()
-    size = end - end // 2
-    # Launchers that start at the same moment begin at different places.
-    begin = (os.getpid() + next(_tries)) * PORTS_APART % size
-    free = (port for port in (end // 2 + (begin + offset) % size for offset in range(size)) if _is_free(port))
-    ports = tuple(itertools.islice(free, 2))
-    if len(ports) < 2:
-        raise StoreError(f"found no two free ports from {end // 2} to {end - 1} on 127.0.0.1 for the embedded etcd")
-    return ports[0], ports[1]
-
-
-def _first_handed_out() -> int:
-    """Of the ports that the kernel chooses from when asked for any."""
+async def start_private_member(
+    folder: Path,
+    sockets: Path,
+    *,
+    token: str = "edl",  # noqa: S107 -- a name, not a secret
+    timeout_s: float = 10.0,
+) -> EtcdMember:
+    """A member of its own for one launcher, ready when this returns. ``sockets``: the folder it listens in."""
+    member = EtcdMember(SocketPlan(sockets), folder, token=token)
+    member.start()
     try:
-        first = int(_PORT_RANGE.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 0
-    # Some hosts hand out nearly all ports; then there are none below that an ordinary user may bind.
-    return first if first // 2 > LOWEST_PORT else HIGHEST_PORT + 1
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))  # without SO_REUSEADDR: what others merely hold counts as taken
-        except OSError:
-            return False
-    return True
+        await member.wait_ready(timeout_s)
+    except (StoreError, asyncio.CancelledError):
+        await member.stop(0)
+        raise
+    return member
 
 
 async def start_local_member(
@@ -106,15 +55,16 @@ async def start_local_member(
     *,
     token: str = "edl",  # noqa: S107 -- a name, not a secret
     timeout_s: float = 10.0,
+    identity: Identity | None = None,
 ) -> EtcdMember | None:
     """Start this launcher's member, or return None when no endpoint is for it: then it only connects.
 
     Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``).
     Raises ``PortInUse`` when a program other than etcd has the port, ``StoreError`` when etcd does not start,
     ``StoreUnavailable`` when the member lost its data and cannot be replaced because too few others are up, and
-    ``SettingError`` for endpoints that make no sense.
+    ``SettingError`` for endpoints that make no sense, and where a member has another secret than ``identity`` is of.
     """
-    plans = plan_members(endpoints)
+    plans = plan_members(endpoints, identity)
     for plan in plans:
         listen = await _listen_addresses(plan, plans)
         if not listen:
@@ -137,7 +87,7 @@ async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
         except OSError:
             return False
 
-    hosts = list(dict.fromkeys(split_endpoint(endpoint)[0] for endpoint in endpoints))
+    hosts = list(dict.fromkeys(split_endpoint(endpoint)[0] for endpoint in endpoints if not is_socket(endpoint)))
     answers = await asyncio.gather(*map(known, hosts))
     return tuple(host for host, found in zip(hosts, answers, strict=True) if not found)
 
@@ -149,6 +99,7 @@ async def _start_unless_taken(
     if taken:
         if await _is_etcd(plan):
             return None  # the member of another launcher on this host
+        await refuse_other_secret((plan.endpoint, address(plan.host, plan.peer_port)), plan.identity)
         raise PortInUse(
             f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but a program "
             "other than etcd has it. Stop that program or choose other ports with --rdzv-endpoint"
@@ -158,7 +109,7 @@ async def _start_unless_taken(
         if member.has_data() or plan.size == 1:
             member.start()
         else:
-            await _join(member, plans, timeout_s)
+            await _join(member, plan, plans, timeout_s)
         await member.wait_listening(timeout_s)
     except asyncio.CancelledError:
         await member.stop(0)
@@ -244,7 +195,7 @@ async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
     deadline_s = _now_s() + timeout_s
     while True:
         ports = (plan.peer_port, plan.client_port)
-        tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version")) for port in ports]
+        tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version", plan.identity)) for port in ports]
         try:
             # One is enough, and the client port of an etcd without a majority does not answer at all.
             for answer in asyncio.as_completed(tries):
@@ -259,11 +210,28 @@ async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
         await asyncio.sleep(10 * POLL_S)
 
 
-async def _get_json(host: str, port: int, path: str) -> Any:
+async def refuse_other_secret(endpoints: Sequence[str], identity: Identity | None) -> None:
+    """Raises ``SettingError`` when one of these members has another secret than ours, or only one side has any."""
+    advice = "Give all nodes of a job the same --secret-file, or EDL_SECRET"
+    for host, port in (split_endpoint(endpoint) for endpoint in endpoints if not is_socket(endpoint)):
+        theirs, ours = await secret_at(host, port), identity.fingerprint if identity is not None else None
+        where = address(host, port)
+        if theirs is not None and theirs != ours:
+            mine = "this launcher has none" if ours is None else f"that of this launcher has {ours}"
+            what = f"the job at {where} has a secret with the fingerprint {theirs}, and {mine}"
+            raise SettingError("--secret-file", ours or "''", what, advice)
+        if theirs is None and ours is not None and await _get_json(host, port, "/version", None):
+            raise SettingError(
+                "--secret-file", ours, f"the job at {where} has no secret, and this launcher has", advice
+            )
+
+
+async def _get_json(host: str, port: int, path: str, identity: Identity | None) -> Any:
     """The JSON that a GET answers with, or None for anything else. etcd's own HTTP pages are small and plain."""
 
     async def fetch() -> Any:
-        reader, writer = await asyncio.open_connection(host, port)
+        context = identity.context() if identity is not None else None
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
             # Not "until the end": etcd's peer port often leaves the connection open, whatever is asked.
@@ -297,7 +265,9 @@ async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[
     Asked on the peer port: it answers at once, where a client call hangs until there is a majority.
     """
     others = [other for other in plans if other.endpoint != plan.endpoint]
-    answers = await asyncio.gather(*(_get_json(other.host, other.peer_port, "/members") for other in others))
+    answers = await asyncio.gather(
+        *(_get_json(other.host, other.peer_port, "/members", plan.identity) for other in others)
+    )
     lists = [_parse_members(answer) for answer in answers if isinstance(answer, list)]
     # A member that lags behind has heard of fewer.
     return max(lists, key=lambda members: sum(member.has_run for member in members), default=[])
@@ -315,13 +285,12 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
     ]
 
 
-async def _join(member: EtcdMember, plans: Sequence[MemberPlan], timeout_s: float) -> None:
+async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], timeout_s: float) -> None:
     """Start a member that has no data: with the others for the first time, or in place of its former self.
 
     A cluster that has run before does not take back a member without its data, since that member may have
     promised what it no longer knows. It is removed and added as a new one.
     """
-    plan = member.plan
     others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
     deadline_s = _now_s() + timeout_s
     while True:
@@ -336,7 +305,7 @@ async def _join(member: EtcdMember, plans: Sequence[MemberPlan], timeout_s: floa
             member.start(initial_cluster=cluster, existing=True)
             return
         try:
-            await (_add(plan, others) if mine is None else _remove(mine, others))
+            await (_add(plan, others) if mine is None else _remove(mine, others, plan.identity))
         except StoreError as error:
             # Whatever the answer was, the next look at the members tells how far things are. A "no" passes as well:
             # a member's id is made of its address and the second, so one removed in this second is not taken.
@@ -350,15 +319,15 @@ async def _join(member: EtcdMember, plans: Sequence[MemberPlan], timeout_s: floa
 
 async def _add(plan: MemberPlan, others: Sequence[str]) -> None:
     request = rpc_pb2.MemberAddRequest(peerURLs=[plan.peer_url])
-    await _change_cluster(others, "MemberAdd", request)
+    await _change_cluster(others, "MemberAdd", request, plan.identity)
 
 
-async def _remove(known: _Known, others: Sequence[str]) -> None:
-    await _change_cluster(others, "MemberRemove", rpc_pb2.MemberRemoveRequest(ID=known.id))
+async def _remove(known: _Known, others: Sequence[str], identity: Identity | None) -> None:
+    await _change_cluster(others, "MemberRemove", rpc_pb2.MemberRemoveRequest(ID=known.id), identity)
 
 
-async def _change_cluster(others: Sequence[str], method: str, request: Any) -> None:
-    connections = Connections(others, 2 * PROBE_S)
+async def _change_cluster(others: Sequence[str], method: str, request: Any, identity: Identity | None) -> None:
+    connections = Connections(others, 2 * PROBE_S, identity)
 
     def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
         return getattr(endpoint.cluster, method)(request, timeout=timeout_s, metadata=metadata)

@@ -19,6 +19,7 @@ import grpc.aio
 from pyetcd.etcdrpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
 from edl.adapters.clock import SystemClock
+from edl.adapters.identity import Identity
 from edl.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
 
 __all__ = ["Connections", "Endpoint", "EtcdTls", "Metadata", "kv_pb2", "rpc_pb2", "rpc_pb2_grpc"]
@@ -120,12 +121,15 @@ def verdict(error: grpc.aio.AioRpcError) -> Verdict:
 class Endpoint:
     """One etcd member and the channel to it. Made inside the event loop that uses it."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None, more: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self.address = address
+        options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, *more]
         if credentials is None:
-            self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self.channel = grpc.aio.insecure_channel(address, options=options)
         else:
-            self.channel = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            self.channel = grpc.aio.secure_channel(address, credentials, options=options)
         self.kv: Any = rpc_pb2_grpc.KVStub(self.channel)
         self.lease: Any = rpc_pb2_grpc.LeaseStub(self.channel)
         self.watch: Any = rpc_pb2_grpc.WatchStub(self.channel)
@@ -170,7 +174,7 @@ class Connections:
         self,
         addresses: Sequence[str],
         timeout_s: float,
-        tls: EtcdTls | None = None,
+        tls: EtcdTls | Identity | None = None,
         user: str | None = None,
         password: str | None = None,
     ) -> None:
@@ -194,14 +198,16 @@ class Connections:
             raise StoreUnavailable(f"the connection to etcd at {self.names} has been closed by this process")
         if self._endpoints:
             return
-        credentials = None
-        if self._tls is not None:
+        credentials, more = None, list[tuple[str, str]]()
+        if isinstance(self._tls, Identity):
+            credentials, more = self._tls.of_client(), self._tls.channel_options
+        elif self._tls is not None:
             credentials = grpc.ssl_channel_credentials(
                 root_certificates=_read_file(self._tls.ca, "CA"),
                 private_key=_read_file(self._tls.key, "key"),
                 certificate_chain=_read_file(self._tls.cert, "certificate"),
             )
-        self._endpoints = [Endpoint(address, credentials) for address in self.addresses]
+        self._endpoints = [Endpoint(address, credentials, more) for address in self.addresses]
 
     async def pick(self, deadline_s: float | None) -> Endpoint:
         """An endpoint whose connection stands, the current one if possible; ``deadline_s`` None waits for ever.

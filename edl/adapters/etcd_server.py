@@ -15,14 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import edl.adapters.with_parent
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_plan import MemberPlan
-from edl.adapters.knocking import knock
+from edl.adapters.etcd_plan import MemberPlan, SocketPlan
+from edl.adapters.knocking import knock, knock_socket
 from edl.errors import StoreError, StoreUnavailable
 
 POLL_S = 0.01
@@ -32,6 +32,13 @@ PROBE_S = 1.0
 """Time limit of one connection made to find out who is there."""
 
 LOG_TAIL_BYTES = 4096
+
+NOT_FOR_BROWSERS = {
+    # JSON over plain HTTP, which a page of any site can post to a port of its visitor's host. Nobody here needs it.
+    "enable-grpc-gateway": "false",
+    # The default lets pages of all sites read answers. An empty list means the same; this name belongs to nobody.
+    "cors": "https://nobody.invalid:1",
+}
 
 _now_s = SystemClock().now_s
 
@@ -72,7 +79,7 @@ class EtcdMember:
 
     def __init__(
         self,
-        plan: MemberPlan,
+        plan: MemberPlan | SocketPlan,
         folder: Path,
         *,
         listen: Sequence[str] | None = None,
@@ -80,9 +87,12 @@ class EtcdMember:
         binary: str | None = None,
     ) -> None:
         self.plan = plan
+        folder = folder.absolute()  # etcd may run in another one
         self.data_dir = folder / plan.name
         self.log_file = folder / f"{plan.name}.log"
-        self._listen = tuple(listen or (plan.host,))
+        self._tls_dir = folder / f"{plan.name}.tls"
+        self._identity = plan.identity if isinstance(plan, MemberPlan) else None
+        self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
@@ -116,12 +126,16 @@ class EtcdMember:
             raise RuntimeError("EtcdMember.start must be called from the main thread")
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
-        binary = self._binary or find_binary()
+        binary = os.path.abspath(self._binary or find_binary())
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
-        wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
+        if self._identity is not None:
+            self._identity.leave_in(self._tls_dir)
+        script = os.path.abspath(edl.adapters.with_parent.__file__)
+        wrapper = [sys.executable, "-I", "-S", script, str(os.getpid())]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [*wrapper, binary, *self._flags(initial_cluster or self.plan.initial_cluster, existing)],
+                cwd=self.plan.folder if isinstance(self.plan, SocketPlan) else None,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -130,12 +144,13 @@ class EtcdMember:
 
     def _flags(self, initial_cluster: str, existing: bool) -> list[str]:
         plan = self.plan
+        clients, peers = self._listen_urls()
         flags = {
             "name": plan.name,
             "data-dir": str(self.data_dir),
-            "listen-client-urls": self._urls(plan.client_port),
+            "listen-client-urls": clients,
             "advertise-client-urls": plan.client_url,
-            "listen-peer-urls": self._urls(plan.peer_port),
+            "listen-peer-urls": peers,
             "initial-advertise-peer-urls": plan.peer_url,
             "initial-cluster": initial_cluster,
             "initial-cluster-state": "existing" if existing else "new",
@@ -150,18 +165,53 @@ class EtcdMember:
             # A member with a lost disk is replaced by its own launcher, a moment after the others came up or much
             # later. The check would refuse that for 5 s; it protects from removing living members, which we do not.
             "strict-reconfig-check": "false",
+            **NOT_FOR_BROWSERS,
+            "host-whitelist": ",".join(dict.fromkeys((*self._hosts(), "localhost"))),
             "logger": "zap",
             "log-outputs": "stderr",
             "log-level": "warn",
         }
+        if self._identity is not None:
+            flags |= self._tls_flags()
         if plan.size == 1:
             # Data must survive this process, not a power cut: with one member that would end the job anyway.
             flags["unsafe-no-fsync"] = "true"
         return [f"--{name}={value}" for name, value in flags.items()]
 
-    def _urls(self, port: int) -> str:
-        hosts = (f"[{address}]" if ":" in address else address for address in self._listen)
-        return ",".join(f"http://{host}:{port}" for host in hosts)
+    def _tls_flags(self) -> dict[str, str]:
+        """Nobody without a certificate of the job gets further than the handshake, on either port."""
+        files = {"trusted-ca-file": "ca.pem", "cert-file": "cert.pem", "key-file": "key.pem"}
+        found = {name: str(self._tls_dir / file) for name, file in files.items()}
+        return {
+            **found,
+            **{f"peer-{name}": path for name, path in found.items()},
+            "client-cert-auth": "true",
+            "peer-client-cert-auth": "true",
+            # A member may connect from another address than the one that it is reached at.
+            "experimental-peer-skip-client-san-verification": "true",
+        }
+
+    def _listen_urls(self) -> tuple[str, str]:
+        """For clients and for other members."""
+        plan = self.plan
+        if isinstance(plan, SocketPlan):
+            return plan.client_url, plan.peer_url
+        hosts = [f"[{address}]" if ":" in address else address for address in self._listen]
+        scheme = plan.client_url.partition(":")[0]
+        clients, peers = (
+            [f"{scheme}://{host}:{port}" for host in hosts] for port in (plan.client_port, plan.peer_port)
+        )
+        return ",".join(clients), ",".join(peers)
+
+    def _hosts(self) -> tuple[str, ...]:
+        """What a client may call this host: a page that a browser has under another name gets no answer."""
+        return () if isinstance(self.plan, SocketPlan) else (self.plan.host, *self._listen)
+
+    async def _listens(self) -> bool:
+        plan = self.plan
+        if isinstance(plan, SocketPlan):
+            return await can_connect(knock_socket(str(plan.client_socket), PROBE_S))
+        return await can_connect(knock(self._listen[0], plan.client_port, PROBE_S))
 
     async def wait_listening(self, timeout_s: float) -> None:
         """Until the client port accepts connections. With several members that is before it answers calls.
@@ -169,7 +219,7 @@ class EtcdMember:
         Raises ``StoreError`` when the process ends, ``StoreUnavailable`` when the time is over.
         """
         deadline_s = _now_s() + timeout_s
-        while not await can_connect(self._listen[0], self.plan.client_port):
+        while not await self._listens():
             self._check_running()
             if _now_s() >= deadline_s:
                 raise self._not_ready(timeout_s, "it does not listen yet")
@@ -186,7 +236,7 @@ class EtcdMember:
         while True:
             # Each try is short, so that the end of the process is noticed.
             limit_s = min(max(deadline_s - _now_s(), POLL_S), PROBE_S)
-            store = EtcdStore([self.endpoint], request_timeout_s=limit_s)
+            store = EtcdStore([self.endpoint], request_timeout_s=limit_s, tls=self._identity)
             try:
                 await store.read("\0")
                 return
@@ -242,7 +292,8 @@ class EtcdMember:
         """Delete the data and the log: the job is over, or the data is of no use."""
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
-        shutil.rmtree(self.data_dir, ignore_errors=True)
+        for folder in (self.data_dir, self._tls_dir):
+            shutil.rmtree(folder, ignore_errors=True)
         self.log_file.unlink(missing_ok=True)
 
 
@@ -268,10 +319,10 @@ async def _wait_for_pidfd(process: subprocess.Popen[bytes]) -> None:
         os.close(descriptor)
 
 
-async def can_connect(host: str, port: int) -> bool:
-    """Whether something accepts connections there."""
+async def can_connect(attempt: Awaitable[None]) -> bool:
+    """Whether something accepts the connection."""
     try:
-        await knock(host, port, PROBE_S)
+        await attempt
     except (OSError, asyncio.TimeoutError):
         return False
     return True

@@ -10,16 +10,21 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.adapters.etcd_plan import SocketPlan
 from edl.errors import SettingError
 from edl.types import JobId, NodeId
 
+SHORT_FOLDER = Path("/tmp")  # noqa: S108 -- what is made in it belongs to the user, which is checked
+"""Where unix sockets go whose paths would be too long in the temporary directory."""
 
-def runtime_folder() -> Path:
+
+def runtime_folder(parent: Path | None = None) -> Path:
     """This user's folder for things that live as long as a job: store data, notes. Only the user may enter it.
 
-    Its name is known to everybody, so somebody else may have made it first. Raises ``SettingError`` then.
+    ``parent``: where it is, by default the temporary directory. Its name is known to everybody, so somebody else may
+    have made it first. Raises ``SettingError`` then.
     """
-    folder = Path(tempfile.gettempdir()) / f"edl-{os.getuid()}"
+    folder = (parent or Path(tempfile.gettempdir())) / f"edl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -32,6 +37,21 @@ def runtime_folder() -> Path:
     return folder
 
 
+def socket_folder() -> Path:
+    """A new folder for the sockets of a store that only this user's processes may reach.
+
+    Raises ``SettingError`` where no folder has a path short enough for the kernel.
+    """
+    tried = []
+    for parent in (None, SHORT_FOLDER):
+        folder = Path(tempfile.mkdtemp(prefix="store-", dir=runtime_folder(parent)))
+        if SocketPlan(folder).fits():
+            return folder
+        folder.rmdir()
+        tried.append(str(folder))
+    raise SettingError("TMPDIR", ", ".join(tried), "paths too long for a socket", "Set TMPDIR to a shorter one")
+
+
 @dataclass(frozen=True, slots=True)
 class HostNote:
     """Where one launcher's job keeps its store."""
@@ -41,6 +61,8 @@ class HostNote:
     endpoints: tuple[str, ...]
     pid: int = 0
     """Of the launcher, in what ``notes`` finds."""
+    secret_file: str = ""
+    """Where the job's secret is, if it is in a file."""
 
     def _path(self) -> Path:
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
@@ -49,8 +71,8 @@ class HostNote:
         """Leave the note; a host without room for it only loses the convenience."""
         notes()  # takes away those of launchers that were killed
         with contextlib.suppress(OSError):
-            note = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "pid": os.getpid()}
-            self._path().write_text(json.dumps(note))
+            told = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
+            self._path().write_text(json.dumps({**told, "pid": os.getpid()}))
 
     def remove(self) -> None:
         """Take the note away."""
@@ -67,7 +89,8 @@ def notes() -> list[HostNote]:
             if not Path(f"/proc/{note['pid']}").exists():
                 path.unlink()
                 continue
-            found.append(HostNote(JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"]), note["pid"]))
+            who = JobId(note["job"]), NodeId(note["node"]), tuple(note["endpoints"]), note["pid"]
+            found.append(HostNote(*who, note.get("secret_file", "")))
         except (OSError, ValueError, KeyError):
             continue  # half written or just removed: its launcher is starting or ending
     return found

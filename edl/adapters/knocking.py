@@ -36,6 +36,13 @@ async def _greet(host: str, port: int) -> bool:
         writer.close()
 
 
+async def knock_socket(path: str, timeout_s: float) -> None:
+    """The same for a unix socket."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.setblocking(False)
+        await asyncio.wait_for(asyncio.get_running_loop().sock_connect(one, path), timeout_s)
+
+
 async def _connect(host: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     refusal: OSError | None = None

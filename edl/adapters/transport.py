@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from edl.adapters.admission import LIMITS, Admission, small
+from edl.adapters.identity import Identity
 from edl.adapters.knocking import knock
 from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
@@ -53,6 +54,15 @@ def _options(lease_ttl_s: float) -> list[tuple[str, int]]:
     """
     quarter_ms = max(100, int(lease_ttl_s * 250))
     return [*_OPTIONS, ("grpc.keepalive_time_ms", quarter_ms), ("grpc.keepalive_timeout_ms", quarter_ms)]
+
+
+def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None) -> grpc.aio.Channel:
+    """``identity``: of a job with a secret; then both ends prove that they hold it before anything is said."""
+    options: list[tuple[str, Any]] = [*_options(lease_ttl_s)]
+    if identity is None:
+        return grpc.aio.insecure_channel(address(host, port), options=options)
+    options += identity.channel_options
+    return grpc.aio.secure_channel(address(host, port), identity.of_client(), options=options)
 
 
 class MasterService(Protocol):
@@ -91,7 +101,10 @@ class MasterService(Protocol):
 class MasterServer:
     """Listens for this launcher, whether or not it rules."""
 
-    def __init__(self, token: Callable[[], str], lease_ttl_s: float = DEFAULT_LEASE_TTL_S) -> None:
+    def __init__(
+        self, token: Callable[[], str], lease_ttl_s: float = DEFAULT_LEASE_TTL_S, identity: Identity | None = None
+    ) -> None:
+        self._identity = identity
         self._lease_ttl_s = lease_ttl_s
         self._service: MasterService | None = None
         self._token = token
@@ -111,13 +124,18 @@ class MasterServer:
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
-            bound = self._server.add_insecure_port(address(host, port))
+            bound = self._listen(self._server, address(host, port))
         except RuntimeError as error:
             raise PortInUse(
                 f"cannot listen on {address(host, port)}: {error}. Name an address of this host with --local-addr"
             ) from error
         await self._server.start()
         return int(bound)
+
+    def _listen(self, server: grpc.aio.Server, where: str) -> int:
+        if self._identity is None:
+            return server.add_insecure_port(where)
+        return server.add_secure_port(where, self._identity.of_server())
 
     def serve(self, service: MasterService | None) -> None:
         """From now on answer with this Master, or with none."""
@@ -176,8 +194,15 @@ class MasterServer:
 class Connection:
     """An agent's stream to the Master."""
 
-    def __init__(self, host: str, port: int, token: str, lease_ttl_s: float = DEFAULT_LEASE_TTL_S) -> None:
-        self._channel = grpc.aio.insecure_channel(address(host, port), options=_options(lease_ttl_s))
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        lease_ttl_s: float = DEFAULT_LEASE_TTL_S,
+        identity: Identity | None = None,
+    ) -> None:
+        self._channel = _channel(host, port, lease_ttl_s, identity)
         self._metadata = _metadata(token)
         self._outgoing: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
 
@@ -216,8 +241,10 @@ class Connection:
 class MasterClient:
     """Asks a Master on behalf of the command line."""
 
-    def __init__(self, host: str, port: int, token: str, timeout_s: float = 5.0) -> None:
-        self._channel = grpc.aio.insecure_channel(address(host, port), options=_options(DEFAULT_LEASE_TTL_S))
+    def __init__(
+        self, host: str, port: int, token: str, timeout_s: float = 5.0, identity: Identity | None = None
+    ) -> None:
+        self._channel = _channel(host, port, DEFAULT_LEASE_TTL_S, identity)
         self._metadata = _metadata(token)
         self._timeout_s = timeout_s
 

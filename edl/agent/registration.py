@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 
 from edl.config import JobSpec
@@ -15,6 +14,7 @@ from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
+from edl.wire.secret import Secret, described, own_words, stored_token, token_of
 
 RETRY_S = 0.2
 SILENT_PAUSE_S = 0.5
@@ -48,8 +48,10 @@ class Registration:
         refuses: Callable[[str, int], Awaitable[bool]],
         answers: Callable[[str, int], Awaitable[bool]],
         log: Callable[[str], None] = lambda text: None,
+        secret: Secret | None = None,
     ) -> None:
         """``refuses``: nobody listens there, so whoever did is dead. ``answers``: a launcher there lives."""
+        self._secret = secret
         self._store = store
         self._node = node
         self._keys = keys
@@ -80,7 +82,7 @@ class Registration:
                 entries = await self._entries()
             token = entries.get(self._keys.token)
             if token is not None and not over and self._fits(entries):
-                self.token = token.value.decode()
+                self.token = token_of(token.value, self._secret, self._spec.job) or ""
                 return
             await self._found(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
@@ -104,6 +106,10 @@ class Registration:
             return False
         theirs = plain.loads(JobSpec, stored.value)
         differences = self._spec.differences(theirs)
+        token = entries.get(self._keys.token)
+        if token is not None and token_of(token.value, self._secret, self._spec.job) is None:
+            ours = own_words(self._secret)
+            differences.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
         if not differences:
             return True
         if self._in_use(entries):
@@ -124,7 +130,7 @@ class Registration:
             operations += [*(Delete(key) for key in leftovers), Delete(self._keys.journal, prefix=True)]
         operations += [
             Put(self._keys.spec, plain.dumps(self._spec)),
-            Put(self._keys.token, secrets.token_hex(16).encode()),
+            Put(self._keys.token, stored_token(self._secret)),
         ]
         await self._store.write(operations, [condition])
 

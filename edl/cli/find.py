@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_cluster import refuse_other_secret
+from edl.adapters.etcd_plan import is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
-from edl.adapters.host_notes import notes
+from edl.adapters.host_notes import HostNote, notes
+from edl.adapters.identity import Identity, identity_of, secret_at
+from edl.adapters.secret_file import secret_from
 from edl.adapters.transport import MasterClient
-from edl.errors import SettingError, UsageError
+from edl.errors import SettingError, StoreUnavailable, UsageError
 from edl.master.election import Ruler
 from edl.ports import Store
-from edl.types import JobId
+from edl.types import JobId, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
+from edl.wire.secret import Secret, described, own_words, token_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,9 @@ class Where:
     tls: EtcdTls | None = None
     user: str | None = None
     password: str | None = None
+    secret_file: str = ""
+    secret: str = ""
+    """The secret itself."""
 
 
 class NoMaster(UsageError):
@@ -41,8 +49,8 @@ class NoMaster(UsageError):
 class JobClient(MasterClient):
     """Asks the Master of a job, and knows how it was found."""
 
-    def __init__(self, job: JobId, ruler: Ruler, token: str) -> None:
-        super().__init__(ruler.host, ruler.port, token)
+    def __init__(self, job: JobId, ruler: Ruler, token: str, identity: Identity | None = None) -> None:
+        super().__init__(ruler.host, ruler.port, token, identity=identity)
         self.job = job
         self.token = token
         """The job's own."""
@@ -53,11 +61,19 @@ class JobClient(MasterClient):
 @contextlib.asynccontextmanager
 async def master_of(where: Where) -> AsyncIterator[JobClient]:
     """A client to the job's Master. Raises ``UsageError`` with what to do when there is none."""
-    endpoints, named = (where.endpoints, where.job) if where.endpoints else _job_here(where.job)
-    store = EtcdStore(endpoints, tls=where.tls, user=where.user, password=where.password)
+    note = HostNote(JobId(where.job), NodeId(""), where.endpoints) if where.endpoints else _job_here(where.job)
+    file = where.secret_file or ("" if where.secret else note.secret_file)
+    secret, _ = secret_from(file, where.secret, note.job)
+    identity = identity_of(secret) if secret is not None else None
+    tls = where.tls or await _proof(note.endpoints, identity)
+    store = EtcdStore(note.endpoints, tls=tls, user=where.user, password=where.password)
     try:
-        job = JobId(named or await _only_job(store))
-        client = await _client(store, JobKeys(job))
+        job = JobId(note.job or await _only_job(store))
+        client = await _client(store, JobKeys(job), secret, identity)
+    except StoreUnavailable:
+        if tls is None:
+            await refuse_other_secret(note.endpoints, None)
+        raise
     finally:
         await store.close()
     try:
@@ -66,12 +82,21 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
         await client.close()
 
 
-def _job_here(job: str) -> tuple[tuple[str, ...], str]:
-    """Store and name of the job that has a launcher on this host."""
-    here = {note.job: note.endpoints for note in notes()}
+async def _proof(endpoints: Sequence[str], identity: Identity | None) -> Identity | None:
+    """``identity``, where the members of the store ask for one; an etcd that belongs to no job does not."""
+    for endpoint in endpoints if identity is not None else ():
+        if not is_socket(endpoint) and await secret_at(*split_endpoint(endpoint)) is not None:
+            await refuse_other_secret([endpoint], identity)
+            return identity
+    return None
+
+
+def _job_here(job: str) -> HostNote:
+    """A note of the job that has a launcher on this host."""
+    here: dict[str, HostNote] = {note.job: note for note in notes()}
     wanted = [name for name in here if job in ("", name)]
     if len(wanted) == 1:
-        return here[wanted[0]], wanted[0]
+        return here[wanted[0]]
     if not here:
         advice = "Name the store of one that runs elsewhere: --rdzv-endpoint=HOST:PORT"
         raise UsageError(f"no launcher runs on this host. {advice}. Of a job that has ended its log folder is left")
@@ -90,11 +115,15 @@ async def _only_job(store: Store) -> str:
     raise SettingError("--rdzv-id", "''", f"jobs in this store: {listed}", "Name one with --rdzv-id")
 
 
-async def _client(store: Store, keys: JobKeys) -> JobClient:
+async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: Identity | None) -> JobClient:
     values = {entry.key: entry.value for entry in (await store.read(keys.prefix)).entries}
     if keys.master in values and keys.token in values:
         ruler = plain.loads(Ruler, values[keys.master])
-        return JobClient(keys.job, ruler, values[keys.token].decode())
+        token = token_of(values[keys.token], secret, keys.job)
+        if token is None:
+            what = f"job {keys.job} has {described(values[keys.token])}, and this command has {own_words(secret)}"
+            raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
+        return JobClient(keys.job, ruler, token, identity)
     for entry in (entry for entry in (await store.read(keys.farewell)).entries if entry.key == keys.farewell):
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)

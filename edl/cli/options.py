@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edl.config import environment
 from edl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ def job_options(function: F) -> F:
         _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: those of the job on this host."),
         _where_option("id", "JOB", "Name of the job. Default: the only one there is."),
         _where_option("conf", "K=V[,…]", "ca, cert, key, user, password of the store."),
+        click.option(
+            "--secret-file",
+            default="",
+            envvar="EDL_SECRET_FILE",
+            metavar="FILE|shared",
+            help="The job's secret. Default: EDL_SECRET, or the file of a launcher on this host.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="JSON instead of text; one line an event."),
     ):
         function = option(function)
@@ -52,4 +60,7 @@ def where_of(options: dict[str, str]) -> Where:
         raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
     tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
     endpoints = parse_endpoints(options["rdzv_endpoint"])
-    return Where(options["rdzv_id"], endpoints, tls, conf.get("user"), conf.get("password"))
+    login = conf.get("user"), conf.get("password")
+    return Where(
+        options["rdzv_id"], endpoints, tls, *login, options["secret_file"], environment().get("EDL_SECRET", "")
+    )

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from edl import __version__
-from edl.config import adopt, environment
+from edl.config import CREDENTIALS, adopt, environment
 from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch import paddle_options, torchrun_options, worlds
@@ -86,7 +86,7 @@ def _start(told: Told) -> None:
     settings = settings_from(options, script, told.arguments, called.command)
     given, remarks = tuple(with_both_spellings(sys.argv[1:])), (*told.remarks, *settings.remarks)
     told_all = dataclasses.replace(settings, arguments=given, remarks=remarks, report_file=called.report_file)
-    _to_the_end(launch(dataclasses.replace(told_all, for_workers=told.for_workers)))
+    _to_the_end(launch(dataclasses.replace(told_all, for_workers={**dict.fromkeys(CREDENTIALS), **told.for_workers})))
 
 
 def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:

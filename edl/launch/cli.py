@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import click
 
 from edl.adapters.etcd_plan import parse_endpoints
+from edl.adapters.secret_file import secret_from
 from edl.config import (
     FaultTolerance,
     JobSpec,
@@ -104,6 +105,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--rdzv-backend", default="", metavar="etcd|etcd-embedded", help="Kind of store. Default: embedded."),
     click.option("--rdzv-endpoint", default="", metavar="HOST:PORT[,…]", help="Members of the store."),
     click.option("--rdzv-conf", default="", metavar="K=V[,…]", help=f"Store settings: {', '.join(CONF_KEYS)}."),
+    click.option(
+        "--secret-file",
+        default="",
+        metavar="FILE|shared",
+        help="The job's secret, the same on every node; shared: the first launcher makes one in ./.edl.",
+    ),
     click.option("--standalone", is_flag=True, help="One node with a store of its own."),
     click.option("--max-restarts", type=int, default=3, help="Worker failures the whole job survives. Default: 3."),
     click.option(
@@ -177,6 +184,7 @@ def settings_from(
     private = _is_private(options, nodes, store)
     scheduler, state = wanted_from(options), state_from(options)
     job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
+    store = _with_secret(store, options, job)
     spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler_from(scheduler))
     _check_node_rank(options["node_rank"], nodes)
     node = _node(options, node_name(scheduler, environment()))
@@ -210,6 +218,11 @@ def settings_from(
         remarks=(beside.remark,) if beside.remark else (),
         **workers,
     )
+
+
+def _with_secret(store: StoreSettings, options: Mapping[str, Any], job: str) -> StoreSettings:
+    secret, file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
+    return dataclasses.replace(store, secret=secret, secret_file=file)
 
 
 def _spec(
@@ -294,7 +307,7 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
     node = _node(options)
     common = HelperSettings(
         job=JobId(options["rdzv_id"]),
-        store=_store(options),
+        store=_with_secret(_store(options), options, options["rdzv_id"]),
         node=node,
         local_addr=options["local_addr"],
         recover_s=timeouts.recover_s,

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -29,9 +30,14 @@ from data_service.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
-from edl.adapters.etcd_cluster import hosts_without_address, start_local_member, start_private_member
+from edl.adapters.etcd_cluster import (
+    hosts_without_address,
+    refuse_other_secret,
+    start_local_member,
+    start_private_member,
+)
 from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.host_notes import HostNote, runtime_folder
+from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
 from edl.adapters.knocking import answers
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.remote_files import open_files
@@ -51,7 +57,7 @@ from edl.agent.switches import Switches
 from edl.agent.vault import Vault, Writer
 from edl.agent.workers import WorkerGroup
 from edl.config import JobSpec, changed, environment
-from edl.errors import EdlError, StoreUnavailable
+from edl.errors import EdlError, StoreRefused, StoreUnavailable
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
 from edl.launch.console import console, listen_to_modules
@@ -59,7 +65,7 @@ from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
 from edl.launch.ps_options import training_of
-from edl.launch.reach import address_towards, etcd_store
+from edl.launch.reach import address_towards, etcd_store, identity_for, store_identity
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.master.candidate import Callbacks, Candidate
@@ -118,7 +124,8 @@ async def launch(settings: LaunchSettings) -> int:
         store, member, endpoints = await _open_store(settings, cleanup, log)
         place = _Place(
             Registration(
-                store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log
+                *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
+                secret=settings.store.secret,
             ),
             endpoints,
             files,
@@ -171,15 +178,21 @@ async def _serve(
     """Start this launcher's member of the embedded store, if there is one for it."""
     wanted = settings.store
     if wanted.endpoints:
-        member = await start_local_member(wanted.endpoints, folder, token=settings.spec.job)
+        member = await start_local_member(
+            wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
+        )
     else:
-        member = await start_private_member(folder, token=settings.spec.job)
+        sockets = socket_folder()
+        cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
+        member = await start_private_member(folder, sockets, token=settings.spec.job)
     if member is not None:
         if not (wanted.endpoints or wanted.data_dir):
             cleanup.callback(member.discard)  # a private store is of no use without its launcher
         # Time to hand the lead of the members to another; one without a majority would wait in vain.
         cleanup.push_async_callback(member.stop, 1.0)
-        log(f"serving the store at {member.endpoint} (embedded etcd)")
+        opened = wanted.endpoints and wanted.secret is None
+        advice = ", open to all who reach its ports: --secret-file closes it (docs/security.md)" if opened else ""
+        log(f"serving the store at {member.endpoint} (embedded etcd){advice}")
     return member
 
 
@@ -222,7 +235,13 @@ async def _reach(
         try:
             await store.read(JobKeys(settings.spec.job).master)
             return member
+        except StoreRefused:
+            if embedded:
+                await refuse_other_secret(endpoints, store_identity(settings.store))
+            raise
         except StoreUnavailable as error:
+            if embedded and member is None:
+                await refuse_other_secret(endpoints, store_identity(settings.store))
             if member is None and nameless and clock.now_s() >= look_s:
                 nameless, look_s = await hosts_without_address(endpoints), clock.now_s() + NAMES_RETRY_S
                 member = await serve()
@@ -272,7 +291,8 @@ async def _take_place(
     await registration.agree()
     keeper = await _state_keeper(settings, place, log)
     cleanup.push_async_callback(keeper.close)
-    place.server = MasterServer(lambda: registration.token, settings.spec.timeouts.lease_ttl_s)
+    lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
+    place.server = MasterServer(lambda: registration.token, lease_ttl_s, identity)
     host = settings.local_addr or address_towards(place.endpoints[0])
     port = await place.server.start(host)
     try:
@@ -404,7 +424,7 @@ def _put_together(
             candidate=candidate,
             agent=agent,
             info=info,
-            note=HostNote(spec.job, info.node, place.endpoints),
+            note=HostNote(spec.job, info.node, place.endpoints, secret_file=settings.store.secret_file),
             log=log,
             reporter=place.reporter,
             beside=place.beside,
@@ -480,7 +500,9 @@ def _agent(
             workers=WorkerGroup(processes, spec, node, base, settings.logs, around, log, wall_clock_s),
             keeper=place.steward,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
-            connect=lambda host, port: Connection(host, port, registration.token, spec.timeouts.lease_ttl_s),
+            connect=lambda host, port: Connection(
+                host, port, registration.token, spec.timeouts.lease_ttl_s, identity_for(settings.store)
+            ),
             refuses=refuses,
             register=register,
             ruler_refused=candidate.ruler_refused,

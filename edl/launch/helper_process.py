@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import edl.adapters.with_parent
+from edl.config import CREDENTIALS, changed, environment
 from edl.errors import WorkerStartError
 from edl.tasks import end
 
@@ -61,6 +62,7 @@ class HelperProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
+                env=changed(environment(), dict.fromkeys(CREDENTIALS)),
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends it in good order
             )
         try:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from edl.adapters.clock import SystemClock
 from edl.config import JobSpec
-from edl.errors import LeaseLost, StoreError, StoreUnavailable, UsageError, WorkerStartError
+from edl.errors import LeaseLost, SettingError, StoreError, StoreUnavailable, UsageError, WorkerStartError
 from edl.exit_codes import ExitCode
 from edl.launch.console import console
 from edl.launch.helper_process import HelperProcess
@@ -31,6 +31,7 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
+from edl.wire.secret import Secret, described, own_words, token_of
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -348,7 +349,7 @@ async def _take_part(
 ) -> int:
     """From the job's beginning to its end. What runs is added to ``party``; it still has to leave."""
     keys = JobKeys(settings.job)
-    look = _Look(store, keys, settings.recover_s)
+    look = _Look(store, keys, settings.recover_s, settings.store.secret)
     found = await look.until_there(log)
     if found is None:
         log(look.reason)
@@ -374,7 +375,8 @@ async def _take_part(
 class _Look:
     """Looks now and then whether the job is there."""
 
-    def __init__(self, store: Store, keys: JobKeys, patience_s: float) -> None:
+    def __init__(self, store: Store, keys: JobKeys, patience_s: float, secret: Secret | None) -> None:
+        self._secret = secret
         self._store = store
         self._keys = keys
         self._patience_s = patience_s
@@ -393,7 +395,7 @@ class _Look:
                     return None
                 spec, token = await self._value(self._keys.spec), await self._value(self._keys.token)
                 if spec and token and (await self._store.read(self._keys.nodes)).entries:
-                    return plain.loads(JobSpec, spec), token.decode()
+                    return plain.loads(JobSpec, spec), self._read_token(token)
             except StoreUnavailable as error:
                 problem = error
             if self._clock.now_s() >= deadline_s:
@@ -432,6 +434,13 @@ class _Look:
             outcome = plain.loads(Finish, farewell)
             self.reason = f"job {self._keys.job} has ended: {outcome.reason}"
         return bool(farewell)
+
+    def _read_token(self, stored: bytes) -> str:
+        token = token_of(stored, self._secret, self._keys.job)
+        if token is None:
+            what = f"job {self._keys.job} has {described(stored)}, and this launcher has {own_words(self._secret)}"
+            raise SettingError("--secret-file", "''", what, "Give all launchers of a job the same one")
+        return token
 
     async def _value(self, key: str) -> bytes:
         entries = (await self._store.read(key)).entries

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 from collections.abc import Sequence
 
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_plan import split_endpoint
+from edl.adapters.etcd_plan import is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
+from edl.adapters.identity import Identity, identity_of
 from edl.errors import SettingError
-from edl.launch.settings import StoreSettings
+from edl.launch.settings import Backend, StoreSettings
+from edl.wire.secret import Secret
+
+
+def identity_for(wanted: StoreSettings) -> Identity | None:
+    """By what this process proves that it belongs to the job; None: the job has no secret."""
+    return None if wanted.secret is None else _identity(wanted.secret, wanted.endpoints)
+
+
+@functools.cache
+def _identity(secret: Secret, endpoints: tuple[str, ...]) -> Identity:
+    return identity_of(secret, [split_endpoint(one)[0] for one in endpoints if not is_socket(one)])
+
+
+def store_identity(wanted: StoreSettings) -> Identity | None:
+    """The same for the store: an etcd that runs anyway has certificates of its own, and a socket needs none."""
+    sockets = all(map(is_socket, wanted.endpoints))
+    return None if sockets or wanted.backend is not Backend.EMBEDDED else identity_for(wanted)
 
 
 def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
@@ -18,14 +37,19 @@ def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
     return EtcdStore(
         endpoints,
         request_timeout_s=wanted.request_timeout_s,
-        tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else None,
+        tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else store_identity(wanted),
         user=wanted.user or None,
         password=wanted.password or None,
     )
 
 
 def address_towards(endpoint: str) -> str:
-    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it."""
+    """The address of this host on the way to the store: where other nodes, which reach the store too, reach it.
+
+    A store at a unix socket is for this host alone.
+    """
+    if is_socket(endpoint):
+        return "127.0.0.1"
     host, port = split_endpoint(endpoint)
     for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:

@@ -13,6 +13,7 @@ from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
 from edl.types import JobId
 from edl.web.settings import HttpSettings
+from edl.wire.secret import Secret
 
 
 class Backend(enum.Enum):
@@ -42,6 +43,10 @@ class StoreSettings:
     key: str = ""
     user: str = ""
     password: str = field(default="", repr=False)
+    secret: Secret | None = field(default=None, repr=False)
+    """The job's, if it has one."""
+    secret_file: str = field(default="", repr=False)
+    """Where it was read; empty: it was given otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

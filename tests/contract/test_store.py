@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import pytest
 
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_cluster import start_private_member
 from edl.adapters.etcd_rpc import rpc_pb2
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import LeaseLost, StoreError, StoreUnavailable
 from edl.ports import Change, ChangeKind, Clock, CreatedAt, Delete, KeyValue, ModifiedAt, Put, Store
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
+from tests.process.harness import lone_member
 
 LIMIT_S = 20.0
 """Nothing below takes this long unless it is broken."""
@@ -86,7 +86,7 @@ class EtcdBench:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMember]:
-    member = asyncio.run(start_private_member(tmp_path_factory.mktemp("etcd")))
+    member = asyncio.run(lone_member(tmp_path_factory.mktemp("etcd")))
     yield member
     asyncio.run(member.stop())
     member.discard()

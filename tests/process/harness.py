@@ -69,6 +69,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+async def lone_member(folder: Path) -> EtcdMember:
+    """A cluster of one that belongs to no launcher, ready when this returns."""
+    member = await start_local_member(free_endpoints(1), folder)
+    assert member is not None
+    await member.wait_ready(60)
+    return member
+
+
 class OutsideEtcd:
     """An etcd that belongs to no launcher."""
 
@@ -77,15 +85,8 @@ class OutsideEtcd:
         self._member: EtcdMember | None = None
 
     def __enter__(self) -> OutsideEtcd:
-        self._member = asyncio.run(self._start())
+        self._member = asyncio.run(lone_member(self._folder))
         return self
-
-    async def _start(self) -> EtcdMember:
-        # On a port that no private member takes while this one is down.
-        member = await start_local_member(free_endpoints(1), self._folder)
-        assert member is not None
-        await member.wait_ready(60)
-        return member
 
     def __exit__(self, *_: object) -> None:
         asyncio.run(self.member.stop())

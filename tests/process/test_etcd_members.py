@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,9 +24,10 @@ from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary
+from edl.adapters.host_notes import socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreRefused, StoreUnavailable
 from edl.ports import Put
-from tests.process.harness import free_endpoints
+from tests.process.harness import free_endpoints, lone_member
 
 LIMIT_S = 40.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -240,8 +242,8 @@ def test_a_port_of_another_program_is_named(tmp_path: Path, offset: int) -> None
 def test_a_member_dies_with_its_launcher_but_not_of_ctrl_c(tmp_path: Path) -> None:
     script = (
         "import asyncio, pathlib, sys, time\n"
-        "from edl.adapters.etcd_cluster import start_private_member\n"
-        "member = asyncio.run(start_private_member(pathlib.Path(sys.argv[1])))\n"
+        "from tests.process.harness import lone_member\n"
+        "member = asyncio.run(lone_member(pathlib.Path(sys.argv[1])))\n"
         "print(member.pid, member.endpoint, flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -271,16 +273,77 @@ def test_a_member_dies_with_its_launcher_but_not_of_ctrl_c(tmp_path: Path) -> No
     run(body())
 
 
-def test_a_private_member_stops_at_once_keeps_its_data_and_can_be_discarded(tmp_path: Path) -> None:
+def listening(pid: int) -> list[str]:
+    """Where a process listens: addresses of TCP, paths of unix sockets."""
+    tcp = [str(one.laddr) for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    held = {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    accepting = [words[7] for words in sockets if len(words) == 8 and words[3] == "00010000"]  # SO_ACCEPTCON
+    of_it = {words[7] for words in sockets if len(words) == 8 and f"socket:[{words[6]}]" in held}
+    return tcp + sorted(of_it.intersection(accepting))
+
+
+def test_a_private_member_listens_on_sockets_alone_and_is_started_again_on_them(tmp_path: Path) -> None:
     async def body() -> None:
-        first = await start_private_member(tmp_path)
-        store = EtcdStore([first.endpoint])
+        folder = socket_folder()
+        member = await start_private_member(tmp_path, folder)
+        store = EtcdStore([member.endpoint])
+        assert member.pid is not None and listening(member.pid) == ["client:0", "peer:0"]
+        assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
+        await store.write([Put("/j/a", b"1")])
+        os.kill(member.pid, signal.SIGKILL)
+        await member.wait_exit()
+        member.start()  # the sockets of the killed one are still there
+        await member.wait_ready(60)
+        assert [entry.value for entry in (await store.read("/j/")).entries] == [b"1"]
+        assert await start_local_member([member.endpoint], tmp_path) is None, "others only connect"
+        await store.close()
+        await member.stop()
+        member.discard()
+        shutil.rmtree(folder)
+        assert os.listdir(tmp_path) == []
+
+    run(body())
+
+
+def asked(endpoint: str, path: str, body: str = "", **fields: str) -> str:
+    """The head of the answer that a browser gets, or "" for none."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        method = "POST" if body else "GET"
+        connection.sendall(f"{method} {path} HTTP/1.0\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        return connection.recv(4096).decode().partition("\r\n\r\n")[0]
+
+
+def test_a_member_has_nothing_for_pages_in_a_browser(tmp_path: Path) -> None:
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        page = await asyncio.to_thread(
+            asked, member.endpoint, "/version", Host="127.0.0.1", Origin="http://page.example"
+        )
+        assert " 200 " in page and "Access-Control" not in page
+        assert " 421 " in await asyncio.to_thread(asked, member.endpoint, "/version", Host="rebound.example")
+        posted = await asyncio.to_thread(
+            asked, member.endpoint, "/v3/kv/range", '{"key": "AA==", "range_end": "AA=="}', Host="127.0.0.1"
+        )
+        assert " 404 " in posted
+        await member.stop()
+
+    run(body())
+
+
+def test_a_lone_member_stops_at_once_keeps_its_data_and_can_be_discarded(tmp_path: Path) -> None:
+    async def body() -> None:
+        endpoint = free_endpoints(1)
+        first = await start(endpoint, tmp_path)
+        store = EtcdStore(endpoint)
         await store.write([Put("/j/a", b"1")])
         await store.close()
         await first.stop()
         assert not first.running and first.has_data()
-        second = await start_private_member(tmp_path)  # other ports, same data
-        store = EtcdStore([second.endpoint])
+        second = await start(endpoint, tmp_path)  # the same data
+        store = EtcdStore(endpoint)
         assert [entry.value for entry in (await store.read("/j/")).entries] == [b"1"]
         lease = await store.grant_lease(1)
         assert await store.renew_lease(lease) == 1.0, "the shortest lease is a second"
@@ -335,35 +398,9 @@ async def enable_login(member: EtcdMember, password: str) -> None:
     await store.close()
 
 
-def test_private_ports_are_none_that_the_kernel_gives_to_somebody_else(tmp_path: Path) -> None:
-    """Workers' ports are held without listening, so etcd could bind one of them, and the worker could not any more."""
-    first_handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-
-    async def ports() -> list[int]:
-        member = await start_private_member(tmp_path)
-        try:
-            return [member.plan.client_port, member.plan.peer_port]
-        finally:
-            await member.stop(0)
-            member.discard()
-
-    async def body() -> None:
-        before = await ports()
-        assert max(before) < first_handed_out
-        with contextlib.ExitStack() as stack:
-            for port in range(before[0], before[0] + 64):  # where it looks next
-                held = stack.enter_context(socket.socket())
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                with contextlib.suppress(OSError):
-                    held.bind(("", port))
-            assert not set(await ports()) & set(range(before[0], before[0] + 64))
-
-    run(body())
-
-
 def test_login_by_user_and_password(tmp_path: Path) -> None:
     async def body() -> None:
-        member = await start_private_member(tmp_path)
+        member = await lone_member(tmp_path)
         store = EtcdStore([member.endpoint], user="root", password="right")
         await store.read("/j/")  # a user is no harm where none is needed
         await enable_login(member, "right")
@@ -385,7 +422,7 @@ def test_login_by_user_and_password(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("user", "password"), [("root", "wrong"), ("nobody", "right"), (None, None)])
 def test_wrong_credentials_are_refused_at_once(tmp_path: Path, user: str | None, password: str | None) -> None:
     async def body() -> None:
-        member = await start_private_member(tmp_path)
+        member = await lone_member(tmp_path)
         await enable_login(member, "right")
         store = EtcdStore([member.endpoint], user=user, password=password)
         calls: list[Callable[[], Awaitable[object]]] = [

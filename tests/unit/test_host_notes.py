@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edl.adapters.host_notes import runtime_folder
+from edl.adapters import etcd_plan, host_notes
+from edl.adapters.etcd_plan import SocketPlan, parse_endpoints, plan_members
+from edl.adapters.host_notes import runtime_folder, socket_folder
 from edl.errors import SettingError
+from edl.launch.reach import address_towards
 
 
 @pytest.fixture
@@ -39,3 +42,26 @@ def test_a_folder_of_somebody_else_is_refused(shared: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
     with pytest.raises(SettingError, match="Set TMPDIR to a folder of your own"):
         runtime_folder()
+
+
+def test_sockets_go_where_their_paths_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = tmp_path / "s", tmp_path / ("x" * 120)
+    short.mkdir()
+    long.mkdir()
+    monkeypatch.setattr(host_notes, "SHORT_FOLDER", short)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(etcd_plan, "LONGEST_SOCKET_PATH", len(str(tmp_path)) + 60)
+    found = socket_folder()
+    assert found.parent == short / f"edl-{os.getuid()}" and found.stat().st_mode & 0o777 == 0o700
+    assert list(runtime_folder().iterdir()) == []
+    monkeypatch.setattr(host_notes, "SHORT_FOLDER", long)
+    with pytest.raises(SettingError, match=r"too long for a socket.* Set TMPDIR to a shorter one"):
+        socket_folder()
+
+
+def test_the_endpoint_of_a_socket(tmp_path: Path) -> None:
+    endpoint = SocketPlan(Path("/t m,p/edl-1/store-x")).endpoint
+    assert endpoint == "unix:/t%20m%2Cp/edl-1/store-x/client:0"
+    assert parse_endpoints(f"{endpoint},h:1") == (endpoint, "h:1")
+    assert plan_members([endpoint]) == ()
+    assert address_towards(endpoint) == "127.0.0.1"

@@ -1,0 +1,81 @@
+"""Where the job's secret is found: a file, the environment, or a file that launchers of one directory share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from edl.errors import SettingError
+from edl.wire.secret import LEAST_BYTES, Secret
+
+SHARED = "shared"
+"""As ``--secret-file``: a file in the current directory that the first launcher makes."""
+FOLDER = Path(".edl")
+MAKE_ONE = "Make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
+
+
+def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
+    """The secret, and the absolute path of its file; None and "" where none is given. Raises ``SettingError``.
+
+    ``file``: ``--secret-file`` or ``EDL_SECRET_FILE``; ``text``: ``EDL_SECRET``.
+    """
+    if file and text:
+        what = "EDL_SECRET is set as well: which of the two counts?"
+        raise SettingError("--secret-file", file, what, "Unset one of them")
+    if text:
+        return _secret(text.encode(), "EDL_SECRET", ""), ""
+    if not file:
+        return None, ""
+    path = shared_file(job) if file == SHARED else Path(file)
+    return _secret(_read(path), "--secret-file", str(path)), str(path.absolute())
+
+
+def _secret(raw: bytes, setting: str, shown: str) -> Secret:
+    value = raw.strip()
+    if len(value) < LEAST_BYTES:
+        raise SettingError(setting, shown, f"holds {len(value)} bytes, at least {LEAST_BYTES} are needed", MAKE_ONE)
+    return Secret(value)
+
+
+def _read(path: Path) -> bytes:
+    """A file that nobody else can read, or has been able to write."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            raw = file.read(4096)
+    except OSError as error:
+        raise SettingError("--secret-file", path, error.strerror or "cannot be read", MAKE_ONE) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise SettingError("--secret-file", path, "is no file")
+    if found.st_uid not in (os.getuid(), 0):
+        raise SettingError("--secret-file", path, "belongs to another user, who may know and change it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        mode = f"others may open it (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise SettingError("--secret-file", path, mode, f"Run: chmod 600 {path}")
+    return raw
+
+
+def shared_file(job: str) -> Path:
+    """``.edl/JOB.secret`` below the current directory; whoever comes first makes it, all at once or not at all."""
+    path = FOLDER / f"{job}.secret"
+    if path.exists():
+        return path
+    try:
+        FOLDER.mkdir(mode=0o700, exist_ok=True)
+        draft = FOLDER / f"{job}.{secrets.token_hex(4)}.new"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass  # another launcher was faster: its secret holds
+        finally:
+            draft.unlink()
+    except OSError as error:
+        where = f"cannot make {path.absolute()}: {error.strerror}"
+        raise SettingError("--secret-file", SHARED, where, "Start in a directory that all nodes share") from error
+    return path
