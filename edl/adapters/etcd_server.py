@@ -36,7 +36,7 @@ LOG_TAIL_BYTES = 4096
 NOT_FOR_BROWSERS = {
     # JSON over plain HTTP, which a page of any site can post to a port of its visitor's host. Nobody here needs it.
     "enable-grpc-gateway": "false",
-    # The default lets pages of all sites read answers. An empty list means the same; this name belongs to nobody.
+    # The default lets pages of all sites read answers. etcd takes no empty list; this name belongs to nobody.
     "cors": "https://nobody.invalid:1",
 }
 
