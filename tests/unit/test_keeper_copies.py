@@ -12,7 +12,7 @@ from edl.testing.snapshots import fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE
 from edl.wire.messages import Version
-from tests.unit.keeper_bench import LIMIT_S, SIZE, A, B, Bench, C, Worker, content, h, piece, run, source
+from tests.unit.keeper_bench import LIMIT_S, SIZE, A, B, Bench, C, Worker, content, h, piece, run, source, until
 
 # --- other nodes -----------------------------------------------------------------------------------------------------
 
@@ -59,6 +59,7 @@ def test_an_unreachable_node_is_complained_about_once(caplog: pytest.LogCaptureF
         for commit in (1, 2, 3):
             await worker.commit(commit)
             assert not await here.handed_over(0.05)
+        await until(lambda: bool(caplog.records))
         assert there.holdings() == ()
         bench.network.trouble = None
         await worker.commit(4)
