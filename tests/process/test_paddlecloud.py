@@ -35,7 +35,7 @@ class Foreign:
     def operator(self, value: str) -> None:
         """As PaddleCloud's controller does: only where the key is."""
         assert self.get() is not None, "its guard: no key, no write"
-        self._call("put", KEY, value)
+        self._call("put", "--", KEY, value)
 
     def delete(self) -> None:
         self._call("del", KEY)
