@@ -103,7 +103,12 @@ def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mappin
     """Where each member sends copies of its commits: to a member on another rack, as evenly as can be, else to the next
     member; a world of one node to a spare, if there is one. Whoever has a place elsewhere that is not crowded keeps it:
     another one would cost a copy of everything."""
-    away = {entry.info.node: _on_other_racks(index, members) for index, entry in enumerate(members)}
+    racks = {entry.info.rack for entry in members} - {""}
+    # Without two racks nobody is on another one, and looking for such is work for the square of the nodes.
+    away: dict[NodeId, list[NodeEntry]] = {
+        entry.info.node: _on_other_racks(index, members) if len(racks) > 1 else []
+        for index, entry in enumerate(members)
+    }
     load: Counter[NodeId] = Counter()
     found: dict[NodeId, NodeEntry | None] = {}
     for entry in members:
@@ -120,7 +125,8 @@ def keepers(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mappin
         if there:
             chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # of equals the next one
         else:
-            chosen = next(iter([*members[index + 1 :], *members[:index]] or spares), None)
+            alone = next(iter(spares), None)
+            chosen = members[(index + 1) % len(members)] if len(members) > 1 else alone
         found[entry.info.node] = chosen
         if chosen is not None:
             load[chosen.info.node] += 1

@@ -61,6 +61,8 @@ T = TypeVar("T")
 
 RETRY_S = 0.1
 PROBE_PAUSE_S = 0.05
+TURN_S = 0.02
+"""How long events are worked on before others on the event loop have a turn."""
 FAREWELL_TTL_S = 10.0
 COMPANIONS_S = 15.0
 """How long those beside the Master may take for what they do at the end of a job."""
@@ -142,7 +144,11 @@ class MasterShell:
         try:
             await self._take_over()
             self._companions.begin(self._around.companions(self))
+            let_others_s = self._around.clock.now_s()
             while not self.concluded.is_set():
+                if self._around.clock.now_s() - let_others_s > TURN_S:
+                    await asyncio.sleep(0)  # a queue with something in it does not wait, and leases need renewing
+                    let_others_s = self._around.clock.now_s()
                 event = await self._events.get()
                 if isinstance(event, StoreError):
                     raise event

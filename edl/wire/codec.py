@@ -72,7 +72,20 @@ def decode_agent(data: bytes) -> AgentMessage:
 
 
 def encode_master(message: MasterMessage) -> bytes:
-    """A Master's message in its envelope."""
+    """A Master's message in its envelope. One that goes to all nodes of a world names them all, so it is kept for the
+    others: encoding it for each would be work for the square of their number."""
+    if not isinstance(message, messages.StartRound):
+        return _encode_master(message)
+    if not _start or _start[0].world is not message.world or _start[0].reason != message.reason:
+        _start[:] = message, _encode_master(message)
+    return _start[1]
+
+
+_start: list[typing.Any] = []
+"""The last ``StartRound``, and its bytes."""
+
+
+def _encode_master(message: MasterMessage) -> bytes:
     envelope = edl_pb2.FromMaster()
     body = getattr(envelope, _MASTER_BODIES[type(message)])
     body.SetInParent()

@@ -175,14 +175,28 @@ class World:
 
     def member(self, node: NodeId) -> Member | None:
         """The entry of a node, or None when it is not in this world."""
-        return next((member for member in self.members if member.node == node), None)
+        index = _positions(self.members).get(node)
+        return None if index is None else self.members[index]
 
     def position(self, node: NodeId) -> int:
         """Index of a node, which is its group rank. Raises ``KeyError`` when it is not in this world."""
-        for index, member in enumerate(self.members):
-            if member.node == node:
-                return index
-        raise KeyError(node)
+        return _positions(self.members)[node]
+
+
+_KNOWN = 8
+_known: dict[int, tuple[tuple[Member, ...], dict[NodeId, int]]] = {}
+"""Of the last few worlds that were asked about, by the identity of their members. The Master asks for every node of a
+world at every event, so looking through all of them would make its work grow with the square of their number."""
+
+
+def _positions(members: tuple[Member, ...]) -> dict[NodeId, int]:
+    found = _known.get(id(members))
+    if found is None or found[0] is not members:
+        while len(_known) >= _KNOWN:
+            _known.pop(next(iter(_known)), None)  # another thread may have been faster
+        positions = {member.node: index for index, member in reversed(tuple(enumerate(members)))}
+        found = _known[id(members)] = (members, positions)
+    return found[1]
 
 
 @dataclass(frozen=True, slots=True)
