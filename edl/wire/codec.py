@@ -76,13 +76,16 @@ def encode_master(message: MasterMessage) -> bytes:
     others: encoding it for each would be work for the square of their number."""
     if not isinstance(message, messages.StartRound):
         return _encode_master(message)
-    if not _start or _start[0].world is not message.world or _start[0].reason != message.reason:
-        _start[:] = message, _encode_master(message)
-    return _start[1]
+    for kept, data in _start:
+        if kept.world is message.world and kept.reason == message.reason:
+            return data
+    data = _encode_master(message)
+    _start[:] = [(message, data)]
+    return data
 
 
-_start: list[typing.Any] = []
-"""The last ``StartRound``, and its bytes."""
+_start: list[tuple[messages.StartRound, bytes]] = []
+"""The last one, if there was one, and its bytes."""
 
 
 def _encode_master(message: MasterMessage) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import codec
-from edl.wire.messages import Member, StartRound, World
+from edl.wire.messages import MasterMessage, Member, StartRound, World
 
 COUNT = 300
 
@@ -51,9 +51,14 @@ def test_worlds_are_not_mixed_up() -> None:
 
 
 def test_a_start_is_encoded_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[object] = []
+    encoded: list[MasterMessage] = []
     encode = codec._encode_master
-    monkeypatch.setattr(codec, "_encode_master", lambda message: (encoded.append(message), encode(message))[1])
+
+    def counted(message: MasterMessage) -> bytes:
+        encoded.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(codec, "_encode_master", counted)
     world, other = a_world(), a_world(1)
     for _ in range(COUNT):
         assert codec.decode_master(codec.encode_master(StartRound(world, "as wanted"))) == StartRound(
