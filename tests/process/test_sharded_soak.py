@@ -20,6 +20,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,7 +179,7 @@ class Soak:
     def _fill(self, job: Sharded) -> None:
         """Until a checkpoint could not be written; the job goes on."""
         # Who was killed before may not be back yet, and comes with a round of its own.
-        until(lambda: job.wrong() or job.began()[max(job.began())]["world"] == 2 * len(NODES), "everybody is back")
+        until(lambda: job.wrong() or _newest(job)["world"] == 2 * len(NODES), "everybody is back")
         before, rounds = job.steps()[-1].step, max(job.began())
         ballast = self.directory / "ballast"
         if os.path.ismount(self.directory):
@@ -201,6 +202,12 @@ class Soak:
         job.stop_at(job.steps()[-1].step + 40)
         assert set(job.exit_codes().values()) == {0}
         assert not job.wrong(), job.wrong()
+
+
+def _newest(job: Sharded) -> dict[str, Any]:
+    """How the newest world began."""
+    began = job.began()
+    return began[max(began)]
 
 
 def _steps_of(job: Sharded) -> int:
