@@ -43,6 +43,7 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection for each channel: streams are bounded for each connection
 ]
 DEFAULT_LEASE_TTL_S = 3.0
 

@@ -1,0 +1,389 @@
+"""How the Master's work grows with the nodes of a job.
+
+    python -m benchmarks.growth --nodes 50,100,200,300,1000
+
+A real Master (its shell, its election, its leases) on a real etcd serves real streams. The nodes are light: one process
+holds them all, each with a stream of its own that answers as a launcher does and trains nothing. For each number of
+nodes: how long until all are attached, until the first and the last has been told to start, until the others have been
+told to start again after one is lost, and until all are attached to the next Master after this one is gone; the CPU
+time that the Master spent on each, the longest time for which its event loop did nothing else, and what it wrote.
+
+The nodes share the machine with the Master, so times are those of two programs on these cores; CPU times are the
+Master's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import multiprocessing
+import resource
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import click
+
+from benchmarks.common.etcd import PrivateEtcd
+from edl.adapters.clock import SystemClock, wall_clock_s
+from edl.adapters.etcd import EtcdStore
+from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
+from edl.config import JobSpec, NodeRange, Timeouts
+from edl.master.candidate import Callbacks, Candidate
+from edl.master.election import Ruler
+from edl.master.shell import MasterShell, Surroundings
+from edl.ports import Condition, Delete, Operation, Put
+from edl.types import Incarnation, JobId, NodeId, Round
+from edl.wire import plain
+from edl.wire.keys import JobKeys
+from edl.wire.messages import Attach, MasterMessage, NodeInfo, Ready, StartRound, StopRound
+
+HOST = "127.0.0.1"
+TOKEN = "growth"
+JOB = JobId("growth")
+MASTER = NodeId("master")
+LEASE_S = 3.0
+PATIENCE_S = 300.0
+SETTLE_S = 1.0
+IDLE_S = 5.0
+AT_ONCE = 100
+"""Keys of nodes in one transaction."""
+
+
+# --- the nodes -------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """A launcher's end of the stream to the Master."""
+
+    def __init__(self, info: NodeInfo, port: int, seen: Callable[[Round, float], None]) -> None:
+        self.info = info
+        self.attached = asyncio.Event()
+        self._port = port
+        self._seen = seen
+        self._round = Round(0)
+        self._running = Round(0)
+        self.task = asyncio.ensure_future(self._live())
+
+    async def _live(self) -> None:
+        while True:
+            connection = Connection(HOST, self._port, TOKEN, LEASE_S)
+            heard = _Heard(self, connection)
+            await connection.run(heard.opened, heard.heard)
+            self.attached.clear()
+            await asyncio.sleep(0.1)
+
+    def say(self, connection: Connection) -> None:
+        """What a launcher says when it has attached."""
+        connection.send(Attach(self.info, self._round, self._running, False))
+        if not self._running:
+            self.ready(connection)
+        self.attached.set()
+
+    def ready(self, connection: Connection) -> None:
+        """No worker runs here."""
+        self._running = Round(0)
+        connection.send(Ready(self._round, (1, 2)))
+
+    def start(self, number: Round) -> None:
+        """Workers run here."""
+        self._round = self._running = number
+        self._seen(number, time.monotonic())
+
+
+@dataclass
+class _Heard:
+    """One stream of a node."""
+
+    node: Node
+    connection: Connection
+
+    def opened(self) -> None:
+        self.node.say(self.connection)
+
+    async def heard(self, message: MasterMessage) -> None:
+        if isinstance(message, StartRound):
+            self.node.start(message.world.round)
+        elif isinstance(message, StopRound):
+            self.node.ready(self.connection)
+
+
+def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
+    """All nodes; says what it is asked."""
+    asyncio.run(_nodes(pipe, infos, port))
+
+
+async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
+    started: dict[Round, list[float]] = {}
+    nodes = [Node(info, port, lambda number, at_s: started.setdefault(number, []).append(at_s)) for info in infos]
+    while True:
+        order, argument = await asyncio.to_thread(pipe.recv)
+        if order == "attached":
+            await asyncio.gather(*(node.attached.wait() for node in nodes))
+            pipe.send(time.monotonic())
+        elif order == "started":
+            while len(started.get(argument, ())) < len(nodes):
+                await asyncio.sleep(0.01)
+            pipe.send((min(started[argument]), max(started[argument])))
+        elif order == "lose":
+            lost = nodes.pop()
+            lost.task.cancel()
+            pipe.send(time.monotonic())
+        elif order == "end":
+            return
+
+
+# --- the Master ------------------------------------------------------------------------------------------------------
+
+
+class CountingStore(EtcdStore):
+    """Counts what is written."""
+
+    writes = written_bytes = 0
+
+    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+        self.writes += 1
+        self.written_bytes += sum(len(one.value) for one in operations if isinstance(one, Put))
+        return await super().write(operations, conditions)
+
+
+@dataclass
+class Spent:
+    """Between two moments."""
+
+    seconds: float
+    cpu_s: float
+    lag_s: float
+    writes: int
+    written_bytes: int
+
+
+@dataclass
+class Meter:
+    """CPU time, event loop and store of this process."""
+
+    store: CountingStore
+    lag_s: float = 0.0
+    _since: tuple[float, float, int, int] = (0.0, 0.0, 0, 0)
+
+    async def watch(self) -> None:
+        """Measure how late the event loop is."""
+        while True:
+            due_s = time.monotonic() + 0.01
+            await asyncio.sleep(0.01)
+            self.lag_s = max(self.lag_s, time.monotonic() - due_s)
+
+    def begin(self) -> None:
+        """From here on."""
+        self.lag_s = 0.0
+        self._since = (time.monotonic(), time.process_time(), self.store.writes, self.store.written_bytes)
+
+    def spent(self, until_s: float | None = None) -> Spent:
+        """Since ``begin``."""
+        begun_s, cpu_s, writes, size = self._since
+        return Spent(
+            (until_s or time.monotonic()) - begun_s,
+            time.process_time() - cpu_s,
+            self.lag_s,
+            self.store.writes - writes,
+            self.store.written_bytes - size,
+        )
+
+
+class Masters:
+    """One launcher's part in elections, again and again."""
+
+    def __init__(self, store: CountingStore, server: MasterServer, port: int, spec: JobSpec) -> None:
+        self._store, self._server, self._port, self._spec = store, server, port, spec
+        self._keeping: asyncio.Future[None] | None = None
+        self._running: asyncio.Future[None] | None = None
+        self.lost_leases = -1
+        self.deposed = 0
+        self.shell: MasterShell | None = None
+
+    async def begin(self) -> None:
+        """Be elected."""
+        around = Surroundings(
+            *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
+        )
+        callbacks = Callbacks(lambda ruler, token: None, self._rule, lambda outcome: None)
+        candidate = Candidate(around, Ruler(MASTER, HOST, self._port, ""), callbacks)
+        self._keeping = asyncio.ensure_future(self._keep(candidate))
+        self._running = asyncio.ensure_future(candidate.run())
+        while self.shell is None or not self.shell.serving:
+            await asyncio.sleep(0.005)
+
+    async def end(self) -> None:
+        """As if the launcher had died: its key goes with its lease."""
+        for task in (self._running, self._keeping):
+            assert task is not None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._store.write([Delete(JobKeys(JOB).master)])
+
+    def _heard(self, text: str) -> None:
+        self.deposed += "no longer the Master" in text or "giving the Master's place up" in text
+
+    def _rule(self, shell: MasterShell | None) -> None:
+        self.shell = shell
+        self._server.serve(shell)
+
+    async def _keep(self, candidate: Candidate) -> None:
+        from edl.errors import LeaseLost
+
+        while True:
+            lease = Incarnation(await self._store.grant_lease(LEASE_S))
+            self.lost_leases += 1
+            candidate.registered(lease)
+            with contextlib.suppress(LeaseLost):
+                while True:
+                    await self._store.renew_lease(lease)
+                    await asyncio.sleep(LEASE_S / 3)
+            candidate.unregistered()
+
+
+@dataclass
+class Result:
+    """Of one number of nodes."""
+
+    nodes: int
+    phases: dict[str, Spent] = field(default_factory=dict)
+    last_start_s: float = 0.0
+    status_s: float = 0.0
+    idle_share: float = 0.0
+    deposed: int = 0
+    peak_mb: float = 0.0
+
+
+@contextlib.asynccontextmanager
+async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[Callable[..., Any]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=nodes_process, args=(theirs, infos, port), daemon=True)
+    process.start()
+
+    async def ask(order: str, argument: object = None) -> Any:
+        ours.send((order, argument))
+        return await asyncio.wait_for(asyncio.to_thread(ours.recv), PATIENCE_S)
+
+    try:
+        yield ask
+    finally:
+        ours.send(("end", None))
+        await asyncio.to_thread(process.join, 10)
+        process.kill()
+
+
+async def measure(count: int, endpoint: str) -> Result:
+    """All that is measured with so many nodes."""
+    store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
+    spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=LEASE_S))
+    result, meter = Result(count), Meter(store)
+    server = MasterServer(lambda: TOKEN, LEASE_S)
+    port = await server.start(HOST)
+    victim = socket.create_server((HOST, 0))
+    watching = asyncio.ensure_future(meter.watch())
+    masters = Masters(store, server, port, spec)
+    infos = [
+        NodeInfo(NodeId(f"node-{index:04}"), Incarnation(index + 1), HOST, listens, 8)
+        for index, listens in enumerate([*[port] * (count - 1), victim.getsockname()[1]])
+    ]
+    await store.write([Delete(keys.prefix, prefix=True)])
+    for begin in range(0, count, AT_ONCE):
+        await store.write([Put(keys.node(info.node), plain.dumps(info)) for info in infos[begin : begin + AT_ONCE]])
+    await masters.begin()
+    meter.begin()
+    async with _nodes_beside(infos, port) as ask:
+        result.phases["attach"] = meter.spent(await ask("attached"))
+        meter.begin()
+        first_s, last_s = await ask("started", Round(1))
+        result.phases["form"] = meter.spent(last_s)
+        result.last_start_s = last_s - first_s
+        await asyncio.sleep(SETTLE_S)
+        meter.begin()
+        victim.close()  # it is proved dead as soon as its stream ends
+        await ask("lose")
+        await store.write([Delete(keys.node(infos[-1].node))])
+        _, last_s = await ask("started", Round(2))
+        result.phases["re-form"] = meter.spent(last_s)
+        await asyncio.sleep(SETTLE_S)
+        client = MasterClient(HOST, port, TOKEN, timeout_s=60.0)
+        asked_s = time.monotonic()
+        await client.status()
+        result.status_s = time.monotonic() - asked_s
+        await client.close()
+        meter.begin()
+        await asyncio.sleep(IDLE_S)
+        idle = meter.spent()
+        result.idle_share = idle.cpu_s / idle.seconds
+        await masters.end()
+        meter.begin()
+        await masters.begin()
+        while masters.shell is None or masters.shell.misses_nodes:
+            await asyncio.sleep(0.05)
+        result.phases["failover"] = meter.spent()
+    result.deposed = masters.deposed
+    result.peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    await masters.end()
+    watching.cancel()
+    await server.stop()
+    await store.close()
+    return result
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line a number of nodes and phase."""
+    lines = ["nodes  phase     seconds  CPU s  longest lag s  writes  kB written"]
+    for one in results:
+        for phase, spent in one.phases.items():
+            lines.append(
+                f"{one.nodes:5}  {phase:8} {spent.seconds:8.2f} {spent.cpu_s:6.2f} {spent.lag_s:14.3f} "
+                f"{spent.writes:7} {spent.written_bytes / 1000:11.0f}"
+            )
+        lines.append(
+            f"{one.nodes:5}  status {one.status_s:.3f} s, idle {one.idle_share:.1%} of a core, {one.deposed} times "
+            f"deposed, at most {one.peak_mb:.0f} MB"
+        )
+    return "\n".join(lines)
+
+
+def exponents(results: Sequence[Result]) -> str:
+    """By which power of the number of nodes a figure grows: the slope of its logarithm."""
+    if len(results) < 2:
+        return ""
+    sizes = [math.log(one.nodes) for one in results]
+    lines = ["grows with the nodes to the power of"]
+    for phase in results[0].phases:
+        found = []
+        for name in ("cpu_s", "writes", "written_bytes"):
+            values = [math.log(max(getattr(one.phases[phase], name), 1e-3)) for one in results]
+            found.append(f"{name} {statistics.linear_regression(sizes, values).slope:.2f}")
+        lines.append(f"  {phase:8} {', '.join(found)}")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--nodes", default="50,100,200,300,1000", help="Numbers of nodes.")
+def main(nodes: str) -> None:
+    """Print the table and the exponents."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    results = []
+    for count in (int(one) for one in nodes.split(",")):
+        with PrivateEtcd() as etcd:
+            results.append(asyncio.run(measure(count, etcd.endpoints)))
+            print(table(results[-1:]), flush=True)
+    print("\n" + table(results) + "\n\n" + exponents(results))
+
+
+if __name__ == "__main__":
+    main()
