@@ -40,6 +40,7 @@ from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
 from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
 from edl.launch.log_options import LOG_OPTIONS, log_plan, server_folder
 from edl.launch.naming import private_name
+from edl.launch.origin import ORIGIN_OPTIONS, allowed_from
 from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
@@ -111,6 +112,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="FILE|shared",
         help="The job's secret, the same on every node; shared: the first launcher makes one in ./.edl.",
     ),
+    *ORIGIN_OPTIONS,
     click.option("--standalone", is_flag=True, help="One node with a store of its own."),
     click.option("--max-restarts", type=int, default=3, help="Worker failures the whole job survives. Default: 3."),
     click.option(
@@ -216,6 +218,7 @@ def settings_from(
         leave=leave,
         worker_status=options["exit_code"] == "worker",
         remarks=(beside.remark,) if beside.remark else (),
+        allowed=allowed_from(options),
         **workers,
     )
 

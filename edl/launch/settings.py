@@ -165,6 +165,8 @@ class LaunchSettings:
     """What the person who gave them should know, a line each."""
     report_file: str = ""
     """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
+    allowed: tuple[str, ...] = ()
+    """In what this launcher may differ from the one that has founded the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,3 +119,27 @@ def test_certificates_hold_for_longer_than_any_job() -> None:
         certificate = x509.load_pem_x509_certificate(data)
         assert certificate.not_valid_before_utc.year == 2000 and certificate.not_valid_after_utc.year == 2099
     assert isinstance(identity.context(), ssl.SSLContext)
+
+
+@pytest.mark.parametrize(("uid", "gid", "mode", "taken"), [
+    (0, 2000, 0o440, True),
+    (0, 2000, 0o640, True),
+    (0, 2001, 0o440, False),
+    (0, 0, 0o440, False),
+    (0, 2000, 0o460, False),
+    (0, 2000, 0o444, False),
+    (1000, 2000, 0o440, False),
+])  # fmt: skip
+def test_a_kubernetes_secret_for_the_group_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, gid: int, mode: int, taken: bool
+) -> None:
+    file = kept(tmp_path / "f")
+    found = os.stat_result((0o100000 | mode, 1, 1, 1, uid, gid, 33, 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: found)
+    for name, value in {"getuid": 1000, "geteuid": 1000, "getegid": 1000, "getgroups": [0, 1000, 2000]}.items():
+        monkeypatch.setattr(os, name, lambda value=value: value)
+    if taken:
+        assert secret_from(file, "", "job")[0] == Secret(b"s" * 32)
+    else:
+        with pytest.raises(SettingError, match="others may open it"):
+            secret_from(file, "", "job")
