@@ -13,7 +13,7 @@ import importlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -208,9 +208,18 @@ class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
     """Serves tickets as soon as it is made, at most ``capacity`` at once. ``port`` says where. Raises ``PortInUse``."""
 
-    def __init__(self, host: str, port: int, secret: str, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: str,
+        capacity: int = DEFAULT_CAPACITY,
+        functions: Collection[str] = (),
+    ) -> None:
+        """``functions``: those, as ``module:function``, that tickets may name; nothing else is imported for one."""
         if not secret:
             raise ValueError("a reader without a secret would serve anybody")
+        self._functions = frozenset(functions)
         try:
             super().__init__(f"grpc://{address(host, port)}", middleware={"door": _Door(secret)})
         except (pa.ArrowException, OSError) as error:
@@ -235,6 +244,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         """The schema, then each batch with the number of records in the whole shard beside it."""
         try:
             ticket = Ticket.parse(text)
+            self._check_functions(ticket)
             decode = function_named(ticket.decode)
             table = self._reader(ticket).read(ticket.ref)
             total = str(table.num_rows).encode()
@@ -253,6 +263,18 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
             raise refusal(error) from error
         finally:
             self._free.release()
+
+    def _check_functions(self, ticket: Ticket) -> None:
+        """A ticket selects among functions that this reader was started with: whoever can send one could otherwise run
+        any code here. Before anything is imported. Raises ``UsageError``."""
+        named = {"decode": ticket.decode, **{name: ticket.options.get(name) for name in ("read", "shards")}}
+        for what, name in named.items():
+            if name and name not in self._functions:
+                listed = ", ".join(sorted(self._functions)) or "none"
+                raise UsageError(
+                    f"{what}={name}: this reader was not started with that function (it has {listed}). Start readers "
+                    f"with --reader-functions={name}"
+                )
 
     def _reader(self, ticket: Ticket) -> Reader:
         with self._lock:

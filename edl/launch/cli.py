@@ -34,7 +34,7 @@ from edl.config import (
 )
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
-from edl.launch.data_option import data_sets
+from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
 from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
@@ -140,6 +140,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
     click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
+    click.option(
+        "--reader-functions",
+        default="",
+        metavar="MODULE:FUNCTION[,…]",
+        help="What trainers may have readers call: decode=, read=, shards=. Those of --data count as well.",
+    ),
     *TORCHRUN_OPTIONS,
     *PADDLE_OPTIONS,
     *PS_OPTIONS,
@@ -212,6 +218,7 @@ def settings_from(
         outer_error_file=environment().get("TORCHELASTIC_ERROR_FILE", ""),
         readers=_readers(options),
         reader_capacity=options["reader_capacity"],
+        reader_functions=functions_from(options["reader_functions"], options["data"]),
         servers=servers,
         http=http,
         index=node_index(options, scheduler, environment()),
@@ -284,7 +291,10 @@ def serves_only(options: Mapping[str, Any]) -> bool:
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
     common = _helper_settings(options, "readers")
-    return ReaderSettings(**common, count=_readers(options) or 1, capacity=options["reader_capacity"])
+    functions = functions_from(options["reader_functions"], options["data"])
+    return ReaderSettings(
+        **common, count=_readers(options) or 1, capacity=options["reader_capacity"], functions=functions
+    )
 
 
 def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:

@@ -371,7 +371,8 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers:
         # Their time to finish comes after that of the workers, so it is short.
-        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S))
+        functions = settings.reader_functions
+        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions))
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}

@@ -137,6 +137,8 @@ class LaunchSettings:
     """Processes beside the workers that read data for all trainers of the job."""
     reader_capacity: int = 16
     """Streams that each of them serves at once."""
+    reader_functions: tuple[str, ...] = ()
+    """What trainers may have them call, as ``module:function``."""
     servers: ServerSettings = ServerSettings()
     """Parameter servers beside the workers."""
     http: HttpSettings | None = None
@@ -203,6 +205,8 @@ class ReaderSettings(HelperSettings):
     """Reader processes."""
     capacity: int
     """Streams that each of them serves at once."""
+    functions: tuple[str, ...]
+    """What trainers may have them call, as ``module:function``."""
 
 
 @dataclass(frozen=True, slots=True)
