@@ -44,8 +44,8 @@ class Readers:
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
         """See ``Kind``."""
         secret = secrets.token_hex(16)
-        options = (f"--host={host}", f"--capacity={self._capacity}", f"--grace={self.grace_s:g}")
-        options += tuple(f"--function={name}" for name in self._functions)
+        functions = [f"--function={name}" for name in self._functions]
+        options = (f"--host={host}", f"--capacity={self._capacity}", f"--grace={self.grace_s:g}", *functions)
         process = await HelperProcess.start(self.what, ("data_service", "reader", *options), {"secret": secret})
         self._secrets[process.pid] = secret
         return process
