@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl.agent.registration import Registration
-from edl.errors import ForeignJob, SettingError
+from edl.errors import ForeignJob, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch.origin import allowed_from, origin_of
 from edl.ports import CommandKind, Put, WorkerCommand
@@ -160,3 +160,26 @@ def test_the_option() -> None:
     assert allowed_from({"allow_differences": " script,owner,"}) == ("script", "owner")
     with pytest.raises(SettingError, match="owner, script, versions"):
         allowed_from({"allow_differences": "all"})
+
+
+def test_a_wrong_secret_on_one_node_of_four_is_named_and_the_three_lose_nothing() -> None:
+    async def scene(bench: Bench) -> None:
+        for name, port in (("a", 1), ("b", 2), ("c", 3)):
+            hosts, node = bench.hosts, NodeId(name)
+            one = Registration(*(bench.store, KEYS, SPEC, node, hosts.refuses, hosts.answers), secret=SECRET)
+            await one.agree()
+            await one.join(info(name, port))
+        revision = bench.store.revision
+        wrong, hosts = Secret(b"w" * 32), bench.hosts
+        for other_secret, ours in ((wrong, wrong.fingerprint), (None, "none")):
+            last = Registration(
+                *(bench.store, KEYS, SPEC, NodeId("d"), hosts.refuses, hosts.answers), secret=other_secret
+            )
+            with pytest.raises(
+                JobConflict, match=f"--secret-file: .*{ours}.*the running job has .*{SECRET.fingerprint}"
+            ):
+                await last.agree()
+        assert bench.store.revision == revision
+        assert sum(key.startswith(KEYS.nodes) for key in bench.keys()) == 3  # noqa: SIM118 - no dict
+
+    play(scene)
