@@ -30,6 +30,8 @@ from edl.wire.address import address
 BATCH_BYTES = 1 << 20
 """About so large is a batch whose number of records nobody has chosen."""
 DEFAULT_CAPACITY = 16
+INDIRECT = frozenset({"cache_storage", "fo", "fs", "protocol", "target_options", "target_protocol"})
+"""Options of fsspec that put one file system into another."""
 MOST_READERS = 64
 """Readers of files that are kept for the next ticket with the same options."""
 
@@ -177,6 +179,24 @@ def _decoded(batch: pa.RecordBatch, decode: Decode, name: str) -> pa.RecordBatch
     return made
 
 
+def _check_storage(ticket: Ticket) -> None:
+    """fsspec can open a file through another file system: one that leaves copies in a folder of the caller's choice, or
+    that fills in templates. Either can bring code. Raises ``UsageError``."""
+    indirect = "::" in ticket.file or _names_of(ticket.storage) & INDIRECT
+    if indirect:
+        raise UsageError(
+            f"{ticket.file}: readers open no files by way of other file systems (a URL with '::', or "
+            f"{', '.join(sorted(INDIRECT))} in storage_options). Read these in the trainer: remote=''"
+        )
+
+
+def _names_of(options: Any) -> set[str]:
+    """Keys at any depth."""
+    if isinstance(options, Mapping):
+        return {*options, *(name for value in options.values() for name in _names_of(value))}
+    return {name for value in options for name in _names_of(value)} if isinstance(options, list) else set()
+
+
 def refusal(error: Exception) -> fl.FlightError:
     """What the trainer gets for an error here."""
     kind, text = Kind.OTHER, f"{type(error).__name__}: {error}"
@@ -245,6 +265,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         try:
             ticket = Ticket.parse(text)
             self._check_functions(ticket)
+            _check_storage(ticket)
             decode = function_named(ticket.decode)
             table = self._reader(ticket).read(ticket.ref)
             total = str(table.num_rows).encode()

@@ -247,6 +247,23 @@ def test_code_that_a_ticket_names_runs_only_if_the_reader_was_started_with_it(
     assert not mark.exists() and not imported
 
 
+@pytest.mark.parametrize(("file", "storage"), [
+    ("simplecache::https://192.0.2.1/code.py", {"simplecache": {"cache_storage": "/site-packages"}}),
+    ("simplecache://code.py", {"target_protocol": "https", "cache_storage": "/site-packages"}),
+    ("reference://a", {"fo": {"version": 1, "templates": {"u": "{{ code }}"}, "refs": {}}}),
+    ("/data/a", {"protocol": "reference"}),
+    ("s3://a/b", {"client_kwargs": [{"target_options": {}}]}),
+])  # fmt: skip
+def test_a_ticket_leads_to_no_file_system_inside_another(file: str, storage: dict[str, Any]) -> None:
+    ticket = Ticket("set", "text", 0, file, 0, 1, -1, storage=storage)
+    with serving() as (_, servers):
+        client = fl.FlightClient(f"grpc://127.0.0.1:{servers[0].port}")
+        call = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {SECRET}".encode())])
+        with pytest.raises(fl.FlightServerError, match="readers open no files by way of other file systems"):
+            client.do_get(fl.Ticket(ticket.encode()), call).read_all()
+        client.close()
+
+
 def test_a_reader_without_functions_says_how_to_start_it(tmp_path: Path) -> None:
     ref, _ = ipc_shard(tmp_path)
     server = ReaderServer("127.0.0.1", 0, SECRET)
