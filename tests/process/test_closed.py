@@ -84,7 +84,8 @@ def test_a_job_with_a_secret_gives_nothing_to_others(tmp_path: Path) -> None:
         theirs = f"the job at {endpoints[0]} has a secret with the fingerprint {Secret(b'r' * 32).fingerprint}"
         assert f"{theirs}, and that of this launcher has {Secret(b'w' * 32).fingerprint}" in said["c"]
         assert f"{theirs}, and this launcher has none" in said["d"]
-        assert "has a secret" in job.cli("status").stderr
+        for command in ("status", "stop"):
+            assert "has a secret" in job.cli(command).stderr
         told = json.loads(job.cli("status", "--json", right).stdout)
         assert len(told["nodes"]) == 2
         assert told["access"].endswith(f"who holds its secret (fingerprint {Secret(b'r' * 32).fingerprint}) reaches it")
