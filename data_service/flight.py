@@ -13,7 +13,7 @@ import importlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ from edl.wire.address import address
 BATCH_BYTES = 1 << 20
 """About so large is a batch whose number of records nobody has chosen."""
 DEFAULT_CAPACITY = 16
+INDIRECT = frozenset({"cache_storage", "fo", "fs", "protocol", "target_options", "target_protocol"})
+"""Options of fsspec that put one file system into another."""
 MOST_READERS = 64
 """Readers of files that are kept for the next ticket with the same options."""
 
@@ -177,6 +179,24 @@ def _decoded(batch: pa.RecordBatch, decode: Decode, name: str) -> pa.RecordBatch
     return made
 
 
+def _check_storage(ticket: Ticket) -> None:
+    """fsspec can open a file through another file system: one that leaves copies in a folder of the caller's choice, or
+    that fills in templates. Either can bring code. Raises ``UsageError``."""
+    indirect = "::" in ticket.file or _names_of(ticket.storage) & INDIRECT
+    if indirect:
+        raise UsageError(
+            f"{ticket.file}: readers open no files by way of other file systems (a URL with '::', or "
+            f"{', '.join(sorted(INDIRECT))} in storage_options). Read these in the trainer: remote=''"
+        )
+
+
+def _names_of(options: Any) -> set[str]:
+    """Keys at any depth."""
+    if isinstance(options, Mapping):
+        return {*options, *(name for value in options.values() for name in _names_of(value))}
+    return {name for value in options for name in _names_of(value)} if isinstance(options, list) else set()
+
+
 def refusal(error: Exception) -> fl.FlightError:
     """What the trainer gets for an error here."""
     kind, text = Kind.OTHER, f"{type(error).__name__}: {error}"
@@ -208,9 +228,18 @@ class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
     """Serves tickets as soon as it is made, at most ``capacity`` at once. ``port`` says where. Raises ``PortInUse``."""
 
-    def __init__(self, host: str, port: int, secret: str, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: str,
+        capacity: int = DEFAULT_CAPACITY,
+        functions: Collection[str] = (),
+    ) -> None:
+        """``functions``: those, as ``module:function``, that tickets may name; nothing else is imported for one."""
         if not secret:
             raise ValueError("a reader without a secret would serve anybody")
+        self._functions = frozenset(functions)
         try:
             super().__init__(f"grpc://{address(host, port)}", middleware={"door": _Door(secret)})
         except (pa.ArrowException, OSError) as error:
@@ -235,6 +264,8 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         """The schema, then each batch with the number of records in the whole shard beside it."""
         try:
             ticket = Ticket.parse(text)
+            self._check_functions(ticket)
+            _check_storage(ticket)
             decode = function_named(ticket.decode)
             table = self._reader(ticket).read(ticket.ref)
             total = str(table.num_rows).encode()
@@ -253,6 +284,18 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
             raise refusal(error) from error
         finally:
             self._free.release()
+
+    def _check_functions(self, ticket: Ticket) -> None:
+        """A ticket selects among functions that this reader was started with: whoever can send one could otherwise run
+        any code here. Before anything is imported. Raises ``UsageError``."""
+        named = {"decode": ticket.decode, **{name: ticket.options.get(name) for name in ("read", "shards")}}
+        for what, name in named.items():
+            if name and name not in self._functions:
+                listed = ", ".join(sorted(self._functions)) or "none"
+                raise UsageError(
+                    f"{what}={name}: this reader was not started with that function (it has {listed}). Start readers "
+                    f"with --reader-functions={name}"
+                )
 
     def _reader(self, ticket: Ticket) -> Reader:
         with self._lock:

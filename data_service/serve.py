@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from typing import NoReturn
 
 import click
@@ -18,11 +19,11 @@ from edl.adapters.child import at_sigterm, private_stdout, secret_line
 from edl.wire.address import address
 
 
-def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
+def serve(host: str, port: int, capacity: int, grace_s: float, functions: Collection[str] = ()) -> int:
     """Be a reader process; returns its exit status. Raises ``PortInUse``."""
     answers = private_stdout()
     secret = secret_line("Readers", "--role=reader")
-    server = ReaderServer(host, port, secret, capacity)
+    server = ReaderServer(host, port, secret, capacity, functions)
 
     def leave() -> None:
         if server.drain(grace_s):
@@ -47,9 +48,10 @@ def serve(host: str, port: int, capacity: int, grace_s: float) -> int:
 @click.option("--port", type=int, default=0, help="Default: one that is free.")
 @click.option("--capacity", type=int, default=DEFAULT_CAPACITY, help="Streams served at once.")
 @click.option("--grace", type=float, default=30.0, metavar="SECONDS", help="For streams under way at SIGTERM.")
-def reader_command(host: str, port: int, capacity: int, grace: float) -> None:
+@click.option("--function", multiple=True, metavar="MODULE:FUNCTION", help="One that trainers may name.")
+def reader_command(host: str, port: int, capacity: int, grace: float, function: tuple[str, ...]) -> None:
     """Read and decode for trainers elsewhere. Started by a launcher, which keeps it running."""
-    sys.exit(serve(host, port, capacity, grace))
+    sys.exit(serve(host, port, capacity, grace, function))
 
 
 def _end(status: int) -> NoReturn:

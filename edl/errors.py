@@ -83,6 +83,12 @@ class JobConflict(EdlError):
     exit_code = ExitCode.JOB_CONFLICT
 
 
+class ForeignJob(JobConflict):
+    """The running job of this id is somebody else's, or runs something else."""
+
+    exit_code = ExitCode.FOREIGN_JOB
+
+
 class StoreError(EdlError):
     """The store did not do what was asked."""
 

@@ -38,6 +38,9 @@ class ExitCode(enum.IntEnum):
     STATE_DIFFERS = 11
     """Ranks hold different parameters or optimizer values, and ``--on-state-mismatch=stop``; the report names ranks and
     tensors."""
+    FOREIGN_JOB = 12
+    """The job of this id has another owner, runs another script, or has other versions of edl, Python or the framework,
+    and ``--allow-differences`` does not name that."""
     INTERNAL = 70
     """A defect in edl; the message asks for a report."""
     INTERRUPTED = 130

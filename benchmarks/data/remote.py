@@ -32,6 +32,7 @@ from data_service.scan import scan
 
 SECRET = "benchmark"  # noqa: S105 - of readers on this host that live for seconds
 SHARDS = 16
+HEAVY = "benchmarks.data.remote:heavy"
 
 
 def heavy(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -68,7 +69,7 @@ def readers(count: int) -> Iterator[tuple[Pool, list[subprocess.Popen[str]]]]:
     processes, addresses = [], []
     for number in range(count):
         process = subprocess.Popen(
-            [sys.executable, "-m", "data_service", "reader"],
+            [sys.executable, "-m", "data_service", "reader", f"--function={HEAVY}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -139,7 +140,7 @@ def compare(paths: dict[str, Path], records: int, counts: Sequence[int], epochs:
 
 def decoding(path: Path, records: int, counts: Sequence[int]) -> None:
     refs = shards(scan(str(path), shard_records=records // SHARDS))
-    name = "benchmarks.data.remote:heavy"
+    name = HEAVY
     print("\nan expensive decode, Arrow IPC: M records/s and CPU seconds of the trainer for a million records")
     with readers(1) as (pool, _):
         pool.update([])

@@ -59,6 +59,9 @@ FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.02
 """Bounds of the pause between two looks at connections that do not stand, and between two tries."""
 
+CHECK = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
+CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
+
 EXPLANATION_S = 0.2
 """Time spent on asking gRPC why there is no connection, for the message."""
 
@@ -187,6 +190,8 @@ class Connections:
         self._login_token: str | None = None
         self._endpoints: list[Endpoint] = []
         self._current = 0
+        self._stood = False
+        """Whether a connection has ever stood: certificates were right then."""
 
     @property
     def names(self) -> str:
@@ -231,7 +236,7 @@ class Connections:
             index = (self._current + offset) % len(self._endpoints)
             endpoint = self._endpoints[index]
             if endpoint.connected() and (suspects_too or not endpoint.suspected()):
-                self._current = index
+                self._current, self._stood = index, True
                 return endpoint
         return None
 
@@ -311,9 +316,8 @@ class Connections:
             return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}")
         return self.unavailable(f"{endpoint.address}: {detail}")
 
-    def unavailable(self, detail: str) -> StoreUnavailable:
+    def unavailable(self, detail: str, advice: str = CHECK) -> StoreUnavailable:
         """The error for "no answer", with what gRPC knows about it."""
-        advice = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
         if "no leader" in detail:  # this member runs, and has lost the others
             advice = "More than half of its members have to run: start those that are missing"
         return StoreUnavailable(f"no answer from etcd at {self.names} within {self.timeout_s:g} s ({detail}). {advice}")
@@ -326,6 +330,8 @@ class Connections:
         except grpc.aio.AioRpcError as error:
             detail = error.details() or error.code().name
             if "SSL_ERROR_SSL" in detail or "CERTIFICATE_VERIFY_FAILED" in detail:
+                if self._stood:  # a certificate has ended meanwhile: no reason to end what runs
+                    return self.unavailable(f"{endpoint.address}: {detail}", CERTIFICATES)
                 advice = "Check the CA file, the client certificate, and whether etcd speaks TLS on this port"
                 return StoreRefused(f"no TLS connection with etcd at {endpoint.address}: {detail}. {advice}")
             return self.unavailable(f"{endpoint.address}: {detail}")

@@ -51,10 +51,18 @@ def _read(path: Path) -> bytes:
         raise SettingError("--secret-file", path, "is no file")
     if found.st_uid not in (os.getuid(), 0):
         raise SettingError("--secret-file", path, "belongs to another user, who may know and change it")
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(found.st_mode) & 0o077 and not _for_our_group(found):
         mode = f"others may open it (mode {stat.S_IMODE(found.st_mode):04o})"
         raise SettingError("--secret-file", path, mode, f"Run: chmod 600 {path}")
     return raw
+
+
+def _for_our_group(found: os.stat_result) -> bool:
+    """A Kubernetes Secret in a pod with ``fsGroup``: the kubelet leaves the file to root, and the group, which no user
+    of another pod is in, may read it. A file of a person's is still refused: only root can have made this one so. A
+    group that may write, and anything for others, is refused as well; so is the group of root."""
+    ours = found.st_gid != 0 and found.st_gid in (os.getegid(), *os.getgroups())
+    return found.st_uid == 0 and os.geteuid() != 0 and ours and not stat.S_IMODE(found.st_mode) & 0o037
 
 
 def shared_file(job: str) -> Path:

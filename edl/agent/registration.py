@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from edl.config import JobSpec
-from edl.errors import JobConflict, LeaseLost, StoreError, StoreUnavailable
+from edl.errors import ForeignJob, JobConflict, LeaseLost, StoreError, StoreUnavailable
 from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish, NodeInfo
+from edl.wire.origin import Origin, refused
 from edl.wire.secret import Secret, described, own_words, stored_token, token_of
 
 RETRY_S = 0.2
@@ -49,8 +50,13 @@ class Registration:
         answers: Callable[[str, int], Awaitable[bool]],
         log: Callable[[str], None] = lambda text: None,
         secret: Secret | None = None,
+        origin: Origin | None = None,
+        allowed: Collection[str] = (),
     ) -> None:
-        """``refuses``: nobody listens there, so whoever did is dead. ``answers``: a launcher there lives."""
+        """``refuses``: nobody listens there, so whoever did is dead. ``answers``: a launcher there lives. ``origin``:
+        compared with that of the job's founder, but for what is ``allowed``; None: nothing is."""
+        self._origin = origin
+        self._allowed = allowed
         self._secret = secret
         self._store = store
         self._node = node
@@ -110,8 +116,16 @@ class Registration:
         if token is not None and token_of(token.value, self._secret, self._spec.job) is None:
             ours = own_words(self._secret)
             differences.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
-        if not differences:
+        foreign = self._foreign(entries)
+        if not differences and not foreign:
             return True
+        if foreign and self._in_use(entries):
+            listed = "; ".join(f"{aspect}: {text}" for aspect, text in foreign.items())
+            raise ForeignJob(
+                f"job {self._spec.job} runs already and is another one than this launcher's: {listed}. "
+                "Give this one another --rdzv-id (and --rdzv-endpoint), or end the other. If they do belong together: "
+                f"--allow-differences={','.join(foreign)}"
+            )
         if self._in_use(entries):
             listed = "; ".join(differences)
             raise JobConflict(
@@ -119,6 +133,16 @@ class Registration:
                 "Start this launcher with the same ones, or give it another --rdzv-id"
             )
         return False
+
+    def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
+        """In what the job's founder was another one, as far as that is not allowed."""
+        if self._origin is None:
+            return {}
+        stored = entries.get(self._keys.origin)
+        founder = plain.loads(Origin, stored.value) if stored is not None else None
+        found = refused(self._origin.differences(founder, proved=self._secret is not None), self._allowed)
+        where = f" (node {founder.node} at {founder.host} has begun it)" if founder is not None else ""
+        return {aspect: text + where for aspect, text in found.items()}
 
     async def _found(self, entries: dict[str, KeyValue]) -> None:
         """Write our settings and a new secret, in place of nothing or of what a dead job left behind."""
@@ -132,6 +156,8 @@ class Registration:
             Put(self._keys.spec, plain.dumps(self._spec)),
             Put(self._keys.token, stored_token(self._secret)),
         ]
+        if self._origin is not None:
+            operations.append(Put(self._keys.origin, plain.dumps(self._origin)))
         await self._store.write(operations, [condition])
 
     async def rejoin(self, info: NodeInfo) -> NodeInfo:

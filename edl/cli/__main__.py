@@ -99,9 +99,9 @@ async def _status(where: dict[str, str], as_json: bool) -> None:
     async with master_of(where_of(where)) as client:
         answer = await client.status()
     if as_json:
-        click.echo(json.dumps({**to_plain(answer), "http": client.http}, indent=2))
+        click.echo(json.dumps({**to_plain(answer), "http": client.http, "access": client.door}, indent=2))
     else:
-        show_status(Console(), answer, client.http)
+        show_status(Console(), answer, client.http, client.door)
 
 
 async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int) -> None:

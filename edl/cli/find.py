@@ -51,6 +51,8 @@ class JobClient(MasterClient):
 
     def __init__(self, job: JobId, ruler: Ruler, token: str, identity: Identity | None = None) -> None:
         super().__init__(ruler.host, ruler.port, token, identity=identity)
+        self.door = ""
+        """Who else can reach the job, in one line."""
         self.job = job
         self.token = token
         """The job's own."""
@@ -70,6 +72,7 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
     try:
         job = JobId(note.job or await _only_job(store))
         client = await _client(store, JobKeys(job), secret, identity)
+        client.door = door_of(note.endpoints, secret, own=tls is None or tls is not identity)
     except StoreUnavailable:
         if tls is None:
             await refuse_other_secret(note.endpoints, None)
@@ -80,6 +83,18 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
         yield client
     finally:
         await client.close()
+
+
+def door_of(endpoints: Sequence[str], secret: Secret | None, *, own: bool) -> str:
+    """Whether the job is open to its network. ``secret``: the job's, which is known to be the right one. ``own``: its
+    store is an etcd that asks for something else than the secret, or for nothing."""
+    listed = ", ".join(endpoints)
+    if endpoints and all(is_socket(one) for one in endpoints):
+        return "closed: its store is on a private socket, which only its user reaches"
+    if secret is not None:
+        rest = f", but the etcd at {listed} has rules of its own" if own else ""
+        return f"closed: only who holds its secret (fingerprint {secret.fingerprint}) reaches it{rest}"
+    return f"open: whoever may read its store at {listed} can do everything; --secret-file closes it (docs/security.md)"
 
 
 async def _proof(endpoints: Sequence[str], identity: Identity | None) -> Identity | None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+LAUNCHERS = ("data_dir", "request_timeout", "connect_timeout")
+"""Keys of ``--rdzv-conf`` that mean nothing to a command."""
+
 
 def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
     """The launcher's option of the same name, and its variable: click would look for another in a subcommand."""
@@ -55,7 +58,8 @@ def where_of(options: dict[str, str]) -> Where:
     from edl.cli.find import Where
 
     conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
-    unknown = sorted(set(conf) - {"ca", "cert", "key", "user", "password"})
+    # What only launchers use is passed over: EDL_RDZV_CONF may be the same for both.
+    unknown = sorted(set(conf) - {*("ca", "cert", "key", "user", "password"), *LAUNCHERS})
     if unknown:
         raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
     tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None

@@ -14,7 +14,7 @@ from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import ScaleView
 
 
-def show_status(console: Console, status: JobStatus, http: str = "") -> None:
+def show_status(console: Console, status: JobStatus, http: str = "", door: str = "") -> None:
     """The job on one screen: head line, nodes, what the Master did last, errors."""
     workers = f"{status.world_size} worker{'' if status.world_size == 1 else 's'}"
     console.print(
@@ -24,7 +24,8 @@ def show_status(console: Console, status: JobStatus, http: str = "") -> None:
         soft_wrap=True,
     )
     console.print(status.reason, style="italic", markup=False, soft_wrap=True)
-    for line in [*_lines(status), *([f"HTTP: {http}/v1/jobs/{status.job}"] if http else [])]:
+    access = [f"Access: {door}"] if door else []
+    for line in [*access, *_lines(status), *([f"HTTP: {http}/v1/jobs/{status.job}"] if http else [])]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(_table(status))
     if status.journal:

@@ -34,12 +34,13 @@ from edl.config import (
 )
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
-from edl.launch.data_option import data_sets
+from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
 from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
 from edl.launch.log_options import LOG_OPTIONS, log_plan, server_folder
 from edl.launch.naming import private_name
+from edl.launch.origin import ORIGIN_OPTIONS, allowed_from
 from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
@@ -111,6 +112,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         metavar="FILE|shared",
         help="The job's secret, the same on every node; shared: the first launcher makes one in ./.edl.",
     ),
+    *ORIGIN_OPTIONS,
     click.option("--standalone", is_flag=True, help="One node with a store of its own."),
     click.option("--max-restarts", type=int, default=3, help="Worker failures the whole job survives. Default: 3."),
     click.option(
@@ -138,6 +140,12 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
     click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
+    click.option(
+        "--reader-functions",
+        default="",
+        metavar="MODULE:FUNCTION[,…]",
+        help="What trainers may have readers call: decode=, read=, shards=. Those of --data count as well.",
+    ),
     *TORCHRUN_OPTIONS,
     *PADDLE_OPTIONS,
     *PS_OPTIONS,
@@ -210,12 +218,14 @@ def settings_from(
         outer_error_file=environment().get("TORCHELASTIC_ERROR_FILE", ""),
         readers=_readers(options),
         reader_capacity=options["reader_capacity"],
+        reader_functions=functions_from(options["reader_functions"], options["data"]),
         servers=servers,
         http=http,
         index=node_index(options, scheduler, environment()),
         leave=leave,
         worker_status=options["exit_code"] == "worker",
         remarks=(beside.remark,) if beside.remark else (),
+        allowed=allowed_from(options),
         **workers,
     )
 
@@ -281,7 +291,10 @@ def serves_only(options: Mapping[str, Any]) -> bool:
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
     common = _helper_settings(options, "readers")
-    return ReaderSettings(**common, count=_readers(options) or 1, capacity=options["reader_capacity"])
+    functions = functions_from(options["reader_functions"], options["data"])
+    return ReaderSettings(
+        **common, count=_readers(options) or 1, capacity=options["reader_capacity"], functions=functions
+    )
 
 
 def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:

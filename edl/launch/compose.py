@@ -64,6 +64,7 @@ from edl.launch.console import console, listen_to_modules
 from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
+from edl.launch.origin import origin_of
 from edl.launch.ps_options import training_of
 from edl.launch.reach import address_towards, etcd_store, identity_for, store_identity
 from edl.launch.reporting import Reporter
@@ -126,6 +127,8 @@ async def launch(settings: LaunchSettings) -> int:
             Registration(
                 *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
                 secret=settings.store.secret,
+                origin=origin_of(settings.command, settings.node, settings.python),
+                allowed=settings.allowed,
             ),
             endpoints,
             files,
@@ -368,7 +371,8 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers:
         # Their time to finish comes after that of the workers, so it is short.
-        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S))
+        functions = settings.reader_functions
+        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions))
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}

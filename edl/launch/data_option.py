@@ -36,6 +36,19 @@ def data_sets(texts: Sequence[str]) -> str:
     return told
 
 
+def functions_from(listed: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """What readers may be asked to call: ``--reader-functions`` and what ``--data`` names. Raises ``SettingError``."""
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    for name in names:
+        module, colon, function = name.partition(":")
+        if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+            raise SettingError("--reader-functions", repr(name), "names no function", "Write package.module:function")
+    told = data_sets(texts)
+    for plain in json.loads(told).values() if told else ():
+        names += [plain[key] for key in ("decode", "read", "shards") if plain.get(key)]
+    return tuple(dict.fromkeys(names))
+
+
 def _absolute(pattern: str) -> str:
     """Workers may run in another folder."""
     return pattern if "://" in pattern else str(Path(pattern).absolute())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edl.errors import SettingError
@@ -32,9 +32,10 @@ class Readers:
     drain_s = 0.0
     fenced = False
 
-    def __init__(self, count: int, capacity: int, grace_s: float) -> None:
+    def __init__(self, count: int, capacity: int, grace_s: float, functions: Sequence[str]) -> None:
         self.count = count
         self._capacity = capacity
+        self._functions = tuple(functions)
         self.grace_s = grace_s
         self.farewell_s = min(FAREWELL_S, grace_s)
         self._secrets: dict[int, str] = {}
@@ -43,7 +44,8 @@ class Readers:
     async def start(self, index: int, name: str, host: str) -> HelperProcess:
         """See ``Kind``."""
         secret = secrets.token_hex(16)
-        options = (f"--host={host}", f"--capacity={self._capacity}", f"--grace={self.grace_s:g}")
+        functions = [f"--function={name}" for name in self._functions]
+        options = (f"--host={host}", f"--capacity={self._capacity}", f"--grace={self.grace_s:g}", *functions)
         process = await HelperProcess.start(self.what, ("data_service", "reader", *options), {"secret": secret})
         self._secrets[process.pid] = secret
         return process
@@ -57,5 +59,5 @@ class Readers:
 async def serve_readers(settings: ReaderSettings) -> int:
     """``--role=reader``; returns the exit status."""
     check_packages(settings.count)
-    kind = Readers(settings.count, settings.capacity, settings.grace_s)
+    kind = Readers(settings.count, settings.capacity, settings.grace_s, settings.functions)
     return await serve_helpers(settings, lambda spec, token: kind, "leaving: streams under way end first")

@@ -137,6 +137,8 @@ class LaunchSettings:
     """Processes beside the workers that read data for all trainers of the job."""
     reader_capacity: int = 16
     """Streams that each of them serves at once."""
+    reader_functions: tuple[str, ...] = ()
+    """What trainers may have them call, as ``module:function``."""
     servers: ServerSettings = ServerSettings()
     """Parameter servers beside the workers."""
     http: HttpSettings | None = None
@@ -165,6 +167,8 @@ class LaunchSettings:
     """What the person who gave them should know, a line each."""
     report_file: str = ""
     """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
+    allowed: tuple[str, ...] = ()
+    """In what this launcher may differ from the one that has founded the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,8 @@ class ReaderSettings(HelperSettings):
     """Reader processes."""
     capacity: int
     """Streams that each of them serves at once."""
+    functions: tuple[str, ...]
+    """What trainers may have them call, as ``module:function``."""
 
 
 @dataclass(frozen=True, slots=True)

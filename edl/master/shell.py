@@ -322,7 +322,7 @@ class MasterShell:
             assert self._stored is not None  # noqa: S101 - an ended job has a record
             operations: list[Operation] = [
                 Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
-                *(Delete(key) for key in (keys.spec, keys.record, keys.scale, keys.token, keys.over)),
+                *(Delete(key) for key in (keys.spec, keys.origin, keys.record, keys.scale, keys.token, keys.over)),
                 Delete(keys.journal, prefix=True),
                 Delete(keys.services, prefix=True),
             ]

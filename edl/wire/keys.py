@@ -24,6 +24,11 @@ class JobKeys:
         return f"{self.prefix}spec"
 
     @property
+    def origin(self) -> str:
+        """The ``Origin`` of the launcher that has founded the job."""
+        return f"{self.prefix}origin"
+
+    @property
     def token(self) -> str:
         """The secret that every call carries."""
         return f"{self.prefix}token"

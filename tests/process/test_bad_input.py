@@ -156,6 +156,21 @@ def test_other_settings_than_the_running_job(tmp_path: Path, etcd: OutsideEtcd) 
         assert running.wait_steps(3) == before
 
 
+def test_another_script_than_the_running_job(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    other = tmp_path / "other.py"
+    other.write_text("print('not what the job trains')\n")
+    with (
+        Job(tmp_path / "one", [etcd.endpoint], name="same") as running,
+        Job(tmp_path / "two", [etcd.endpoint], name="same", script=(str(other),)) as second,
+    ):
+        running.start("first")
+        before = running.wait_world(1)
+        second.start("a")
+        told = ("script: ", str(other), "node first at", "another --rdzv-id", "--allow-differences=script")
+        refused(second, ExitCode.FOREIGN_JOB, *told)
+        assert running.wait_steps(3) == before
+
+
 def test_a_node_rank_that_another_node_has(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [etcd.endpoint]) as job:
         job.start("first", options=["--node-rank=0"])

@@ -44,6 +44,7 @@ def test_a_job_on_one_machine_has_a_store_that_only_its_user_reaches(tmp_path: P
         assert [one.laddr for one in etcd.net_connections("tcp") if one.status == psutil.CONN_LISTEN] == []
         assert Path(etcd.cwd()).stat().st_mode & 0o777 == 0o700
         assert [node["node"] for node in job.status()["nodes"]] == ["a"]
+        assert "closed: its store is on a private socket" in job.cli("status").stdout
         job.stop_at(1)
         assert job.exit_codes() == {"a": 0}
 
@@ -83,8 +84,11 @@ def test_a_job_with_a_secret_gives_nothing_to_others(tmp_path: Path) -> None:
         theirs = f"the job at {endpoints[0]} has a secret with the fingerprint {Secret(b'r' * 32).fingerprint}"
         assert f"{theirs}, and that of this launcher has {Secret(b'w' * 32).fingerprint}" in said["c"]
         assert f"{theirs}, and this launcher has none" in said["d"]
-        assert "has a secret" in job.cli("status").stderr
-        assert len(json.loads(job.cli("status", "--json", right).stdout)["nodes"]) == 2
+        for command in ("status", "stop"):
+            assert "has a secret" in job.cli(command).stderr
+        told = json.loads(job.cli("status", "--json", right).stdout)
+        assert len(told["nodes"]) == 2
+        assert told["access"].endswith(f"who holds its secret (fingerprint {Secret(b'r' * 32).fingerprint}) reaches it")
         job.stop_at(1)
         assert job.exit_codes() == {"a": 0, "b": 0}
 

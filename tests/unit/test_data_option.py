@@ -10,7 +10,7 @@ import pytest
 from edl.agent.environment import Local, LocalPaths, ahead_environment
 from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError
-from edl.launch.data_option import data_sets
+from edl.launch.data_option import data_sets, functions_from
 from edl.types import JobId, NodeId
 
 
@@ -56,3 +56,16 @@ def test_all_launchers_agree_on_it_and_workers_are_told() -> None:
     environment = ahead_environment({}, spec, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
     assert environment["EDL_DATA_SETS"] == data
     assert "EDL_DATA_SETS" not in ahead_environment({}, other, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
+
+
+def test_what_readers_may_be_asked_to_call() -> None:
+    sets = ("train=x;format=user;read=mine.own:read;shards=mine.own:split", "valid=y;decode=mine.own:decode")
+    expected = ("a.b:c", "mine.own:read", "mine.own:split", "mine.own:decode")
+    assert sorted(functions_from("a.b:c, mine.own:read", sets)) == sorted(expected)
+    assert functions_from("", ()) == ()
+
+
+@pytest.mark.parametrize("name", ["open", "a.b", ":f", "a:", "a b:c", "os:system('x')"])
+def test_what_names_no_function(name: str) -> None:
+    with pytest.raises(SettingError, match=r"--reader-functions.*Write package\.module:function"):
+        functions_from(name, ())

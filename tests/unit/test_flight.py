@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ RECORDS = 1000
 LONG = 50_000
 FORMATS = ("ipc", "parquet", "csv", "jsonl", "text")
 HERE = __name__ if __name__.startswith("tests") else "tests.unit.test_flight"
+
+NAMES = ("counted", "doubled", "fewer", "failing", "odd", "absent", "SECRET")
+FUNCTIONS = (*(f"{HERE}:{name}" for name in NAMES), "no.such.module:f")
+"""Those that the readers here were started with."""
 
 made: list[int] = []
 """Rows of each batch that ``counted`` has seen."""
@@ -93,7 +98,7 @@ def refs_of(manifest: Manifest) -> list[ShardRef]:
 
 @contextmanager
 def serving(count: int = 1, capacity: int = 16) -> Iterator[tuple[Pool, list[ReaderServer]]]:
-    servers = [ReaderServer("127.0.0.1", 0, SECRET, capacity) for _ in range(count)]
+    servers = [ReaderServer("127.0.0.1", 0, SECRET, capacity, FUNCTIONS) for _ in range(count)]
     pool = Pool()
     pool.update([[f"r{n}", "127.0.0.1", server.port, SECRET] for n, server in enumerate(servers)])
     try:
@@ -218,6 +223,56 @@ def test_a_function_that_cannot_be_used_is_named(tmp_path: Path, name: str, text
     ref, _ = ipc_shard(tmp_path)
     with serving() as (pool, _), pytest.raises(UsageError, match=text):
         remote_reader(pool, decode=name).read(ref)
+
+
+@pytest.mark.parametrize("field", ["decode", "read", "shards"])
+@pytest.mark.parametrize("name", ["cProfile:run", f"{HERE}:secret_door", "os:system"])
+def test_code_that_a_ticket_names_runs_only_if_the_reader_was_started_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, name: str
+) -> None:
+    """Whoever has overheard a reader's secret can send any ticket: here one whose file is a program for cProfile."""
+    imported: list[str] = []
+    monkeypatch.setattr("importlib.import_module", imported.append)
+    mark = tmp_path / "mark"
+    attack = f"open({str(mark)!r}, 'w').close()"
+    options = {"read": f"{HERE}:odd", field: name} if field != "decode" else {}
+    ticket = Ticket("set", "user" if options else "ipc", 0, attack, 0, 1, -1, options=options)
+    ticket = ticket if options else replace(ticket, decode=name)
+    with serving() as (_, servers):
+        client = fl.FlightClient(f"grpc://127.0.0.1:{servers[0].port}")
+        call = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {SECRET}".encode())])
+        with pytest.raises(fl.FlightServerError, match=f"{field}={name}: this reader was not started with that func"):
+            client.do_get(fl.Ticket(ticket.encode()), call).read_all()
+        client.close()
+    assert not mark.exists() and not imported
+
+
+@pytest.mark.parametrize(("file", "storage"), [
+    ("simplecache::https://192.0.2.1/code.py", {"simplecache": {"cache_storage": "/site-packages"}}),
+    ("simplecache://code.py", {"target_protocol": "https", "cache_storage": "/site-packages"}),
+    ("reference://a", {"fo": {"version": 1, "templates": {"u": "{{ code }}"}, "refs": {}}}),
+    ("/data/a", {"protocol": "reference"}),
+    ("s3://a/b", {"client_kwargs": [{"target_options": {}}]}),
+])  # fmt: skip
+def test_a_ticket_leads_to_no_file_system_inside_another(file: str, storage: dict[str, Any]) -> None:
+    ticket = Ticket("set", "text", 0, file, 0, 1, -1, storage=storage)
+    with serving() as (_, servers):
+        client = fl.FlightClient(f"grpc://127.0.0.1:{servers[0].port}")
+        call = fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {SECRET}".encode())])
+        with pytest.raises(fl.FlightServerError, match="readers open no files by way of other file systems"):
+            client.do_get(fl.Ticket(ticket.encode()), call).read_all()
+        client.close()
+
+
+def test_a_reader_without_functions_says_how_to_start_it(tmp_path: Path) -> None:
+    ref, _ = ipc_shard(tmp_path)
+    server = ReaderServer("127.0.0.1", 0, SECRET)
+    pool = Pool()
+    pool.update([["r", "127.0.0.1", server.port, SECRET]])
+    with pytest.raises(UsageError, match=f"it has none.*--reader-functions={HERE}:doubled"):
+        remote_reader(pool, decode=f"{HERE}:doubled").read(ref)
+    pool.close()
+    assert server.drain(10)
 
 
 def test_a_function_that_fails_on_a_record_is_told_as_it_would_be_here(tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
-from edl.adapters.identity import identity_of, secret_at
+from edl.adapters.etcd import EtcdStore
+from edl.adapters.identity import FIRST_DAY, Identity, identity_of, secret_at
 from edl.adapters.secret_file import secret_from
 from edl.adapters.transport import MasterClient, MasterServer
-from edl.errors import SettingError
+from edl.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from edl.types import JobId
 from edl.wire.secret import Secret, described, stored_token, token_of
 
@@ -119,3 +121,76 @@ def test_certificates_hold_for_longer_than_any_job() -> None:
         certificate = x509.load_pem_x509_certificate(data)
         assert certificate.not_valid_before_utc.year == 2000 and certificate.not_valid_after_utc.year == 2099
     assert isinstance(identity.context(), ssl.SSLContext)
+
+
+@pytest.mark.parametrize(("uid", "gid", "mode", "taken"), [
+    (0, 2000, 0o440, True),
+    (0, 2000, 0o640, True),
+    (0, 2001, 0o440, False),
+    (0, 0, 0o440, False),
+    (0, 2000, 0o460, False),
+    (0, 2000, 0o444, False),
+    (1000, 2000, 0o440, False),
+])  # fmt: skip
+def test_a_kubernetes_secret_for_the_group_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, gid: int, mode: int, taken: bool
+) -> None:
+    file = kept(tmp_path / "f")
+    found = os.stat_result((0o100000 | mode, 1, 1, 1, uid, gid, 33, 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: found)
+    for name, value in {"getuid": 1000, "geteuid": 1000, "getegid": 1000, "getgroups": [0, 1000, 2000]}.items():
+        monkeypatch.setattr(os, name, lambda value=value: value)
+    if taken:
+        assert secret_from(file, "", "job")[0] == Secret(b"s" * 32)
+    else:
+        with pytest.raises(SettingError, match="others may open it"):
+            secret_from(file, "", "job")
+
+
+def test_a_certificate_that_ends_during_the_job_is_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start it is an error that ends the launcher; a job that runs trains on, and says why the store is away."""
+    valid = identity_of(MINE)
+    with monkeypatch.context() as then:
+        then.setattr("edl.adapters.identity.LAST_DAY", FIRST_DAY + timedelta(days=1))
+        ended = identity_of(MINE)
+
+    async def serving(identity: Identity, port: int) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server()
+        bound = server.add_secure_port(f"127.0.0.1:{port}", identity.of_server())
+        await server.start()
+        return server, bound
+
+    async def body() -> None:
+        server, port = await serving(valid, 0)
+        running = EtcdStore([f"127.0.0.1:{port}"], request_timeout_s=0.5, tls=valid)
+        with pytest.raises(
+            StoreError, match=r"(?i)not found|unimplemented"
+        ):  # it is no etcd, but the connection stands
+            await running.read("/x")
+        await server.stop(0)
+        server, _ = await serving(ended, port)
+        starting = EtcdStore([f"127.0.0.1:{port}"], request_timeout_s=0.5, tls=valid)
+        with pytest.raises(StoreRefused, match=r"no TLS connection.*expired"):
+            await starting.read("/x")
+
+        said = ""
+        while "The certificates were accepted before: has one ended" not in said:  # first the old connection breaks
+            with pytest.raises(StoreUnavailable) as found:
+                await running.read("/x")
+            said = str(found.value)
+        for store in (running, starting):
+            await store.close()
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_clock_that_is_off_by_an_hour_or_a_year_changes_nothing() -> None:
+    from cryptography import x509
+
+    for certificate in (
+        x509.load_pem_x509_certificate(data) for data in (identity_of(MINE).ca, identity_of(MINE).server)
+    ):
+        for off in (timedelta(hours=1), timedelta(days=366)):
+            now = datetime.now(timezone.utc)
+            assert certificate.not_valid_before_utc < now - off and now + off < certificate.not_valid_after_utc

@@ -204,7 +204,8 @@ class TestScripts:
     @pytest.mark.parametrize("restarts", ["", "20"])
     def test_which_ends_go_back_into_the_queue(self, tmp_path: Path, status: int, restarts: str) -> None:
         shutil.copytree(DEPLOY, tmp_path / "job")
-        (tmp_path / "job" / "train.store").write_text("host:1\n")
+        (tmp_path / "job" / "train.store").write_text("host:1\n5\n")
+        program(tmp_path / "bin", "squeue", "echo 5")
         program(tmp_path / "bin", "srun", f'echo "$EDL_RDZV_ENDPOINT $*" > {tmp_path}/call; exit {status}')
         program(tmp_path / "bin", "scontrol", f'echo "$*" > {tmp_path}/requeued')
         program(tmp_path / "bin", "sleep", "exit 0")
@@ -218,3 +219,46 @@ class TestScripts:
         assert (tmp_path / "requeued").exists() == wanted
         if wanted:
             assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+
+    def begin(self, tmp_path: Path, script: str, number: int, running: str) -> tuple[int, str, str]:
+        """Run a script as that Slurm job, while those in ``running`` run: status, what the launcher got, stderr."""
+        if not (tmp_path / "job").exists():
+            shutil.copytree(DEPLOY, tmp_path / "job")
+        call = tmp_path / "call"
+        call.unlink(missing_ok=True)
+        program(tmp_path / "bin", "srun", f'echo "$EDL_RDZV_ENDPOINT" > {call}')
+        program(
+            tmp_path / "bin", "squeue", f'for one in {running}; do case "$*" in *--jobs=$one" "*) echo $one; esac; done'
+        )
+        program(tmp_path / "bin", "sleep", "exit 0")
+        told = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": str(number)}
+        told["SLURM_ARRAY_TASK_ID"] = "1"
+        done = subprocess.run(
+            ["/bin/bash", script], env=told, cwd=tmp_path / "job", check=False, capture_output=True, text=True
+        )
+        return done.returncode, call.read_text().strip() if call.exists() else "", done.stderr
+
+    def test_a_second_steady_job_does_not_slip_into_the_first(self, tmp_path: Path) -> None:
+        status, first, _ = self.begin(tmp_path, "steady.sbatch", 7, "7")
+        assert status == 0 and first.endswith(":20014")
+        status, second, said = self.begin(tmp_path, "steady.sbatch", 8, "7 8")
+        assert (status, second) == (ExitCode.JOB_CONFLICT, "")
+        assert "Slurm job 7 serves the store" in said and "change EDL_RDZV_ID" in said
+        status, second, _ = self.begin(tmp_path, "steady.sbatch", 8, "8")  # the first one has ended
+        assert status == 0 and second.endswith(":20016")
+
+    @pytest.mark.parametrize("script", ["node.sbatch", "array.sbatch"])
+    def test_the_store_of_a_job_that_has_ended_is_not_believed(self, tmp_path: Path, script: str) -> None:
+        self.begin(tmp_path, "steady.sbatch", 7, "7")
+        status, endpoint, said = self.begin(tmp_path, script, 9, "9")
+        assert (status, endpoint) == (ExitCode.STORE_UNREACHABLE, "")
+        assert "waiting for steady.sbatch" in said and "no store after 600 s" in said
+        status, endpoint, said = self.begin(tmp_path, script, 9, "7 9")
+        assert status == 0 and endpoint.endswith(":20014") and not said
+
+    @pytest.mark.parametrize("text", ["", "host:1\n", "host:1\n\n"])
+    def test_a_file_that_names_no_job_is_not_believed(self, tmp_path: Path, text: str) -> None:
+        shutil.copytree(DEPLOY, tmp_path / "job")
+        (tmp_path / "job" / "train.store").write_text(text)
+        status, endpoint, _ = self.begin(tmp_path, "node.sbatch", 9, "7 9")
+        assert (status, endpoint) == (ExitCode.STORE_UNREACHABLE, "")

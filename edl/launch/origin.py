@@ -1,0 +1,98 @@
+"""Whose this launcher is and what its workers run, looked up: ``--allow-differences`` and the ``Origin`` of a node."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edl import __version__
+from edl.config import environment
+from edl.errors import SettingError
+from edl.ports import CommandKind, WorkerCommand
+from edl.wire.origin import ASPECTS, Origin
+
+FRAMEWORKS = ("torch", "paddlepaddle", "paddlepaddle-gpu")
+
+ORIGIN_OPTIONS: list[Callable[[Any], Any]] = [
+    click.option(
+        "--allow-differences",
+        default="",
+        metavar="NAME[,…]",
+        help=f"Join a job although these differ from its first launcher's: {', '.join(ASPECTS)}.",
+    ),
+]
+
+
+def allowed_from(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What may differ. Raises ``SettingError``."""
+    names = tuple(name.strip() for name in options["allow_differences"].split(",") if name.strip())
+    for name in names:
+        if name not in ASPECTS:
+            advice = f"Name some of {', '.join(ASPECTS)}"
+            raise SettingError("--allow-differences", name, "is nothing that is compared", advice)
+    return names
+
+
+def origin_of(command: WorkerCommand, node: str, python: str) -> Origin:
+    """Of this process. ``python``: the workers' interpreter, empty for this one; of another nothing is known."""
+    path = _source(command)
+    return Origin(
+        node,
+        socket.gethostname(),
+        os.getuid(),
+        _user(os.getuid()),
+        command.target,
+        _digest(path, command.kind) if path is not None else "",
+        __version__,
+        "" if python else f"{sys.version_info.major}.{sys.version_info.minor}",
+        () if python else tuple(_versions()),
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in FRAMEWORKS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _source(command: WorkerCommand) -> Path | None:
+    """The file that workers begin with. A function is not compared: each caller may make it anew."""
+    if command.kind is CommandKind.CALL:
+        return None
+    if command.kind is not CommandKind.MODULE:
+        return Path(command.target)
+    folders = [".", *filter(None, environment().get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
+    name = command.target.replace(".", "/")
+    candidates = (Path(folder, name + tail) for folder in folders for tail in ("/__main__.py", ".py"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _digest(path: Path, kind: CommandKind) -> str:
+    """Empty where there is nothing to read, and for programs that are no scripts: hosts build those differently."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return ""
+    if kind is CommandKind.PROGRAM and not text.startswith(b"#!"):
+        return ""
+    return hashlib.sha256(text).hexdigest()

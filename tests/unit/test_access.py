@@ -1,0 +1,36 @@
+"""What commands say of who can reach a job, and what they pass over in the launchers' settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.cli.find import door_of
+from edl.cli.options import LAUNCHERS, where_of
+from edl.errors import UsageError
+from edl.launch.cli import CONF_KEYS
+from edl.wire.secret import Secret
+
+SECRET = Secret(b"s" * 32)
+
+
+@pytest.mark.parametrize(("endpoints", "secret", "own", "said"), [
+    (["unix:/tmp/x"], None, False, "closed: its store is on a private socket, which only its user reaches"),
+    (["h:1"], SECRET, False, f"closed: only who holds its secret (fingerprint {SECRET.fingerprint}) reaches it"),
+    (["h:1"], SECRET, True, "reaches it, but the etcd at h:1 has rules of its own"),
+    (["h:1", "i:1"], None, True, "open: whoever may read its store at h:1, i:1 can do everything; --secret-file"),
+])  # fmt: skip
+def test_one_line_on_who_reaches_a_job(endpoints: list[str], secret: Secret | None, own: bool, said: str) -> None:
+    line = door_of(endpoints, secret, own=own)
+    assert said in line and "\n" not in line
+
+
+def where(conf: str) -> dict[str, str]:
+    return {"rdzv_conf": conf, "rdzv_endpoint": "h:1", "rdzv_id": "j", "secret_file": ""}
+
+
+def test_commands_take_the_conf_that_launchers_take() -> None:
+    found = where_of(where("request_timeout=0.5,data_dir=/x,connect_timeout=9,user=me,password=p"))
+    assert (found.user, found.password) == ("me", "p")
+    assert {*LAUNCHERS, "ca", "cert", "key", "user", "password"} == set(CONF_KEYS)
+    with pytest.raises(UsageError, match="unknown key 'usr'"):
+        where_of(where("usr=me"))
