@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """How a client begins (RFC 9113, 3.4), with settings that are all the usual ones. The server answers with its own."""
@@ -46,7 +49,7 @@ async def knock_socket(path: str, timeout_s: float) -> None:
 async def _connect(host: str, port: int) -> None:
     loop = asyncio.get_running_loop()
     refusal: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in await _addresses(host, port):
         try:
             with socket.socket(family, kind, protocol) as one:
                 one.setblocking(False)
@@ -55,3 +58,10 @@ async def _connect(host: str, port: int) -> None:
         except OSError as error:
             refusal = error
     raise refusal or OSError(f"{host} has no address")
+
+
+async def _addresses(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """Those of a host. A number needs no thread that asks the resolver: a Master that takes over knocks at all nodes."""
+    with contextlib.suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

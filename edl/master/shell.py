@@ -61,6 +61,9 @@ T = TypeVar("T")
 
 RETRY_S = 0.1
 PROBE_PAUSE_S = 0.05
+"""Between the first probe of a node and the next one; then longer and longer."""
+LONGEST_PROBE_PAUSE_S = 1.0
+PROBES_AT_ONCE = 64
 TURN_S = 0.02
 """How long events are worked on before others on the event loop have a turn."""
 FAREWELL_TTL_S = 10.0
@@ -113,6 +116,7 @@ class MasterShell:
         self._guard = Guard(around.keys.master, token)
         self._events: asyncio.Queue[ev.Event | Hosted | Asking | StoreError] = asyncio.Queue()
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
+        self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
         self._chores = Chores()
         self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
@@ -381,11 +385,15 @@ class MasterShell:
     async def _probe(self, info: NodeInfo) -> None:
         """Ask again and again while the node stays away: a dying process may accept for a moment longer."""
         deadline_s = self._around.clock.now_s() + 2 * self._around.spec.timeouts.lease_ttl_s
+        pause_s = PROBE_PAUSE_S
         while self._around.clock.now_s() < deadline_s and (info.node, info.incarnation) not in self._streams:
-            if await self._around.refuses(info.host, info.port):
+            async with self._probes:
+                refused = await self._around.refuses(info.host, info.port)
+            if refused:
                 self._events.put_nowait(ev.NodeRefused(info.node, info.incarnation))
                 return
-            await asyncio.sleep(PROBE_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_PROBE_PAUSE_S)
 
     async def _revoke(self, incarnation: Incarnation) -> None:
         with contextlib.suppress(StoreError):  # the lease ends by itself a little later

@@ -191,11 +191,12 @@ def relieved(turn: Turn, newcomers: Sequence[NodeEntry], nodes: int) -> list[Nod
 def misplaced(turn: Turn) -> list[NodeEntry]:
     """Members whose workers are to be in other slots than they are. Not while the state would be lost by that."""
     found = []
-    for entry in turn.members():
+    members = turn.members()
+    for entry in members:
         member, places = turn.member(entry), turn.places(entry)
         if member is None or not places or member.used == places:
             continue
-        if len(places) == member.slots or not is_cut(turn.members()):
+        if len(places) == member.slots or not is_cut(members):
             found.append(entry)
     return found
 
@@ -218,7 +219,7 @@ def tell(turn: Turn) -> None:
     """Let agents know in which slots their next workers are, where that has changed."""
     for entry in list(turn.nodes.values()):
         places = turn.places(entry)
-        known = entry.uses or tuple(range(entry.info.slots))
+        known = entry.uses or rules.first(entry.info.slots)
         if not entry.attached or entry.status is NodeStatus.LEAVING or not places or known == places:
             continue
         entry = turn.update(entry, uses=places)

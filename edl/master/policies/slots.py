@@ -11,6 +11,7 @@ in another slot, and a new device in the old place starts clean. Where nothing c
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,7 +88,13 @@ def usable(dropped: Sequence[Dropped], info: NodeInfo) -> tuple[int, ...]:
 def places(dropped: Sequence[Dropped], info: NodeInfo) -> tuple[int, ...]:
     """Slots that workers of the next world are in, ascending: spare ones only for those that are dropped. Empty: the
     node can take no part."""
-    return usable(dropped, info)[: info.slots]
+    return usable(dropped, info)[: info.slots] if dropped else first(info.slots)
+
+
+@functools.cache
+def first(count: int) -> tuple[int, ...]:
+    """So many slots from the first one on; one object for all nodes, since a Master compares them at each event."""
+    return tuple(range(count))
 
 
 def slot_in(failure: Failure) -> int:
