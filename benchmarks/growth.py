@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import multiprocessing
 import resource
@@ -44,7 +45,7 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import Attach, MasterMessage, NodeInfo, Ready, StartRound, StopRound
 
 HOST = "127.0.0.1"
-TOKEN = "growth"
+SECRET = "growth"  # noqa: S105 - of nothing
 JOB = JobId("growth")
 MASTER = NodeId("master")
 LEASE_S = 3.0
@@ -72,7 +73,7 @@ class Node:
 
     async def _live(self) -> None:
         while True:
-            connection = Connection(HOST, self._port, TOKEN, LEASE_S)
+            connection = Connection(HOST, self._port, SECRET, LEASE_S)
             heard = _Heard(self, connection)
             await connection.run(heard.opened, heard.heard)
             self.attached.clear()
@@ -113,6 +114,15 @@ class _Heard:
             self.node.ready(self.connection)
 
 
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
+        await asyncio.sleep(0.01)
+
+
+def _all_there(times: Sequence[float], nodes: int) -> bool:
+    return len(times) >= nodes
+
+
 def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
     """All nodes; says what it is asked."""
     asyncio.run(_nodes(pipe, infos, port))
@@ -127,9 +137,9 @@ async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
             await asyncio.gather(*(node.attached.wait() for node in nodes))
             pipe.send(time.monotonic())
         elif order == "started":
-            while len(started.get(argument, ())) < len(nodes):
-                await asyncio.sleep(0.01)
-            pipe.send((min(started[argument]), max(started[argument])))
+            times = started.setdefault(argument, [])
+            await _until(functools.partial(_all_there, times, len(nodes)))
+            pipe.send((min(times), max(times)))
         elif order == "lose":
             lost = nodes.pop()
             lost.task.cancel()
@@ -215,8 +225,7 @@ class Masters:
         candidate = Candidate(around, Ruler(MASTER, HOST, self._port, ""), callbacks)
         self._keeping = asyncio.ensure_future(self._keep(candidate))
         self._running = asyncio.ensure_future(candidate.run())
-        while self.shell is None or not self.shell.serving:
-            await asyncio.sleep(0.005)
+        await _until(lambda: self.shell is not None and self.shell.serving)
 
     async def end(self) -> None:
         """As if the launcher had died: its key goes with its lease."""
@@ -280,12 +289,25 @@ async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[C
         process.kill()
 
 
+async def _look(result: Result, meter: Meter, port: int) -> None:
+    """What a question costs, and doing nothing."""
+    client = MasterClient(HOST, port, SECRET, timeout_s=60.0)
+    asked_s = time.monotonic()
+    await client.status()
+    result.status_s = time.monotonic() - asked_s
+    await client.close()
+    meter.begin()
+    await asyncio.sleep(IDLE_S)
+    idle = meter.spent()
+    result.idle_share = idle.cpu_s / idle.seconds
+
+
 async def measure(count: int, endpoint: str) -> Result:
     """All that is measured with so many nodes."""
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
     spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=LEASE_S))
     result, meter = Result(count), Meter(store)
-    server = MasterServer(lambda: TOKEN, LEASE_S)
+    server = MasterServer(lambda: SECRET, LEASE_S)
     port = await server.start(HOST)
     victim = socket.create_server((HOST, 0))
     watching = asyncio.ensure_future(meter.watch())
@@ -313,20 +335,11 @@ async def measure(count: int, endpoint: str) -> Result:
         _, last_s = await ask("started", Round(2))
         result.phases["re-form"] = meter.spent(last_s)
         await asyncio.sleep(SETTLE_S)
-        client = MasterClient(HOST, port, TOKEN, timeout_s=60.0)
-        asked_s = time.monotonic()
-        await client.status()
-        result.status_s = time.monotonic() - asked_s
-        await client.close()
-        meter.begin()
-        await asyncio.sleep(IDLE_S)
-        idle = meter.spent()
-        result.idle_share = idle.cpu_s / idle.seconds
+        await _look(result, meter, port)
         await masters.end()
         meter.begin()
         await masters.begin()
-        while masters.shell is None or masters.shell.misses_nodes:
-            await asyncio.sleep(0.05)
+        await _until(lambda: masters.shell is not None and not masters.shell.misses_nodes)
         result.phases["failover"] = meter.spent()
     result.deposed = masters.deposed
     result.peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -375,7 +388,7 @@ def exponents(results: Sequence[Result]) -> str:
 @click.option("--nodes", default="50,100,200,300,1000", help="Numbers of nodes.")
 def main(nodes: str) -> None:
     """Print the table and the exponents."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     results = []
     for count in (int(one) for one in nodes.split(",")):

@@ -61,7 +61,7 @@ async def _connect(host: str, port: int) -> None:
 
 
 async def _addresses(host: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """Those of a host. A number needs no thread that asks the resolver: a Master that takes over knocks at all nodes."""
+    """Those of a host. A number needs no thread that asks the resolver: a new Master knocks at all nodes."""
     with contextlib.suppress(socket.gaierror):
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

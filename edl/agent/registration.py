@@ -150,8 +150,10 @@ class Registration:
         condition = ModifiedAt(self._keys.spec, stored.mod_revision if stored else 0)
         operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
         if stored is not None:
-            leftovers = (self._keys.record, self._keys.over)
-            operations += [*(Delete(key) for key in leftovers), Delete(self._keys.journal, prefix=True)]
+            leftovers = (self._keys.record, self._keys.world, self._keys.scale, self._keys.over)
+            histories = (self._keys.journal, self._keys.services)
+            operations += [Delete(key) for key in leftovers]
+            operations += [Delete(key, prefix=True) for key in histories]
         operations += [
             Put(self._keys.spec, plain.dumps(self._spec)),
             Put(self._keys.token, stored_token(self._secret)),

@@ -25,12 +25,20 @@ from edl.master.news import OVER, Asking, Companions, News
 from edl.master.service import Service
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
+from edl.master.stored import (
+    MOST_OPERATIONS,
+    journal_operations,
+    record_in,
+    record_operations,
+    service_operations,
+    transactions,
+    whole_job,
+)
 from edl.master.view import job_status, reply
 from edl.ports import (
     ChangeKind,
     Clock,
     Condition,
-    Delete,
     Guard,
     LineListener,
     Lines,
@@ -58,6 +66,7 @@ from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
 from edl.wire.wishes import Granted, Wish
 
 T = TypeVar("T")
+_Incoming = ev.Event | Hosted | Asking | StoreError
 
 RETRY_S = 0.1
 PROBE_PAUSE_S = 0.05
@@ -72,9 +81,6 @@ COMPANIONS_S = 15.0
 _order_numbers = itertools.count(1)
 MOST_GATHERED = 256
 """Effects of services that may wait for one another before they are carried out."""
-MOST_BYTES = 1024 * 1024
-MOST_OPERATIONS = 100
-"""Of one write: etcd takes 1.5 MB and 128 operations unless told otherwise."""
 
 
 class Refuses(Protocol):
@@ -114,7 +120,9 @@ class MasterShell:
         self._around = around
         self._token = token
         self._guard = Guard(around.keys.master, token)
-        self._events: asyncio.Queue[ev.Event | Hosted | Asking | StoreError] = asyncio.Queue()
+        self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
+        self._held: _Incoming | None = None
+        """Taken from the queue, and to be looked at after what is under way."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
         self._chores = Chores()
@@ -153,22 +161,41 @@ class MasterShell:
                 if self._around.clock.now_s() - let_others_s > TURN_S:
                     await asyncio.sleep(0)  # a queue with something in it does not wait, and leases need renewing
                     let_others_s = self._around.clock.now_s()
-                event = await self._events.get()
+                event = await self._next()
                 if isinstance(event, StoreError):
                     raise event
-                assert self._state is not None  # noqa: S101 - set by _take_over
                 if isinstance(event, Hosted):
                     self._hosting.take(event, self._around.clock.now_s())
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
                         continue  # one write for many
                 else:
-                    await self._carry_out(step(self._state, self._opened(event), self._around.clock.now_s()))
+                    await self._carry_out(*self._decisions(event))
                 await self._serve()
                 self._news.tell()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
             return self._stored.outcome
         finally:
             self._let_go()
+
+    async def _next(self) -> _Incoming:
+        event, self._held = self._held, None
+        return event if event is not None else await self._events.get()
+
+    def _decisions(self, event: ev.Event | Asking) -> list[ev.Decision]:
+        """What this event leads to, and those that have come meanwhile: one write is enough for all, since nobody hears
+        of any before it. Not so with a wish: its answer tells the revision that it was written with."""
+        assert self._state is not None  # noqa: S101 - set by _take_over
+        now_s = self._around.clock.now_s()
+        decisions = [step(self._state, self._opened(event), now_s)]
+        while not self._events.empty() and self._around.clock.now_s() - now_s < TURN_S:
+            if self._asking is not None or decisions[-1].state.record.phase is Phase.ENDED:
+                break
+            following = self._events.get_nowait()
+            if isinstance(following, (Hosted, Asking, StoreError)):
+                self._held = following
+                break
+            decisions.append(step(decisions[-1].state, following, now_s))
+        return decisions
 
     def _opened(self, event: ev.Event | Asking) -> ev.Event:
         """A wish is judged by what the store holds when its turn comes."""
@@ -181,7 +208,7 @@ class MasterShell:
         keys = self._around.keys
         snapshot = await self._retrying(lambda: self._around.store.read(keys.prefix))
         values = {entry.key: entry.value for entry in snapshot.entries}
-        record = plain.loads(Record, values[keys.record]) if keys.record in values else await self._just_ended()
+        record = record_in(values, keys) or await self._just_ended()
         nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
         self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
         self._stored = record
@@ -208,40 +235,47 @@ class MasterShell:
                 return Record(Phase.ENDED, reason=outcome.reason, outcome=outcome)
         return None
 
-    async def _carry_out(self, decision: ev.Decision) -> None:
+    async def _carry_out(self, *decisions: ev.Decision) -> None:
         """Write what changed, then run the effects in order."""
-        notes = [effect for effect in decision.effects if isinstance(effect, ev.Note)]
-        record = decision.state.record
-        added = [self.journal.make(note, record.round, self._around.wall_clock_s()) for note in notes]
+        added: list[JournalEntry] = []
+        for decision in decisions:
+            notes = [effect for effect in decision.effects if isinstance(effect, ev.Note)]
+            number, wall_s = decision.state.record.round, self._around.wall_clock_s()
+            added += [self.journal.make(note, number, wall_s) for note in notes]
+        record = decisions[-1].state.record
         if record != self._stored or added:
             await self._write(record, added)
-        self._state = decision.state
+        self._state = decisions[-1].state
         self._stored = record
         self.journal.publish(added)
-        wakes = []
-        for effect in decision.effects:
-            match effect:
-                case ev.Tell(node, incarnation, message):
-                    stream = self._streams.get((node, incarnation))
-                    if stream is not None:
-                        stream.put_nowait(message)
-                case ev.Probe(info):
-                    self._chores.begin(self._probe(info))
-                case ev.Revoke(incarnation):
-                    self._chores.begin(self._revoke(incarnation))
-                case ev.Grant(verdict, text):
-                    if self._asking is not None:
-                        self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
-                        self._asking = None
-                case ev.Note(text=text):
-                    self._around.log(text)
-                case ev.WakeAt(at_s):
-                    wakes.append(at_s)
-                case ev.Conclude():
-                    await self._conclude()
-        self._alarm.set(min(wakes, default=None))
+        for decision in decisions:
+            wakes = []
+            for effect in decision.effects:
+                if isinstance(effect, ev.WakeAt):
+                    wakes.append(effect.at_s)
+                else:
+                    await self._run(effect, decision.state.record)
+            self._alarm.set(min(wakes, default=None))
+            self._hosting.follow(decision.state.record, self._around.clock.now_s())
 
-        self._hosting.follow(record, self._around.clock.now_s())
+    async def _run(self, effect: ev.Effect, record: Record) -> None:
+        match effect:
+            case ev.Tell(node, incarnation, message):
+                stream = self._streams.get((node, incarnation))
+                if stream is not None:
+                    stream.put_nowait(message)
+            case ev.Probe(info):
+                self._chores.begin(self._probe(info))
+            case ev.Revoke(incarnation):
+                self._chores.begin(self._revoke(incarnation))
+            case ev.Grant(verdict, text):
+                if self._asking is not None:
+                    self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
+                    self._asking = None
+            case ev.Note(text=text):
+                self._around.log(text)
+            case ev.Conclude():
+                await self._conclude()
 
     async def _serve(self) -> None:
         """Write what the services want kept, then send their words."""
@@ -256,7 +290,10 @@ class MasterShell:
         wall_s, number = self._around.wall_clock_s(), self._stored.round
         notes = [ev.Note(ev.Kind.SERVICE, note.text) for note in gathered.notes]
         added = [self.journal.make(note, number, wall_s) for note in notes]
-        await self._keep(gathered.kept, added)
+        keys = self._around.keys
+        history = journal_operations(keys, self.journal, added)
+        for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
+            await self._guarded(operations)
         self.journal.publish(added)
         for note in notes:
             self._around.log(note.text)
@@ -277,37 +314,17 @@ class MasterShell:
             assert self._state is not None  # noqa: S101 - as above
             await self._carry_out(step(self._state, ev.Failed(failure.text), self._around.clock.now_s()))
 
-    async def _keep(self, kept: Sequence[tuple[str, sv.Keep]], added: list[JournalEntry]) -> None:
-        """In order, in transactions that the store takes: of several values for one name the last one."""
-        keys = self._around.keys
-        newest = {(service, one.name): index for index, (service, one) in enumerate(kept)}
-        operations: list[Operation] = [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
-        operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
-        size = 0
-        for index, (service, one) in enumerate(kept):
-            if newest[service, one.name] != index:
-                continue
-            if operations and (size + len(one.value) > MOST_BYTES or len(operations) >= MOST_OPERATIONS):
-                await self._guarded(operations)
-                operations, size = [], 0
-            key = keys.service(service, one.name)
-            operations.append(Put(key, one.value) if one.value else Delete(key))
-            size += len(one.value)
-        if operations:
-            await self._guarded(operations)
-
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
         keys = self._around.keys
-        operations: list[Operation] = [Put(keys.record, plain.dumps(record))]
-        if record.outcome is not None:
-            operations.append(Put(keys.over, b""))
-        operations += [Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added]
-        operations += [Delete(keys.journal_entry(number)) for number in self.journal.outdated(added)]
+        *earlier, last = list(transactions(journal_operations(keys, self.journal, added))) or [[]]
+        for operations in earlier:  # history, which may come before what it tells of
+            await self._guarded(operations)
+        last += record_operations(keys, self._stored, record)
         before = self._stored.sizing if self._stored is not None else Sizing()
         resized = record.sizing != before or not self._scaled
         if resized:
-            operations.append(Put(keys.scale, plain.dumps(record.sizing)))
-        revision = await self._guarded(operations)
+            last.append(Put(keys.scale, plain.dumps(record.sizing)))
+        revision = await self._guarded(last)
         if resized:
             self._scaled = revision
 
@@ -326,9 +343,7 @@ class MasterShell:
             assert self._stored is not None  # noqa: S101 - an ended job has a record
             operations: list[Operation] = [
                 Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
-                *(Delete(key) for key in (keys.spec, keys.origin, keys.record, keys.scale, keys.token, keys.over)),
-                Delete(keys.journal, prefix=True),
-                Delete(keys.services, prefix=True),
+                *whole_job(keys),
             ]
             revision = await self._around.store.write(operations, [self._guard.condition()])
             await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
@@ -539,6 +554,7 @@ class MasterShell:
         self._companions.drop()
         self._news.close()
         waiting = [self._asking] if self._asking is not None else []
+        waiting += [self._held] if isinstance(self._held, Asking) else []
         while not self._events.empty():
             event = self._events.get_nowait()
             waiting += [event] if isinstance(event, Asking) else []
@@ -557,7 +573,7 @@ class MasterShell:
 class _Listener:
     """Puts what lines have to say before the service whose helper it is."""
 
-    def __init__(self, events: asyncio.Queue[ev.Event | Hosted | Asking | StoreError]) -> None:
+    def __init__(self, events: asyncio.Queue[_Incoming]) -> None:
         self._events = events
 
     def up(self, name: str) -> None:

@@ -40,8 +40,13 @@ class JobKeys:
 
     @property
     def record(self) -> str:
-        """The ``Record`` the next Master continues from."""
+        """The ``Record`` the next Master continues from, without its world."""
         return f"{self.prefix}record"
+
+    @property
+    def world(self) -> str:
+        """The world of the record: it names every node, so it is written only when it is another one."""
+        return f"{self.prefix}world"
 
     @property
     def over(self) -> str:

@@ -13,6 +13,7 @@ from edl.errors import StoreError, StoreUnavailable
 from edl.master.election import Ruler
 from edl.master.shell import MasterShell, Surroundings
 from edl.master.state import Record
+from edl.master.stored import record_in
 from edl.ports import Change, Condition, Delete, Operation, Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -48,6 +49,7 @@ class FaultyStore(MemoryStore):
         self.fail_after_writing = 0
         self.break_watches: list[StoreError] = []
         self.watches = 0
+        self.writes = 0
         self.on_failure: Callable[[], None] = lambda: None
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
@@ -55,6 +57,7 @@ class FaultyStore(MemoryStore):
             self.fail_writes -= 1
             self.on_failure()
             raise StoreUnavailable("no answer")
+        self.writes += 1
         revision = self.write_now(operations, conditions)
         if self.fail_after_writing:
             self.fail_after_writing -= 1
@@ -113,8 +116,7 @@ class Bench:
         return shell, run
 
     def record(self) -> Record | None:
-        found = [entry.value for entry in self.store.read_now(KEYS.record).entries]
-        return plain.loads(Record, found[0]) if found else None
+        return record_in({entry.key: entry.value for entry in self.store.read_now(KEYS.prefix).entries}, KEYS)
 
     def history(self) -> list[JournalEntry]:
         return [plain.loads(JournalEntry, entry.value) for entry in self.store.read_now(KEYS.journal).entries]

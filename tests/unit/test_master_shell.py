@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from edl.config import JobSpec
+from edl.config import JobSpec, NodeRange
 from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
 from edl.master import shell as shell_module
@@ -25,6 +25,7 @@ from edl.wire.messages import (
     WorkersDone,
 )
 from edl.wire.status import EventsRequest
+from edl.wire.wishes import Resize
 from tests.unit.master_bench import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
 
 
@@ -105,6 +106,37 @@ class TestStoreFirst:
             assert not run.done()
             bench.store.available = True
             await until(lambda: shell.serving)
+
+        play(scene)
+
+
+class TestManyAtOnce:
+    """What comes while a write is under way shares the next one."""
+
+    def test_share_a_write_and_are_told_in_order(self) -> None:
+        async def scene(bench: Bench) -> None:
+            shell, _ = await bench.master(dataclasses.replace(SPEC, nodes=NodeRange(40, 40)))
+            agents = [Agent(bench, shell, bench.register(f"n{one}")) for one in range(40)]
+            before = bench.store.writes
+            for agent in agents:
+                agent.attach()
+                agent.ready()
+            await asyncio.gather(*(agent.hears(StartRound) for agent in agents))
+            assert bench.store.writes - before <= 8, "40 nodes, each of which joined and was ready"
+            joined = [entry.number for entry in bench.history()]
+            assert joined == list(range(1, len(joined) + 1))
+            assert [entry.kind for entry in bench.history()].count("node-joined") == 40
+
+        play(scene)
+
+    def test_a_wish_among_them_is_answered_with_the_revision_of_its_own_write(self) -> None:
+        async def scene(bench: Bench) -> None:
+            shell, _, agent = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
+            agent.say(failure())
+            first, second = await asyncio.gather(shell.wish(Resize(2, "me")), shell.wish(Resize(3, "me")))
+            assert first.ok and second.ok
+            assert (first.generation, second.generation) == (1, 2)
+            assert first.revision < second.revision == shell.status().scale.revision
 
         play(scene)
 

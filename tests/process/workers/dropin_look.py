@@ -19,4 +19,4 @@ seen = {
 part = folder / f"{os.environ['RANK']}.part"
 part.write_text(json.dumps(seen))
 part.rename(folder / f"{os.environ['RANK']}.json")
-print(f"worker {os.environ['RANK']} was here")
+sys.stdout.write(f"worker {os.environ['RANK']} was here\n")  # at once, for workers share a pipe under torchrun

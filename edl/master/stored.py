@@ -1,0 +1,89 @@
+"""What of a job lies under which key in the store: the operations that write it, and what a next Master reads.
+
+No IO. The world has a key of its own, because it names every node and the rest of the record changes far more often: at
+the end of a hundred nodes' job the record is written a hundred times, and it would name them all each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from edl.master.journal import Journal
+from edl.master.service import Keep
+from edl.master.state import Record
+from edl.ports import Delete, Operation, Put
+from edl.wire import plain
+from edl.wire.keys import JobKeys
+from edl.wire.messages import World
+from edl.wire.status import JournalEntry
+
+MOST_BYTES = 1024 * 1024
+MOST_OPERATIONS = 100
+"""Of one transaction: etcd takes 1.5 MB and 128 operations unless told otherwise."""
+
+
+def record_in(values: Mapping[str, bytes], keys: JobKeys) -> Record | None:
+    """What the last Master has left; None: nothing."""
+    if keys.record not in values:
+        return None
+    record = plain.loads(Record, values[keys.record])
+    if keys.world not in values:
+        return record
+    return dataclasses.replace(record, world=plain.loads(World, values[keys.world]))
+
+
+def record_operations(keys: JobKeys, before: Record | None, record: Record) -> list[Operation]:
+    """Those that turn one record into the other. They belong into one transaction."""
+    operations: list[Operation] = []
+    if record != before:
+        operations.append(Put(keys.record, plain.dumps(dataclasses.replace(record, world=None))))
+    if record.world != (before.world if before is not None else None):
+        operations.append(Put(keys.world, plain.dumps(record.world)) if record.world else Delete(keys.world))
+    if record.outcome is not None:
+        operations.append(Put(keys.over, b""))
+    return operations
+
+
+def journal_operations(keys: JobKeys, journal: Journal, added: Sequence[JournalEntry]) -> list[Operation]:
+    """Lines of history that come, and those that go for them."""
+    return [
+        *(Put(keys.journal_entry(entry.number), plain.dumps(entry)) for entry in added),
+        *(Delete(keys.journal_entry(number)) for number in journal.outdated(added)),
+    ]
+
+
+def service_operations(keys: JobKeys, kept: Sequence[tuple[str, Keep]]) -> list[Operation]:
+    """What services keep, in order; of several values for one name the last one."""
+    newest = {(service, one.name): index for index, (service, one) in enumerate(kept)}
+    found: list[Operation] = []
+    for index, (service, one) in enumerate(kept):
+        if newest[service, one.name] == index:
+            key = keys.service(service, one.name)
+            found.append(Put(key, one.value) if one.value else Delete(key))
+    return found
+
+
+def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """The same in order, in pieces that the store takes."""
+    piece: list[Operation] = []
+    size = 0
+    for operation in operations:
+        more = len(operation.value) if isinstance(operation, Put) else 0
+        if piece and (size + more > MOST_BYTES or len(piece) >= MOST_OPERATIONS):
+            yield piece
+            piece, size = [], 0
+        piece.append(operation)
+        size += more
+    if piece:
+        yield piece
+
+
+def whole_job(keys: JobKeys) -> list[Operation]:
+    """Clear what a job leaves behind."""
+    single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.token, keys.over
+    return [
+        *(Delete(key) for key in single),
+        Delete(keys.journal, prefix=True),
+        Delete(keys.services, prefix=True),
+    ]
