@@ -8,6 +8,7 @@
     ├── JobConflict         the job: its id, rank or node id is in use by somebody with other settings
     ├── StoreError          the store
     │   ├── StoreUnavailable    no answer; it may or may not have happened; a retry helps
+    │   │   └── StoreFull       it takes no writes until there is room
     │   ├── StoreRefused        the store answered "no" (credentials, TLS); a retry does not help
     │   ├── LeaseLost           the lease is gone for good; a new one is needed
     │   └── FencedOut           another Master holds the election key; this one must step down
@@ -100,6 +101,12 @@ class StoreUnavailable(StoreError):
 
     definite = False
     retry_helps = True
+
+
+class StoreFull(StoreUnavailable):
+    """The store answers and reads, and takes no writes until there is room. Nothing was written."""
+
+    definite = True
 
 
 class StoreRefused(StoreError):

@@ -23,17 +23,51 @@ async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
         await asyncio.wait({task}, timeout=AGAIN_S)
 
 
-class Chores:
-    """Tasks that run beside their owner and end with it. asyncio itself may forget a task that nobody holds."""
+class Pauses:
+    """Between tries of something that may never succeed: each twice as long as the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    def next(self) -> float:
+        """Seconds to wait now."""
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
+        return pause_s
+
+    def reset(self) -> None:
+        """It has succeeded."""
+        self._next_s = self._first_s
+
+
+class Chores:
+    """Tasks that run beside their owner and end with it. asyncio itself may forget a task that nobody holds.
+
+    ``failed`` is told of an exception that one of them ends with, which none is meant to; unless given, the event
+    loop's handler, which logs it.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None] | None = None) -> None:
+        self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this from now on."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):
+            return
+        if self._failed is not None:
+            self._failed(error)
+        else:
+            what = {"message": "a mistake in edl: a background task has failed", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(what)
 
     def drop(self) -> None:
         """Cancel whatever still runs."""

@@ -20,7 +20,7 @@ from pyetcd.etcdrpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
 from edl.adapters.clock import SystemClock
 from edl.adapters.identity import Identity
-from edl.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
+from edl.errors import LeaseLost, StoreError, StoreFull, StoreRefused, StoreUnavailable
 
 __all__ = ["Connections", "Endpoint", "EtcdTls", "Metadata", "kv_pb2", "rpc_pb2", "rpc_pb2_grpc"]
 
@@ -62,6 +62,11 @@ LONGEST_PAUSE_S = 0.02
 CHECK = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
 CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
 
+ROOM = (
+    "A store that edl has started makes room by itself; in another one compact, defragment, and disarm its alarm "
+    "(docs/troubleshooting.md)"
+)
+
 EXPLANATION_S = 0.2
 """Time spent on asking gRPC why there is no connection, for the message."""
 
@@ -88,6 +93,8 @@ class Verdict(enum.Enum):
     """The token is not known (any more); log in again."""
     REFUSED = enum.auto()
     """Wrong credentials or no permission."""
+    FULL = enum.auto()
+    """Nothing is written until there is room."""
     LEASE_GONE = enum.auto()
     WRONG = enum.auto()
     """etcd understood and said no; the same call will always fail."""
@@ -96,6 +103,8 @@ class Verdict(enum.Enum):
 _BY_TEXT: dict[str, Verdict] = {
     "etcdserver: no leader": Verdict.NOT_DONE,
     "etcdserver: not capable": Verdict.NOT_DONE,
+    "etcdserver: too many requests": Verdict.NOT_DONE,
+    "etcdserver: mvcc: database space exceeded": Verdict.FULL,
     "etcdserver: invalid auth token": Verdict.STALE_LOGIN,
     "etcdserver: revision of auth store is old": Verdict.STALE_LOGIN,
     "etcdserver: user name is empty": Verdict.STALE_LOGIN,
@@ -310,6 +319,8 @@ class Connections:
             who = f"user {self._user!r}" if self._user else "a client without a user name"
             advice = "Check the user name and password given for the store, and the user's permissions in etcd"
             return StoreRefused(f"etcd at {endpoint.address} refuses {who}: {detail}. {advice}")
+        if failure is Verdict.FULL:
+            return StoreFull(f"no room left in etcd at {endpoint.address}: {detail}. {ROOM}")
         if failure is Verdict.LEASE_GONE:
             return LeaseLost(f"the lease is not known to etcd at {endpoint.address} (any more): {detail}")
         if failure is Verdict.WRONG:

@@ -249,7 +249,7 @@ class Registration:
         ``renewed`` is called after each success with the time of the request by the event loop's clock, ``missed`` each
         time the store did not answer.
         """
-        pause_s, loop = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop()
+        pause_s, loop, said = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop(), ""
         while True:
             lease, sent_s = self.lease, loop.time()
             try:
@@ -258,10 +258,14 @@ class Registration:
                 if lease == self.lease:
                     return
                 continue  # the node has registered anew meanwhile
-            except StoreUnavailable:
+            except StoreError as error:  # also one that refuses, where it did not before: no reason to end what runs
+                if not isinstance(error, StoreUnavailable) and str(error) != said:
+                    said = str(error)
+                    self._log(f"the lease is not renewed: {error}")
                 missed()
                 await asyncio.sleep(RETRY_S)
                 continue
+            said = ""
             renewed(sent_s)
             await asyncio.sleep(pause_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from edl.agent.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchFiles, SwitchWatch
 from edl.agent.workers import WorkerGroup
 from edl.errors import EdlError, StoreUnavailable
+from edl.exit_codes import ExitCode
 from edl.ports import (
     Activity,
     Clock,
@@ -173,7 +175,7 @@ class AgentShell:
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
-        self._chores = Chores()
+        self._chores = Chores(self._chore_failed)
         self._introduced: Stream | None = None
         self._desk = Desk(around.workers.place, around.keeper, self.post, self._relay, around.log)
         around.workers.meet_at(self._desk.address)
@@ -551,6 +553,12 @@ class AgentShell:
             except EdlError as error:
                 self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
                 return
+
+    def _chore_failed(self, error: Exception) -> None:
+        """Without it this node would stand still, or be blind, and say nothing."""
+        text = "".join(traceback.format_exception(error))
+        self._around.log(f"a mistake in edl, please report it: {text}")
+        self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a mistake in edl's agent: {error!r}")))
 
     # --- helpers ---------------------------------------------------------------------------------------------------
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edl.errors import FencedOut, StoreError, StoreRefused, StoreUnavailable
+from edl.errors import FencedOut, ProtocolError, StoreError, StoreRefused, StoreUnavailable
 from edl.master import election as el
 from edl.master.shell import MasterShell, Surroundings
-from edl.ports import ChangeKind, CreatedAt, Delete, Put
-from edl.tasks import end
+from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
+from edl.tasks import Chores, Pauses, end
 from edl.types import Incarnation, Token
 from edl.wire import plain
 from edl.wire.messages import Finish
 
 CAMPAIGN_PAUSE_S = 0.05
-"""Between two campaigns of one launcher, so that a store that is away is not hammered."""
+LONGEST_CAMPAIGN_PAUSE_S = 5.0
+"""Between two campaigns of one launcher, so that a store that is away is not hammered; longer and longer while it
+refuses them, or while each Master here loses its thread as soon as it rules."""
+SETTLED_S = 10.0
+"""A Master that has ruled for so long has begun well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,26 @@ class Candidate:
         self._state = el.ElectionState()
         self._lease = Incarnation(0)
         self._rule: asyncio.Task[None] | None = None
-        self._campaigns: set[asyncio.Task[None]] = set()
+        self._campaigns = Chores(self._failed)
+        self._campaign = 0
+        """Number of the one under way; what an earlier one finds out comes too late."""
+        self._uncertain = False
+        """The election key may be this launcher's without its knowledge: a write had no answer, or a key stayed."""
+        self._pauses = Pauses(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
+        self._rests = Pauses(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
+        self._rest_s = 0.0
+        """What the next campaign waits for: others may do better."""
+        self._said = ""
+        """Why the store refuses campaigns."""
+        self._known = False
+        """The store has shown the election key once: it accepts this launcher."""
         self._broken: asyncio.Future[None]
         """What the Master here did not expect."""
         self.shell: MasterShell | None = None
 
     def registered(self, lease: Incarnation) -> None:
         """A (new) lease is there to stand on."""
-        self._lease = lease
+        self._lease, self._uncertain = lease, False
         self._events.put_nowait(el.Registered())
 
     def unregistered(self) -> None:
@@ -92,16 +107,14 @@ class Candidate:
                     await self._carry_out(effect)
         finally:
             watch.cancel()
-            for campaign in self._campaigns:
-                campaign.cancel()
+            self._campaigns.drop()
             await self._stop_ruling()
 
     async def _carry_out(self, effect: el.ElectionEffect) -> None:
         match effect:
             case el.Campaign(depose):
-                task = asyncio.get_running_loop().create_task(self._campaign(depose))
-                self._campaigns.add(task)
-                task.add_done_callback(self._campaigns.discard)
+                self._campaign += 1
+                self._campaigns.begin(self._stand(self._campaign, depose))
             case el.Rule(token):
                 await self._stop_ruling()
                 self.shell = MasterShell(self._around, token)
@@ -115,6 +128,7 @@ class Candidate:
     async def _run_rule(self, shell: MasterShell, token: Token) -> None:
         self._around.log(f"this node is the Master (token {token})")
         self._callbacks.rule(shell)
+        began_s = self._around.clock.now_s()
         try:
             self._callbacks.concluded(await shell.run())
         except FencedOut:
@@ -123,10 +137,19 @@ class Candidate:
             # It lost the thread of the store (a compacted watch, say): make room for a Master with a fresh view.
             self._around.log(f"giving the Master's place up: {error}")
             key = self._around.keys.master
-            with contextlib.suppress(StoreError):
+            try:
                 await self._around.store.write([Delete(key)], [CreatedAt(key, token)])
+            except StoreError:
+                self._uncertain = True
+            if self._around.clock.now_s() - began_s >= SETTLED_S:
+                self._rests.reset()
+            self._rest_s = self._rests.next()
             self._events.put_nowait(el.FencedOff())
         except Exception as error:  # noqa: BLE001 - a defect: said by who runs this, instead of a job that stands still
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._broken.done():
             self._broken.set_exception(error)
 
     async def _stop_ruling(self) -> None:
@@ -135,41 +158,59 @@ class Candidate:
             self._callbacks.rule(None)
             await end(rule)
 
-    async def _campaign(self, depose: Token) -> None:
+    async def _stand(self, number: int, depose: Token) -> None:
         """Two transactions; whoever is faster between them wins, and either way exactly one rules."""
+        rest_s, self._rest_s = self._rest_s, 0.0
+        await asyncio.sleep(rest_s)
+        token = await self._create(depose)
+        if not token and self._uncertain:
+            token = await self._find_out()
+        if not token:
+            await asyncio.sleep(self._pauses.next() if self._said else CAMPAIGN_PAUSE_S)
+        if number == self._campaign:
+            self._events.put_nowait(el.CampaignEnded(bool(token), token))
+
+    async def _create(self, depose: Token) -> Token:
+        """Create the election key; 0 if that did not work, or is not known to have worked."""
         key, store = self._around.keys.master, self._around.store
         put = Put(key, plain.dumps(self._ruler), self._lease)
         try:
             if depose:
                 await store.write([Delete(key)], [CreatedAt(key, depose)])
             revision = await store.write([put], [CreatedAt(key, 0)])
-            if revision is not None:
-                self._events.put_nowait(el.CampaignEnded(True, Token(revision)))
-                return
-        except StoreUnavailable:
-            await self._find_out()
-            return
         except StoreError as error:
-            self._around.log(f"cannot stand for Master: {error}")
-        await asyncio.sleep(CAMPAIGN_PAUSE_S)
-        self._events.put_nowait(el.CampaignEnded(False, Token(0)))
+            self._uncertain = self._uncertain or not error.definite
+            said, self._said = self._said, str(error) if error.definite else ""
+            if self._said and self._said != said:
+                self._around.log(f"cannot stand for Master: {error}")
+            return Token(0)
+        self._pauses.reset()
+        self._said = ""
+        return Token(revision or 0)
 
-    async def _find_out(self) -> None:
-        """The store did not answer; the key may have been created all the same. Look until it says."""
+    async def _find_out(self) -> Token:
+        """A write had no answer, and the key may have been created all the same. Look until the store says."""
         while True:
-            await asyncio.sleep(CAMPAIGN_PAUSE_S)
             try:
                 snapshot = await self._around.store.read(self._around.keys.master)
             except StoreUnavailable:
+                await asyncio.sleep(CAMPAIGN_PAUSE_S)
                 continue
             except StoreError:
-                break
-            for entry in snapshot.entries:
-                if entry.lease == self._lease and plain.loads(el.Ruler, entry.value) == self._ruler:
-                    self._events.put_nowait(el.CampaignEnded(True, Token(entry.create_revision)))
-                    return
-            break
-        self._events.put_nowait(el.CampaignEnded(False, Token(0)))
+                return Token(0)
+            mine = (Token(entry.create_revision) for entry in snapshot.entries if self._is_mine(entry))
+            return next(mine, Token(0))
+
+    def _is_mine(self, entry: KeyValue) -> bool:
+        return entry.lease == self._lease and self._ruler_in(entry) == self._ruler
+
+    def _ruler_in(self, entry: KeyValue) -> el.Ruler | None:
+        """None for what no edl has written there: whoever did so has to take it away."""
+        try:
+            return plain.loads(el.Ruler, entry.value)
+        except ProtocolError as error:
+            self._around.log(f"passing over {entry.key}: {error}")
+            return None
 
     async def _watch(self) -> None:
         """Show the election key's changes, beginning with what is there."""
@@ -177,19 +218,24 @@ class Candidate:
         while True:
             try:
                 snapshot = await self._around.store.read(key)
+                self._known = True
                 if not snapshot.entries:
                     self._events.put_nowait(el.KeyChanged(None, Token(snapshot.revision)))
                 for entry in snapshot.entries:
-                    self._show(entry.value, entry.create_revision)
+                    self._show(entry)
                 async for change in self._around.store.watch(key, snapshot.revision):
                     if change.kind is ChangeKind.DELETE:
                         self._events.put_nowait(el.KeyChanged(None, Token(change.entry.mod_revision)))
                     else:
-                        self._show(change.entry.value, change.entry.create_revision)
+                        self._show(change.entry)
             except StoreRefused:
-                raise
+                if not self._known:
+                    raise
+                await asyncio.sleep(LONGEST_CAMPAIGN_PAUSE_S)  # a password has changed: no reason to end what runs
             except StoreError:  # it is away, or no longer keeps the changes missed: begin again with what is there
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
 
-    def _show(self, value: bytes, revision: int) -> None:
-        self._events.put_nowait(el.KeyChanged(plain.loads(el.Ruler, value), Token(revision)))
+    def _show(self, entry: KeyValue) -> None:
+        ruler = self._ruler_in(entry)
+        if ruler is not None:
+            self._events.put_nowait(el.KeyChanged(ruler, Token(entry.create_revision), self._is_mine(entry)))

@@ -58,6 +58,8 @@ class KeyChanged:
 
     ruler: Ruler | None
     token: Token
+    mine: bool = False
+    """It stands on this launcher's lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,11 @@ def _key_changed(state: ElectionState, event: KeyChanged) -> ElectionDecision:
     if event.token == state.token and state.ruler == event.ruler:
         return ElectionDecision(state, (), "known already")
     followed = dataclasses.replace(state, ruler=event.ruler, token=event.token)
+    if event.mine and state.role is Role.FOLLOWER and state.registered:
+        # A campaign that was given up for lost has been carried out after all. Nobody else will take this place.
+        master = dataclasses.replace(followed, role=Role.MASTER)
+        reason = "elected by a campaign that the store carried out late"
+        return ElectionDecision(master, (Rule(event.token), Follow(event.ruler, event.token)), reason)
     return ElectionDecision(followed, (Follow(event.ruler, event.token),), f"{event.ruler.node} rules")
 
 

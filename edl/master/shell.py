@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from edl.config import JobSpec
-from edl.errors import FencedOut, ProtocolError, StoreError, StoreUnavailable
+from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
+from edl.master.guarded import GuardedStore
 from edl.master.hosting import Hosted, Hosting
 from edl.master.journal import KEPT, Journal
 from edl.master.machine import absent, step, take_over
@@ -28,6 +29,7 @@ from edl.master.state import MasterState, Phase, Record
 from edl.master.stored import (
     MOST_OPERATIONS,
     journal_operations,
+    readable,
     record_in,
     record_operations,
     service_operations,
@@ -66,9 +68,8 @@ from edl.wire.status import Answer, EventsRequest, JobStatus, JournalEntry
 from edl.wire.wishes import Granted, Wish
 
 T = TypeVar("T")
-_Incoming = ev.Event | Hosted | Asking | StoreError
+_Incoming = ev.Event | Hosted | Asking | Exception
 
-RETRY_S = 0.1
 PROBE_PAUSE_S = 0.05
 """Between the first probe of a node and the next one; then longer and longer."""
 LONGEST_PROBE_PAUSE_S = 1.0
@@ -120,12 +121,13 @@ class MasterShell:
         self._around = around
         self._token = token
         self._guard = Guard(around.keys.master, token)
+        self._store = GuardedStore(around.store, self._guard, around.clock, around.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
         """Taken from the queue, and to be looked at after what is under way."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
-        self._chores = Chores()
+        self._chores = Chores(self._events.put_nowait)
         self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
         self._stored: Record | None = None
@@ -162,7 +164,7 @@ class MasterShell:
                     await asyncio.sleep(0)  # a queue with something in it does not wait, and leases need renewing
                     let_others_s = self._around.clock.now_s()
                 event = await self._next()
-                if isinstance(event, StoreError):
+                if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Hosted):
                     self._hosting.take(event, self._around.clock.now_s())
@@ -191,7 +193,7 @@ class MasterShell:
             if self._asking is not None or decisions[-1].state.record.phase is Phase.ENDED:
                 break
             following = self._events.get_nowait()
-            if isinstance(following, (Hosted, Asking, StoreError)):
+            if isinstance(following, (Hosted, Asking, Exception)):
                 self._held = following
                 break
             decisions.append(step(decisions[-1].state, following, now_s))
@@ -206,11 +208,11 @@ class MasterShell:
 
     async def _take_over(self) -> None:
         keys = self._around.keys
-        snapshot = await self._retrying(lambda: self._around.store.read(keys.prefix))
+        snapshot = await self._store.read(keys.prefix)
         values = {entry.key: entry.value for entry in snapshot.entries}
         record = record_in(values, keys) or await self._just_ended()
-        nodes = [plain.loads(NodeInfo, value) for key, value in values.items() if key.startswith(keys.nodes)]
-        self.journal.load([plain.loads(JournalEntry, v) for k, v in values.items() if k.startswith(keys.journal)])
+        nodes = readable(NodeInfo, values, keys.nodes, self._around.log)
+        self.journal.load(readable(JournalEntry, values, keys.journal, self._around.log))
         self._stored = record
         self._scaled = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
@@ -229,7 +231,7 @@ class MasterShell:
     async def _just_ended(self) -> Record | None:
         """The end that the last Master left when it cleared the job, so that a straggler does not run it again."""
         farewell = self._around.keys.farewell
-        for entry in (await self._retrying(lambda: self._around.store.read(farewell))).entries:
+        for entry in (await self._store.read(farewell)).entries:
             if entry.key == farewell:
                 outcome = plain.loads(Finish, entry.value)
                 return Record(Phase.ENDED, reason=outcome.reason, outcome=outcome)
@@ -293,7 +295,7 @@ class MasterShell:
         keys = self._around.keys
         history = journal_operations(keys, self.journal, added)
         for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
-            await self._guarded(operations)
+            await self._store.write(operations)
         self.journal.publish(added)
         for note in notes:
             self._around.log(note.text)
@@ -318,22 +320,15 @@ class MasterShell:
         keys = self._around.keys
         *earlier, last = list(transactions(journal_operations(keys, self.journal, added))) or [[]]
         for operations in earlier:  # history, which may come before what it tells of
-            await self._guarded(operations)
+            await self._store.write(operations)
         last += record_operations(keys, self._stored, record)
         before = self._stored.sizing if self._stored is not None else Sizing()
         resized = record.sizing != before or not self._scaled
         if resized:
             last.append(Put(keys.scale, plain.dumps(record.sizing)))
-        revision = await self._guarded(last)
+        revision = await self._store.write(last)
         if resized:
             self._scaled = revision
-
-    async def _guarded(self, operations: Sequence[Operation]) -> int:
-        """Write under the token; returns the store's revision. Raises ``FencedOut``."""
-        done = await self._retrying(lambda: self._around.store.write(operations, [self._guard.condition()]))
-        if done is None:
-            raise FencedOut("another Master has been elected")
-        return done
 
     async def _conclude(self) -> None:
         """The job is over: leave its outcome for latecomers and clear its keys."""
@@ -372,9 +367,10 @@ class MasterShell:
             async for change in self._around.store.watch(prefix, revision):
                 node = NodeId(change.entry.key[len(prefix) :])
                 if change.kind is ChangeKind.PUT:
-                    info = plain.loads(NodeInfo, change.entry.value)
-                    known[node] = info.incarnation
-                    self._events.put_nowait(ev.NodeRegistered(info))
+                    values = {change.entry.key: change.entry.value}
+                    for info in readable(NodeInfo, values, prefix, self._around.log):
+                        known[node] = info.incarnation
+                        self._events.put_nowait(ev.NodeRegistered(info))
                 elif node in known:
                     self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
         except StoreError as error:
@@ -470,7 +466,10 @@ class MasterShell:
         status = job_status(self._state, self._around.node, self.journal.last(KEPT), self._scaled, now_s)
         waiting = "; ".join(part for part in (status.scale.waiting, self._explanation) if part)
         scale = dataclasses.replace(status.scale, waiting=waiting)
-        return dataclasses.replace(status, services=self._hosting.views(), scale=scale)
+        warnings = [text for text in (self._store.trouble(),) if text]
+        return dataclasses.replace(
+            status, services=self._hosting.views(), scale=scale, warnings=(*warnings, *status.warnings)
+        )
 
     async def wish(self, wish: Wish) -> Granted:
         """Ask for another size or other members, in order with all that happens; returns when it is in the store.
@@ -534,17 +533,6 @@ class MasterShell:
         return self.journal.read(request.after, request.follow)
 
     # --- helpers ---------------------------------------------------------------------------------------------------
-
-    async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Ask the store until it answers."""
-        for tries in itertools.count():
-            try:
-                return await attempt()
-            except StoreUnavailable as error:
-                if tries == 0:
-                    self._around.log(f"a decision waits for the store ({error})")
-                await asyncio.sleep(RETRY_S)
-        raise AssertionError("unreachable")
 
     def _let_go(self) -> None:
         self._over = True

@@ -7,8 +7,10 @@ the end of a hundred nodes' job the record is written a hundred times, and it wo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
+from edl.errors import ProtocolError
 from edl.master.journal import Journal
 from edl.master.service import Keep
 from edl.master.state import Record
@@ -18,9 +20,23 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import World
 from edl.wire.status import JournalEntry
 
+T = TypeVar("T")
+
 MOST_BYTES = 1024 * 1024
 MOST_OPERATIONS = 100
 """Of one transaction: etcd takes 1.5 MB and 128 operations unless told otherwise."""
+
+
+def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Callable[[str], None]) -> list[T]:
+    """What lies below a prefix. Something else there is named and passed over: it must not blind the Master."""
+    found = []
+    for key, value in values.items():
+        if key.startswith(prefix):
+            try:
+                found.append(plain.loads(kind, value))
+            except ProtocolError as error:
+                log(f"passing over {key}: {error}")
+    return found
 
 
 def record_in(values: Mapping[str, bytes], keys: JobKeys) -> Record | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 
-from edl.errors import StoreError, StoreRefused
+from edl.errors import StoreError, StoreFull, StoreRefused
 from edl.master import candidate as candidate_module
-from edl.master import shell as shell_module
+from edl.master import guarded as guarded_module
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import MasterShell
-from edl.ports import Delete, Put
+from edl.ports import Condition, Delete, Operation, Put, Snapshot
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -19,7 +22,7 @@ from tests.unit.master_bench import KEYS, TTL_S, Bench, play, turns, until
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "RETRY_S", 0)
+    monkeypatch.setattr(guarded_module, "RETRY_S", 0)
     monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0)
 
 
@@ -152,7 +155,7 @@ class TestElectionWithoutStore:
             bench.store.fail_after_writing = 1
             launcher = Launcher(bench, "a")
             launcher.register(bench)
-            await until(lambda: launcher.rules_now)
+            await until(lambda: launcher.rules_now and launcher.follows != [])
             (entry,) = bench.store.read_now(KEYS.master).entries
             assert launcher.follows == [("a", Token(entry.create_revision))]
             assert entry.create_revision == entry.mod_revision  # it was not created a second time
@@ -193,14 +196,81 @@ class TestElectionWithoutStore:
 
         play(scene)
 
-    def test_a_store_that_refuses_ends_the_launcher(self) -> None:
+    def test_one_that_the_store_carries_out_after_all_is_not_left_without_a_master(self) -> None:
+        """The key stands on the lease of a launcher that has given its campaign up: nobody else may take it."""
+
+        async def scene(bench: Bench) -> None:
+            bench.crown()
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.follows != [])
+            bench.store.break_watches = [StoreError("compacted")]  # so it does not see that nobody ruled in between
+            bench.store.write_now([Delete(KEYS.master)])
+            bench.store.write_now([Put(KEYS.master, plain.dumps(launcher.ruler), launcher.lease)])
+            await until(lambda: launcher.rules_now)
+            (entry,) = bench.store.read_now(KEYS.master).entries
+            assert launcher.follows[-1] == ("a", Token(entry.create_revision))
+
+        play(scene)
+
+    def test_a_store_that_refuses_from_the_beginning_ends_the_launcher(self) -> None:
+        async def scene(bench: Bench) -> None:
+            async def refuse(prefix: str) -> Snapshot:
+                raise StoreRefused("wrong password")
+
+            bench.store.read = refuse  # type: ignore[method-assign]
+            follower = Launcher(bench, "b")
+            assert isinstance(await bench.failure(follower.run), StoreRefused)
+
+        play(scene)
+
+    def test_one_that_refuses_later_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A password has changed: workers train on, and so does the launcher."""
+        monkeypatch.setattr(candidate_module, "LONGEST_CAMPAIGN_PAUSE_S", 0)
+
         async def scene(bench: Bench) -> None:
             follower = Launcher(bench, "b")
             await turns()
-            bench.store.break_watches = [StoreRefused("wrong password")]
-            bench.crown()
-            await until(follower.run.done)
-            assert isinstance(follower.run.exception(), StoreRefused)
+            bench.store.break_watches = [StoreRefused("wrong password")] * 3
+            token = bench.crown()
+            await until(lambda: ("a", token) in follower.follows)
+            assert not follower.run.done()
+
+        play(scene)
+
+    def test_campaigns_that_are_refused_come_more_and_more_seldom(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And each reason is said once."""
+        monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0.001)
+        monkeypatch.setattr(candidate_module, "LONGEST_CAMPAIGN_PAUSE_S", 1.0)
+        tried = 0
+
+        async def scene(bench: Bench) -> None:
+            async def refuse(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+                nonlocal tried
+                tried += 1
+                raise StoreFull("no room left")
+
+            write = bench.store.write
+            bench.store.write = refuse  # type: ignore[method-assign]
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await asyncio.sleep(0.1)
+            bench.store.write = write  # type: ignore[method-assign]
+            assert [text for text in bench.said if "cannot stand" in text] == ["cannot stand for Master: no room left"]
+            while not launcher.rules_now:  # noqa: ASYNC110 - the pauses are real ones
+                await asyncio.sleep(0.001)
+
+        play(scene)
+        assert 2 <= tried <= 8, "0.1 s hold 100 pauses of 1 ms, and 7 that double"
+
+    def test_a_key_that_is_nobodys_is_named_and_passed_over(self) -> None:
+        async def scene(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            bench.store.write_now([Put(KEYS.master, b"no ruler")])
+            await until(lambda: any(KEYS.master in text for text in bench.said))
+            bench.store.write_now([Delete(KEYS.master)])
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
 
         play(scene)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from edl.exit_codes import ExitCode
+from edl.master import guarded as guarded_module
 from edl.master import service as sv
-from edl.master import shell as shell_module
 from edl.master.hosting import Hosting
 from edl.master.shell import MasterShell
 from edl.master.state import Phase, Record
@@ -32,7 +32,7 @@ from tests.unit.master_bench import KEYS, TTL_S, Agent, Bench, play, turns, unti
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "RETRY_S", 0)
+    monkeypatch.setattr(guarded_module, "RETRY_S", 0)
 
 
 class Echo:

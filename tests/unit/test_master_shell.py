@@ -10,6 +10,7 @@ import pytest
 from edl.config import JobSpec, NodeRange
 from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
+from edl.master import guarded as guarded_module
 from edl.master import shell as shell_module
 from edl.master.shell import MasterShell
 from edl.master.state import Phase
@@ -31,7 +32,7 @@ from tests.unit.master_bench import KEYS, SPEC, TTL_S, Agent, Bench, play, turns
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "RETRY_S", 0)
+    monkeypatch.setattr(guarded_module, "RETRY_S", 0)
     monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0)
 
 
@@ -357,6 +358,38 @@ class TestNodes:
             bench.register("b", port=6000)
             await until(run.done)
             assert str(run.exception()) == "compacted"
+
+        play(scene)
+
+
+class TestWhatIsNotOurs:
+    def test_an_unreadable_key_is_named_and_blinds_nobody(self) -> None:
+        async def scene(bench: Bench) -> None:
+            bench.store.write_now([Put(f"{KEYS.nodes}old", b"of another program"), Put(KEYS.journal_entry(1), b"[")])
+            _, run, _ = await running(bench, dataclasses.replace(SPEC, nodes=NodeRange(1, 4)))
+            bench.store.write_now([Put(f"{KEYS.nodes}new", b"{}")])
+            later = bench.register("b")
+            await until(lambda: any(f"passing over {KEYS.nodes}new" in text for text in bench.said))
+            bench.store.revoke_now(later.incarnation)
+            await until(lambda: any(entry.kind == "node-lost" for entry in bench.history()[1:]))
+            assert not run.done()
+            assert [text.split(":")[0] for text in bench.said if "passing over" in text][:2] == [
+                f"passing over {KEYS.nodes}old",
+                f"passing over {KEYS.journal_entry(1)}",
+            ]
+
+        play(scene)
+
+    def test_a_mistake_in_a_background_task_ends_the_rule_instead_of_blinding_it(self) -> None:
+        async def scene(bench: Bench) -> None:
+            _, run, _ = await running(bench)
+
+            class Broken(Exception):
+                pass
+
+            bench.store.break_watches = [Broken()]  # type: ignore[list-item]
+            bench.register("b")
+            assert isinstance(await bench.failure(run), Broken)
 
         play(scene)
 

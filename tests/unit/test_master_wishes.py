@@ -10,7 +10,7 @@ import pytest
 from edl.config import JobSpec, NodeRange
 from edl.errors import FencedOut
 from edl.master import candidate as candidate_module
-from edl.master import shell as shell_module
+from edl.master import guarded as guarded_module
 from edl.master.shell import MasterShell
 from edl.master.sizing import Sizing
 from edl.ports import Ruling
@@ -24,7 +24,7 @@ WIDE = dataclasses.replace(SPEC, nodes=NodeRange(1, 4))
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "RETRY_S", 0)
+    monkeypatch.setattr(guarded_module, "RETRY_S", 0)
     monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 0)
 
 

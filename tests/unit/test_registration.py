@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import pytest
 
+from edl.agent import registration as registration_module
 from edl.agent.registration import RETRY_S, JobEnded, Registration
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.ports import Condition, Delete, Operation, Put, Snapshot
+from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from edl.types import Incarnation, JobId, NodeId
@@ -494,14 +496,23 @@ class TestKeep:
 
         play(scene)
 
-    def test_a_store_that_refuses_is_no_reason_to_go_on(self) -> None:
+    def test_a_store_that_refuses_by_now_counts_as_one_that_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A password has changed; said once."""
+        monkeypatch.setattr(registration_module, "RETRY_S", 0)
+
         async def scene(bench: Bench) -> None:
             class Strict(MemoryStore):
                 async def renew_lease(self, lease: int) -> float:
                     raise StoreRefused("wrong password")
 
-            with pytest.raises(StoreRefused):
-                await bench.registration(store=Strict(bench.clock)).keep(lambda _: None, lambda: None)
+            missed = asyncio.Semaphore(0)
+            registration = bench.registration(store=Strict(bench.clock))
+            keeping = asyncio.ensure_future(registration.keep(lambda _: None, missed.release))
+            for _ in range(4):
+                await missed.acquire()
+            assert not keeping.done()
+            await end(keeping)
+            assert bench.said == ["the lease is not renewed: wrong password"]
 
         play(scene)
 

@@ -1,0 +1,61 @@
+"""Background tasks: none fails in silence; pauses that grow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from edl.tasks import Chores, Pauses
+
+
+async def fails() -> None:
+    raise ValueError("a mistake")
+
+
+def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> None:
+    pauses = Pauses(0.1, 0.5)
+    assert [pauses.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    pauses.reset()
+    assert pauses.next() == 0.1
+
+
+def test_the_owner_is_told_of_a_chore_that_fails() -> None:
+    async def scene() -> None:
+        told: asyncio.Queue[Exception] = asyncio.Queue()
+        Chores(told.put_nowait).begin(fails())
+        assert str(await told.get()) == "a mistake"
+
+    asyncio.run(scene())
+
+
+def test_without_an_owner_that_listens_the_event_loop_is() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def scene() -> None:
+        told = asyncio.Event()
+
+        def handler(_: object, context: dict[str, Any]) -> None:
+            seen.append(context)
+            told.set()
+
+        asyncio.get_running_loop().set_exception_handler(handler)
+        Chores().begin(fails())
+        await told.wait()
+
+    asyncio.run(scene())
+    assert str(seen[0]["exception"]) == "a mistake"
+    assert "background task" in seen[0]["message"]
+
+
+def test_one_that_is_dropped_has_not_failed() -> None:
+    async def scene() -> None:
+        failures: list[Exception] = []
+        chores = Chores(failures.append)
+        chores.begin(asyncio.Event().wait())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        chores.drop()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert failures == []
+
+    asyncio.run(scene())
