@@ -147,6 +147,7 @@ class Endpoint:
         self.watch: Any = rpc_pb2_grpc.WatchStub(self.channel)
         self.auth: Any = rpc_pb2_grpc.AuthStub(self.channel)
         self.cluster: Any = rpc_pb2_grpc.ClusterStub(self.channel)
+        self.maintenance: Any = rpc_pb2_grpc.MaintenanceStub(self.channel)
         self.left = asyncio.Event()
         """Set when the member is given up; streams on it end. Each suspicion sets it once and makes a new one."""
         self._suspect_until = 0.0

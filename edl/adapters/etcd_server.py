@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +34,15 @@ PROBE_S = 1.0
 """Time limit of one connection made to find out who is there."""
 
 LOG_TAIL_BYTES = 4096
+
+VERSION_S = 10.0
+"""Time limit for asking a program for its version."""
+
+QUOTA_BYTES = 2 << 30
+"""Size that a member's file may reach: etcd's own default, a hundred times what a job of a thousand nodes takes."""
+
+INCONSISTENT = ((3, 5, 0), (3, 5, 3))
+"""From and below: releases in which a killed member may come back with other data than the rest (etcd#13766)."""
 
 NOT_FOR_BROWSERS = {
     # JSON over plain HTTP, which a page of any site can post to a port of its visitor's host. Nobody here needs it.
@@ -64,6 +75,19 @@ def find_binary(folders: Sequence[str] | None = None) -> str:
     )
 
 
+@functools.lru_cache(maxsize=8)
+def version_of(binary: str) -> tuple[int, ...]:
+    """What an etcd says it is; (0, 0, 0) for one that does not say."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
+        ).stdout
+        found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said)
+        if found is not None:
+            return tuple(int(part) for part in found.groups())
+    return (0, 0, 0)
+
+
 def _is_script(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"#!"
@@ -85,13 +109,15 @@ class EtcdMember:
         listen: Sequence[str] | None = None,
         token: str = "edl",  # noqa: S107 -- a name, not a secret
         binary: str | None = None,
+        quota_bytes: int = QUOTA_BYTES,
     ) -> None:
         self.plan = plan
+        self.quota_bytes = quota_bytes
         folder = folder.absolute()  # etcd may run in another one
         self.data_dir = folder / plan.name
         self.log_file = folder / f"{plan.name}.log"
         self._tls_dir = folder / f"{plan.name}.tls"
-        self._identity = plan.identity if isinstance(plan, MemberPlan) else None
+        self.identity = plan.identity if isinstance(plan, MemberPlan) else None
         self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
         self._binary = binary
@@ -126,10 +152,10 @@ class EtcdMember:
             raise RuntimeError("EtcdMember.start must be called from the main thread")
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
-        binary = os.path.abspath(self._binary or find_binary())
+        binary = self._program()
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
-        if self._identity is not None:
-            self._identity.leave_in(self._tls_dir)
+        if self.identity is not None:
+            self.identity.leave_in(self._tls_dir)
         script = os.path.abspath(edl.adapters.with_parent.__file__)
         wrapper = [sys.executable, "-I", "-S", script, str(os.getpid())]
         with self.log_file.open("ab") as log:
@@ -141,6 +167,20 @@ class EtcdMember:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which still needs its store
             )
+
+    @property
+    def flaw(self) -> str:
+        """What is known to be wrong with this etcd, for several members; empty: nothing."""
+        version = version_of(self._program())
+        if self.plan.size == 1 or not INCONSISTENT[0] <= version < INCONSISTENT[1]:
+            return ""
+        return (
+            f"etcd {'.'.join(map(str, version))} may come back from a kill with other data than its peers "
+            "(etcd#13766). It compares them before it serves; put etcd 3.5.3 or newer on the PATH of all nodes"
+        )
+
+    def _program(self) -> str:
+        return os.path.abspath(self._binary or find_binary())
 
     def _flags(self, initial_cluster: str, existing: bool) -> list[str]:
         plan = self.plan
@@ -160,8 +200,8 @@ class EtcdMember:
             "election-timeout": "100" if plan.size == 1 else "300",
             # Watches that were away for a while still find what they missed; nothing else needs the past.
             "auto-compaction-mode": "revision",
-            "auto-compaction-retention": "10000",
-            "quota-backend-bytes": str(2 << 30),
+            "auto-compaction-retention": "2000",
+            "quota-backend-bytes": str(self.quota_bytes),
             # A member with a lost disk is replaced by its own launcher, a moment after the others came up or much
             # later. The check would refuse that for 5 s; it protects from removing living members, which we do not.
             "strict-reconfig-check": "false",
@@ -171,8 +211,17 @@ class EtcdMember:
             "log-outputs": "stderr",
             "log-level": "warn",
         }
-        if self._identity is not None:
+        if self.identity is not None:
             flags |= self._tls_flags()
+        if plan.size > 1:
+            # Before it serves, a member compares its data with the others', and ends where they differ.
+            newer = version_of(self._program()) >= (3, 6, 0)
+            check = (
+                ("feature-gates", "InitialCorruptCheck=true")
+                if newer
+                else ("experimental-initial-corrupt-check", "true")
+            )
+            flags[check[0]] = check[1]
         if plan.size == 1:
             # Data must survive this process, not a power cut: with one member that would end the job anyway.
             flags["unsafe-no-fsync"] = "true"
@@ -236,7 +285,7 @@ class EtcdMember:
         while True:
             # Each try is short, so that the end of the process is noticed.
             limit_s = min(max(deadline_s - _now_s(), POLL_S), PROBE_S)
-            store = EtcdStore([self.endpoint], request_timeout_s=limit_s, tls=self._identity)
+            store = EtcdStore([self.endpoint], request_timeout_s=limit_s, tls=self.identity)
             try:
                 await store.read("\0")
                 return

@@ -196,6 +196,8 @@ async def _serve(
         opened = wanted.endpoints and wanted.secret is None
         advice = ", open to all who reach its ports: --secret-file closes it (docs/security.md)" if opened else ""
         log(f"serving the store at {member.endpoint} (embedded etcd){advice}")
+        if member.flaw:
+            log(member.flaw)
     return member
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edl.adapters.etcd_room import keep_room
+from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote
 from edl.adapters.transport import MasterServer
 from edl.agent.events import Interrupted, LeaseGone, Noticed
@@ -23,7 +25,7 @@ from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
 from edl.ports import ChangeKind, Clock, Store
-from edl.tasks import end
+from edl.tasks import Pauses, end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Failure, NodeInfo
@@ -36,27 +38,8 @@ AT_ONCE = 3
 """Signals to leave by: the first is obeyed in good order, the second one sooner, this one at once."""
 
 MEMBER_PAUSE_S = 1.0
-"""Between two starts of a store member that keeps ending."""
-
-
-class Member(Protocol):
-    """An embedded store member."""
-
-    def start(self) -> None:
-        """Start the process; it goes on with its data. Raises ``StoreError``."""
-        ...
-
-    async def wait_exit(self) -> int:
-        """Until the process has ended; its status."""
-        ...
-
-    async def stop(self, grace_s: float = 5.0) -> None:
-        """End the process; its data stays."""
-        ...
-
-    def discard(self) -> None:
-        """Delete its data."""
-        ...
+LONGEST_MEMBER_PAUSE_S = 30.0
+"""Between two starts of a store member that keeps ending: each pause twice the last one."""
 
 
 class Beside(Protocol):
@@ -79,7 +62,7 @@ class Parts:
     lease_ttl_s: float
     clock: Clock
     store: Store
-    member: Member | None
+    member: EtcdMember | None
     server: MasterServer
     registration: Registration
     candidate: Candidate
@@ -129,7 +112,9 @@ class Launcher:
         parts.note.write()
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
-        member = asyncio.ensure_future(self._keep_member())
+        stores = [asyncio.ensure_future(self._keep_member())]
+        if parts.member is not None:
+            stores.append(asyncio.ensure_future(keep_room(parts.member, parts.log)))
         notices = asyncio.ensure_future(self._look_for_notices())
         try:
             parts.candidate.registered(parts.registration.lease)
@@ -144,7 +129,7 @@ class Launcher:
             await self._let_master_finish(parts.candidate.shell)
         finally:
             parts.note.remove()
-            for task in (notices, member, lease, election):
+            for task in (notices, *stores, lease, election):
                 await end(task)
         left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         await self._say_farewell(ended=not left)
@@ -171,13 +156,21 @@ class Launcher:
 
     async def _keep_member(self) -> None:
         """If the store's process dies and this one does not: again, with its data. Until then training goes on."""
-        member = self._parts.member
+        parts, pauses = self._parts, Pauses(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
+        member, settled_s = parts.member, 0.0
         while member is not None:
             code = await member.wait_exit()
-            self._parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
-            with contextlib.suppress(StoreError):
+            if parts.clock.now_s() >= settled_s:
+                pauses.reset()
+                parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
+            else:
+                parts.log(f"the embedded etcd keeps ending: {member.failure()}")
+            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
+            try:
                 member.start()
-            await asyncio.sleep(MEMBER_PAUSE_S)
+            except (StoreError, OSError) as error:
+                parts.log(f"the embedded etcd does not start: {error}")
+            await asyncio.sleep(pauses.next())
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:

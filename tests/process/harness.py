@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from edl.adapters.etcd_cluster import can_bind, start_local_member
-from edl.adapters.etcd_server import EtcdMember
+from edl.adapters.etcd_cluster import can_bind
+from edl.adapters.etcd_plan import plan_members
+from edl.adapters.etcd_server import QUOTA_BYTES, EtcdMember
 from tests.process import forking
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,10 +70,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def lone_member(folder: Path) -> EtcdMember:
+async def lone_member(folder: Path, quota_bytes: int = QUOTA_BYTES) -> EtcdMember:
     """A cluster of one that belongs to no launcher, ready when this returns."""
-    member = await start_local_member(free_endpoints(1), folder)
-    assert member is not None
+    (plan,) = plan_members(free_endpoints(1))
+    member = EtcdMember(plan, folder, quota_bytes=quota_bytes)
+    member.start()
     await member.wait_ready(60)
     return member
 
@@ -80,12 +82,13 @@ async def lone_member(folder: Path) -> EtcdMember:
 class OutsideEtcd:
     """An etcd that belongs to no launcher."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quota_bytes: int = QUOTA_BYTES) -> None:
         self._folder = folder
+        self._quota_bytes = quota_bytes
         self._member: EtcdMember | None = None
 
     def __enter__(self) -> OutsideEtcd:
-        self._member = asyncio.run(lone_member(self._folder))
+        self._member = asyncio.run(lone_member(self._folder, self._quota_bytes))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,7 +23,7 @@ from edl.adapters.etcd import EtcdStore, EtcdTls
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
-from edl.adapters.etcd_server import EtcdMember, find_binary
+from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
 from edl.adapters.host_notes import socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreRefused, StoreUnavailable
 from edl.ports import Put
@@ -524,3 +524,25 @@ def test_a_real_etcd_on_the_path_is_preferred_and_a_script_is_not(tmp_path: Path
         (folder / "etcd").chmod(0o755)
     assert find_binary([str(script), str(real)]) == str(real / "etcd")
     assert find_binary([str(script)]).endswith("etcdbin/etcd")
+
+
+def test_members_compare_their_data_before_they_serve_and_an_etcd_with_a_known_flaw_is_named(tmp_path: Path) -> None:
+    alone, *_ = plan_members(free_endpoints(1))
+    one_of_three, *_ = plan_members(free_endpoints(3))
+
+    def of_version(text: str) -> str:
+        program = tmp_path / f"etcd-{text}"
+        program.write_text(f"#!/bin/sh\necho 'etcd Version: {text}'\n")
+        program.chmod(0o755)
+        return str(program)
+
+    for text, flawed in {"3.4.23": False, "3.5.0": True, "3.5.2": True, "3.5.3": False, "3.6.1": False}.items():
+        member = EtcdMember(one_of_three, tmp_path, binary=of_version(text))
+        assert bool(member.flaw) == flawed, text
+        assert f"etcd {text}" in member.flaw or not flawed
+        assert EtcdMember(alone, tmp_path, binary=of_version(text)).flaw == ""
+    assert version_of(str(tmp_path / "missing")) == (0, 0, 0)
+    flags = EtcdMember(one_of_three, tmp_path, binary=of_version("3.5.2"))._flags("", existing=False)
+    assert "--experimental-initial-corrupt-check=true" in flags
+    flags = EtcdMember(one_of_three, tmp_path, binary=of_version("3.6.1"))._flags("", existing=False)
+    assert "--feature-gates=InitialCorruptCheck=true" in flags

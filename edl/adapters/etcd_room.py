@@ -1,0 +1,103 @@
+"""Room in an etcd member that edl has started: its file never shrinks by itself, and once it has reached the quota etcd
+writes nothing more until somebody compacts it, defragments it and takes the alarm back. Nobody looks after a job's own
+store by hand, so its launcher does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
+from edl.adapters.etcd_server import EtcdMember
+from edl.errors import StoreError, StoreUnavailable
+
+LOOK_S = 20.0
+"""Pause between two looks. Members that look at different times do not stand still together."""
+HALF = 0.5
+"""Share of the quota that the file may reach before it is made smaller."""
+RETAINED = 200
+"""Revisions kept where the file has grown, none where it is full: a watch that is further behind begins again."""
+LIMIT_S = 60.0
+"""Time limit of each call; a defragmentation copies the whole file."""
+MIB = 1 << 20
+
+
+async def keep_room(member: EtcdMember, log: Callable[[str], None], look_s: float = LOOK_S) -> None:
+    """Look after one member until cancelled."""
+    while True:
+        await asyncio.sleep(look_s)
+        with contextlib.suppress(StoreError):  # it is away, and is asked again
+            done = await make_room(member)
+            if done:
+                log(done)
+
+
+async def make_room(member: EtcdMember) -> str:
+    """Make the member's file smaller if it has grown or stopped taking writes; says what was done, empty for nothing.
+
+    Raises ``StoreError`` when the member does not do as it is told.
+    """
+    connections = Connections([member.endpoint], LIMIT_S, member.identity)
+    try:
+        room = _Room(connections)
+        before = await room.status()
+        full = await room.is_full(before)
+        if not full and before.dbSize < HALF * member.quota_bytes:
+            return ""
+        await room.compact(before.header.revision - (0 if full else RETAINED))
+        await room.defragment()
+        after = await room.status()
+        if full and after.dbSize < member.quota_bytes:
+            await room.take_alarm_back(after)
+        state = "was full" if full else "had grown"
+        sizes = f"from {before.dbSize / MIB:.0f} to {after.dbSize / MIB:.0f} MiB of {member.quota_bytes / MIB:.0f}"
+        return f"the embedded etcd {state}: compacted and defragmented {sizes}"
+    finally:
+        await connections.close()
+
+
+class _Room:
+    """The calls."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def status(self) -> Any:
+        return await self._call(lambda stub: stub.Status, rpc_pb2.StatusRequest())
+
+    async def is_full(self, status: Any) -> bool:
+        """Whether this member is one of those that have raised the alarm."""
+        request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET, alarm=rpc_pb2.NOSPACE)
+        answer = await self._call(lambda stub: stub.Alarm, request)
+        return any(one.memberID == status.header.member_id for one in answer.alarms)
+
+    async def compact(self, revision: int) -> None:
+        request = rpc_pb2.CompactionRequest(revision=max(1, revision), physical=True)
+
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.kv.Compact(request, timeout=timeout_s, metadata=metadata)
+
+        try:
+            await self._connections.call(attempt, repeatable=True)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return  # another member was faster: it has been compacted further already
+
+    async def defragment(self) -> None:
+        await self._call(lambda stub: stub.Defragment, rpc_pb2.DefragmentRequest())
+
+    async def take_alarm_back(self, status: Any) -> None:
+        request = rpc_pb2.AlarmRequest(
+            action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=status.header.member_id, alarm=rpc_pb2.NOSPACE
+        )
+        await self._call(lambda stub: stub.Alarm, request)
+
+    async def _call(self, choose: Callable[[Any], Any], request: Any) -> Any:
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return choose(endpoint.maintenance)(request, timeout=timeout_s, metadata=metadata)
+
+        return await self._connections.call(attempt, repeatable=True)

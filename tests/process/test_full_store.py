@@ -1,0 +1,111 @@
+"""A store without room: jobs train on, say why nothing changes, and go on when there is room again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_room import keep_room, make_room
+from edl.adapters.etcd_server import EtcdMember
+from edl.errors import StoreFull
+from edl.ports import Put
+from tests.process.harness import DEADLINE_S, Job, OutsideEtcd, lone_member, until
+
+QUOTA_BYTES = 16 << 20
+BALLAST = b"x" * (1 << 20)
+
+
+async def fill(store: EtcdStore, prefix: str = "/ballast/", most: int = 100) -> int:
+    """Write until the store takes no more; the number of writes."""
+    for number in range(most):
+        try:
+            await store.write([Put(f"{prefix}{number % 4}", BALLAST)])
+        except StoreFull:
+            return number
+    raise AssertionError("it never filled up")
+
+
+def test_a_member_makes_room_for_itself(tmp_path: Path) -> None:
+    """Its own history has filled it: all of it is old."""
+
+    async def body() -> None:
+        member = await lone_member(tmp_path, QUOTA_BYTES)
+        store = EtcdStore([member.endpoint])
+        try:
+            assert await make_room(member) == ""
+            written = await fill(store)
+            assert written > 8, "the live keys are 4 MiB, so history is what fills it"
+            with pytest.raises(StoreFull, match="no room left in etcd at 127"):
+                await store.write([Put("a", b"small")])
+            said = await make_room(member)
+            assert said.startswith("the embedded etcd was full: compacted and defragmented from "), said
+            await store.write([Put("a", b"small")])
+            assert [entry.value for entry in (await store.read("a")).entries] == [b"small"]
+            assert await make_room(member) == ""
+        finally:
+            await store.close()
+            await member.stop()
+
+    asyncio.run(body())
+
+
+def test_it_does_so_before_it_is_full(tmp_path: Path) -> None:
+    """One that is looked after takes ten times its quota, a piece after the other."""
+
+    async def body() -> None:
+        member = await lone_member(tmp_path, QUOTA_BYTES)
+        store, said = EtcdStore([member.endpoint]), list[str]()
+        keeping = asyncio.ensure_future(keep_room(member, said.append, 0.05))
+        try:
+            for number in range(10 * QUOTA_BYTES // (1 << 16)):
+                while True:
+                    try:
+                        await store.write([Put("/history", os.urandom(1 << 16)), Put("/count", str(number).encode())])
+                        break
+                    except StoreFull:
+                        await asyncio.sleep(0.05)
+            assert len(said) >= 5
+        finally:
+            keeping.cancel()
+            await store.close()
+            await member.stop()
+
+    asyncio.run(body())
+
+
+def test_a_job_trains_on_beside_a_full_store_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with OutsideEtcd(tmp_path / "etcd", QUOTA_BYTES) as etcd, Job(tmp_path, [etcd.endpoint]) as job:
+        nodes = job.start("a"), job.start("b")
+        before = job.wait_world(2)
+        asyncio.run(_fill(etcd))
+        os.kill(before.pids[1], signal.SIGKILL)
+
+        def warned() -> bool:
+            return any("no room left in etcd" in text for text in job.status()["warnings"])
+
+        until(warned, "edl status to say what the Master waits for", DEADLINE_S)
+        text = job.cli("status").stdout
+        assert "changes of the world have waited" in text and "training goes on" in text
+        assert job.seen() == before
+        asyncio.run(_make_room(etcd.member))
+        after = job.wait_world(2, after=before.round)
+        assert (after.nodes, job.status()["restarts_used"]) == (before.nodes, 1)
+        assert not any("no room" in text for text in job.status()["warnings"])
+        assert sum(node.text.count("this node is the Master") for node in nodes) == 1, "nobody else could have written"
+
+
+async def _fill(etcd: OutsideEtcd) -> None:
+    store = EtcdStore([etcd.endpoint])
+    try:
+        await fill(store)
+    finally:
+        await store.close()
+
+
+async def _make_room(member: EtcdMember) -> None:
+    assert "was full" in await make_room(member)
