@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -81,7 +82,8 @@ class NurseryProcesses:
     that workers will have for what libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``,
     ``FLAGS_*``). ``preload`` names modules to import besides those found in the script; they must exist.
     ``python`` is the interpreter that runs Python workers. ``log`` gets whole sentences. ``answer_s``: how long the
-    nursery may take to answer before it is replaced.
+    nursery may take to answer before it is replaced. ``files``: how many open files workers may have, as soft and hard
+    limit; None: as many as this process.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class NurseryProcesses:
         log: Callable[[str], None] = lambda _: None,
         python: str = sys.executable,
         answer_s: float = ANSWER_S,
+        files: tuple[int, int] | None = None,
     ) -> None:
+        self._files = files
         self._command = command
         self._standby = standby
         self._slots = slots
@@ -145,6 +149,8 @@ class NurseryProcesses:
             except OSError as error:
                 ours.close()
                 raise WorkerStartError(f"cannot start {self._python}: {error}") from error
+        if self._files is not None:
+            resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, self._files)
         self._socket = ours
         loop = asyncio.get_running_loop()
         self._warming = loop.create_future()
@@ -172,7 +178,10 @@ class NurseryProcesses:
         self._mark = environment.get(AGENT_VARIABLE, "")
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        memory = write_order(order)
+        try:
+            memory = write_order(order)
+        except OSError as error:
+            raise WorkerStartError(f"cannot start a worker: {error}") from error
         try:
             self._spawning[number] = answer
             self._expect_answer()

@@ -100,11 +100,16 @@ class MasterService(Protocol):
 
 
 class MasterServer:
-    """Listens for this launcher, whether or not it rules."""
+    """Listens for this launcher, whether or not it rules. ``connections``: how many it takes at once, from anybody."""
 
     def __init__(
-        self, token: Callable[[], str], lease_ttl_s: float = DEFAULT_LEASE_TTL_S, identity: Identity | None = None
+        self,
+        token: Callable[[], str],
+        lease_ttl_s: float = DEFAULT_LEASE_TTL_S,
+        identity: Identity | None = None,
+        connections: int = 4096,
     ) -> None:
+        self._connections = connections
         self._identity = identity
         self._lease_ttl_s = lease_ttl_s
         self._service: MasterService | None = None
@@ -114,7 +119,8 @@ class MasterServer:
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
         _check_can_listen(host, port)  # gRPC says less, and prints it as well
-        options = [*_options(self._lease_ttl_s), *LIMITS]
+        most = ("grpc.max_allowed_incoming_connections", self._connections)
+        options = [*_options(self._lease_ttl_s), *LIMITS, most]
         self._server = grpc.aio.server(interceptors=(Admission(self._token),), options=options)
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),

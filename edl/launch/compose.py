@@ -61,6 +61,7 @@ from edl.errors import EdlError, StoreRefused, StoreUnavailable
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
 from edl.launch.console import console, listen_to_modules
+from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
@@ -95,6 +96,7 @@ READERS_GRACE_S = 5.0
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
+    files_before = take_all(settings, log)
     readers.check_packages(settings.readers)
     if settings.spec.servers:
         pservers.check_packages()
@@ -118,6 +120,7 @@ async def launch(settings: LaunchSettings) -> int:
             *(settings.command, settings.standby, settings.slots, nursery, settings.preload, log),
             python=python,
             answer_s=settings.spec.timeouts.spawn_s,
+            files=files_before,
         )
         cleanup.push_async_callback(processes.close)
         warming = asyncio.ensure_future(processes.warm())
@@ -297,7 +300,7 @@ async def _take_place(
     keeper = await _state_keeper(settings, place, log)
     cleanup.push_async_callback(keeper.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
-    place.server = MasterServer(lambda: registration.token, lease_ttl_s, identity)
+    place.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
     host = settings.local_addr or address_towards(place.endpoints[0])
     port = await place.server.start(host)
     try:
