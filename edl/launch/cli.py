@@ -45,6 +45,7 @@ from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
 from edl.launch.settings import (
+    CONF_KEYS,
     Backend,
     HelperSettings,
     LaunchSettings,
@@ -57,7 +58,7 @@ from edl.launch.slot_options import SLOT_OPTIONS, rules_from, slots_from, with_s
 from edl.launch.spelling import Spelling, one_spelling
 from edl.launch.state_options import STATE_OPTIONS, bytes_from, state_from
 from edl.launch.torchrun_options import OWN_ROLES, TORCHRUN_OPTIONS, python_from, workers_from
-from edl.launch.torchrun_table import KEYS, NAMES
+from edl.launch.torchrun_table import NAMES
 from edl.launch.verify_options import VERIFY_OPTIONS, verify_from
 from edl.launch.worlds import WORLD_OPTIONS
 from edl.ports import CommandKind, WorkerCommand
@@ -73,17 +74,6 @@ BACKENDS = {
     "c10d": Backend.EMBEDDED,
     "static": Backend.EMBEDDED,
 }
-CONF_KEYS = {
-    "data_dir": str,
-    "request_timeout": float,
-    "connect_timeout": float,
-    "ca": str,
-    "cert": str,
-    "key": str,
-    "user": str,
-    "password": str,
-}
-"""What ``--rdzv-conf`` understands."""
 
 MOST_READERS = 1024
 """Reader processes of one launcher."""
@@ -457,8 +447,6 @@ def _conf(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")
-        if key not in CONF_KEYS:
-            raise SettingError("--rdzv-conf", item, f"unknown key {key!r}", f"Known: {', '.join((*CONF_KEYS, *KEYS))}")
         if not separator:
             raise SettingError("--rdzv-conf", item, "needs a value", f"Write {key}=VALUE")
         try:

@@ -43,6 +43,8 @@ class Row:
     """Variables that stand in for it, the strongest last."""
     advice: str = ""
     """With a refusal: what to do instead."""
+    since: str = ""
+    """First release that has it; empty: all that edl supports."""
 
     @property
     def name(self) -> str:

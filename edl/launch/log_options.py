@@ -52,7 +52,7 @@ LOG_OPTIONS: list[Callable[[Any], Any]] = [
         "--log-prefix",
         default="",
         metavar="TEMPLATE",
-        help="Before each console line of --tee, with ${role_name} ${rank} ${local_rank} ${node} ${round}.",
+        help="Before each console line of --tee, with ${role_name} ${rank} ${local_rank} ${hostname} ${node} ${round}.",
     ),
     click.option(
         "--log-layout",

@@ -20,9 +20,10 @@ from edl.launch.dropin_table import Fate
 from edl.launch.paddle_devices import DEVICE_OPTIONS, choose
 from edl.launch.paddle_table import PADDLE_ROWS, WEAK_VARIABLES, row_of
 from edl.launch.told import Source, Told, inside_worker
+from edl.launch.torchrun_options import TORCH_LAUNCH
 from edl.wire.address import address
 
-DIALECTS = ("auto", "edl", "paddle")
+DIALECTS = ("auto", "edl", "paddle", TORCH_LAUNCH)
 DEFAULT_MASTER_PORT = "6768"
 """Paddle's, of an endpoint in a variable that has none."""
 TIMES_WHEN_FIXED = 10
@@ -44,7 +45,8 @@ PADDLE_OPTIONS: list[Callable[[Any], Any]] = [
         "--dialect",
         type=click.Choice(DIALECTS),
         default="auto",
-        help="paddle: defaults of paddle.distributed.launch; edl: PADDLE_* is not read. Default: as it is spoken.",
+        help="paddle: defaults of paddle.distributed.launch; torch.distributed.launch: scripts get --local-rank=N; "
+        "with that and with edl PADDLE_* is not read. Default: as it is spoken.",
     ),
     click.option(
         "--exit-code",
@@ -121,7 +123,7 @@ _SIZES_OF_SERVERS = ("servers", "trainers", "server_nnodes")
 
 def apply(told: Told, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
-    closed = told.values["dialect"] == "edl" or inside_worker(env)
+    closed = told.values["dialect"] in ("edl", TORCH_LAUNCH) or inside_worker(env)
     variables = {} if closed else {name: value for name, value in env.items() if value}
     spoken = _is_spoken(told)
     telling = _telling(told, variables) if told.values["dialect"] == "auto" else []

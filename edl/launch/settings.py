@@ -25,6 +25,19 @@ class Backend(enum.Enum):
     """Members that the launchers start themselves."""
 
 
+CONF_KEYS = {
+    "data_dir": str,
+    "request_timeout": float,
+    "connect_timeout": float,
+    "ca": str,
+    "cert": str,
+    "key": str,
+    "user": str,
+    "password": str,
+}
+"""What ``--rdzv-conf`` understands of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """How to reach etcd."""

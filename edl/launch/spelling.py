@@ -31,8 +31,8 @@ def one_spelling(arguments: Sequence[str], options: Sequence[Spelling], first: C
     """The same command line with every option by a name of its own in full, with dashes.
 
     ``options``: all there are. ``first``: long names among which a beginning is looked up before it is among all.
-    What is no option at all stays as it is. Raises ``UsageError`` for a beginning that fits several options, and for an
-    option whose value is left out before another one.
+    What is no option at all stays as it is, but for a ``--`` that follows the script's name. Raises ``UsageError`` for
+    a beginning that fits several options, and for an option whose value is left out before another one.
     """
     by_name = {name: option for option in options for name in option.names}
     result: list[str] = []
@@ -40,7 +40,11 @@ def one_spelling(arguments: Sequence[str], options: Sequence[Spelling], first: C
     for argument in rest:
         if not argument.startswith("-") or argument in ("-", "--"):
             result.append(argument)
-            break
+            if argument == "--":
+                break
+            # As argparse has it in every Python: the first of them right after the script is not the script's.
+            following = list(rest)
+            return result + (following[1:] if following[:1] == ["--"] else following)
         name, equals, value = argument.partition("=")
         if not name.startswith("--"):
             result.extend(_short(argument, by_name, rest))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from edl.agent import torch_environment
 from edl.arithmetic.affinity import MODES
@@ -22,6 +23,8 @@ from edl.launch.dropin_table import Fate
 from edl.launch.told import Source, Told
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
 
+TORCH_LAUNCH = "torch.distributed.launch"
+"""The dialect of torchrun's elder sister."""
 OWN_ROLES = ("reader", "trainer", "pserver")
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
@@ -29,6 +32,15 @@ _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 def _accepted(*names: str, **told: Any) -> Callable[[Any], Any]:
     """One that changes nothing, and so has no variable of ours."""
     return click.option(*names, allow_from_autoenv=False, **told)
+
+
+def _print_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
+    if not shell:
+        return
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - click has these three
+    click.echo(kind(context.command, {}, "edl-run", "_EDL_RUN_COMPLETE").source())
+    context.exit()
 
 
 TORCHRUN_OPTIONS: list[Callable[[Any], Any]] = [
@@ -69,14 +81,27 @@ TORCHRUN_OPTIONS: list[Callable[[Any], Any]] = [
         help="Accepted from torchrun; see --standby.",
     ),
     _accepted("--event-log-handler", default="null", metavar="NAME", help="Accepted from torchrun; see edl events."),
-    _accepted("--use-env", is_flag=True, help="Accepted from torch.distributed.launch; it always holds."),
+    _accepted(
+        "--use-env",
+        is_flag=True,
+        help="With --dialect=torch.distributed.launch: scripts get no --local-rank=N. Else it always holds.",
+    ),
+    _accepted("--log-line-prefix-template", default="", metavar="TEMPLATE", help="torchrun's name of --log-prefix."),
+    _accepted(
+        "--print-completion",
+        type=click.Choice(["bash", "zsh", "fish"]),
+        expose_value=False,
+        is_eager=True,
+        callback=_print_completion,
+        help="Print what makes this shell complete edl-run's options, and exit.",
+    ),
 ]
 
 
 def apply(told: Told, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
     _take_variables(told, env)
-    for answer in (_event_handler, _how_often, _what_runs, torchrun_store.apply):
+    for answer in (_event_handler, _how_often, _what_runs, _prefix, _local_rank, torchrun_store.apply):
         answer(told)
     if told.values["nproc_per_node"] == "xpu":
         told.values["nproc_per_node"] = "gpu"
@@ -122,6 +147,18 @@ def _what_runs(told: Told) -> None:
     """``--run-path`` names a file of Python, whatever else was said."""
     if told.values["run_path"]:
         told.values["no_python"] = told.values["module"] = False
+
+
+def _prefix(told: Told) -> None:
+    name = "log_line_prefix_template"
+    if told.values[name]:
+        told.offer("log_prefix", told.values[name], told.source(name), told.said(name))
+
+
+def _local_rank(told: Told) -> None:
+    """``torch.distributed.launch`` tells each worker its rank as the first argument."""
+    if told.values["dialect"] == TORCH_LAUNCH and not told.values["use_env"]:
+        told.arguments = ("--local-rank=${local_rank}", *told.arguments)
 
 
 def _explain(told: Told, name: str) -> None:

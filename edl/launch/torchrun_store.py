@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from edl.config import parse_nnodes
 from edl.errors import SettingError
 from edl.launch.dropin_table import Fate
+from edl.launch.settings import CONF_KEYS
 from edl.launch.told import Told
 from edl.launch.torchrun_table import KEYS, Key
 from edl.wire.address import address
@@ -74,9 +76,15 @@ def _configuration(told: Told) -> None:
     """torchrun's keys become options or keys of ours; what is left is read with the store's settings."""
     kept: list[str] = []
     found: dict[str, str] = {}
-    for item in filter(None, (part.strip() for part in told.values["rdzv_conf"].split(","))):
+    text = told.values["rdzv_conf"].strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]  # a script has passed on the quotes that a shell would have taken
+    for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (part.strip() for part in item.partition("="))
         key = KEYS.get(name)
+        if key is None and name not in CONF_KEYS:
+            _unknown(told, name)
+            continue
         if key is None:
             kept.append(item)
             continue
@@ -95,6 +103,23 @@ def _configuration(told: Told) -> None:
     told.values["rdzv_conf"] = ",".join(kept)
     _encryption(told, found)
     _times(told, found)
+    if "rank" in found:
+        _take_rank(told, found["rank"])
+
+
+def _unknown(told: Told, name: str) -> None:
+    """As in torchrun, whose plug-ins may each have keys of their own: no reason not to run."""
+    known = (*CONF_KEYS, *KEYS)
+    near = difflib.get_close_matches(name, known, 1)
+    meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    told.remark(f"{_said(told, 'rdzv_conf')}: unknown key {name!r} is passed over; {meant}")
+
+
+def _take_rank(told: Told, text: str) -> None:
+    """Of the static rendezvous."""
+    if not text.isdecimal():
+        raise _wrong(told, f"rank={text}", "must be the number of a node, from 0")
+    _offer(told, "node_rank", int(text), "rank")
 
 
 def _explain(told: Told, key: Key, value: str) -> None:

@@ -41,7 +41,12 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
         why="letters, digits, '.', '_' and '-' only: it is a part of names in the store and of folders",
         default_why="a job of one node gets a name of its own, any other is called default",
     ),
-    _row("--rdzv-conf", HONOURED, "", why="torchrun's keys are translated one by one, unknown keys are refused"),
+    _row(
+        "--rdzv-conf",
+        HONOURED,
+        "",
+        why="torchrun's keys are translated one by one, unknown keys are named and passed over",
+    ),
     _row("--standalone", HONOURED, "False", why="a name given with --rdzv-id stays the job's"),
     _row(
         *("--max-restarts", HONOURED, "0"),
@@ -57,6 +62,7 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
         *("--event-log-handler", EXPLAINED, "null"),
         why="the launcher says on the console what happens, edl events shows all of it, and --http-port serves it",
         advice="One that a program registers cannot be reached: the launcher does without torch. See edl events",
+        since="2.8",
     ),
     _row(
         *("--role", HONOURED, "default"),
@@ -80,8 +86,8 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
     ),
     _row("--tee", HONOURED, "0", why="as for --redirects; a console line begins with the role and the global rank"),
     _row("--local-ranks-filter", HONOURED, "", why="ranks that this node lacks are refused"),
-    _row("--duplicate-stdout-filters", HONOURED, ""),
-    _row("--duplicate-stderr-filters", HONOURED, ""),
+    _row("--duplicate-stdout-filters", HONOURED, "", since="2.10"),
+    _row("--duplicate-stderr-filters", HONOURED, "", since="2.10"),
     _row(
         *("--node-rank", HONOURED, "0"),
         why="honoured whatever --rdzv-backend is, where torchrun wants static",
@@ -109,23 +115,33 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
         *("--numa-binding", HONOURED, ""),
         pet=False,
         why="the launcher binds workers itself and needs no numactl; it knows NVIDIA GPUs only",
+        since="2.9",
     ),
     _row(
         *("--signals-to-handle", HONOURED, "SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
         why="these four are handled even where the list leaves them out, since they would end the launcher on the "
         "spot; further ones stop this node and are passed to its workers, as there",
+        since="2.10",
     ),
     _row(
         *("--shutdown-timeout", HONOURED, ""),
         why="it holds on every way out; fractions of seconds are taken",
         default_why="30, which is torchrun's, too, where TORCH_ELASTIC_SHUTDOWN_TIMEOUT says nothing",
+        since="2.12",
     ),
-    _row("--virtual-local-rank", HONOURED, "False"),
+    _row("--virtual-local-rank", HONOURED, "False", since="2.10"),
     _row(
         *("--use-env", HONOURED, "False"),
         pet=False,
-        why="of torch.distributed.launch; it always holds: no --local-rank is added. A script that wants one gets it "
-        "by --local-rank='${local_rank}' after its name",
+        why="of torch.distributed.launch; it holds unless --dialect=torch.distributed.launch is given, with which "
+        "scripts get --local-rank=N as their first argument",
+    ),
+    _row("--log-line-prefix-template", HONOURED, "", "--log-prefix", since="2.14"),
+    _row(
+        *("--print-completion", HONOURED, ""),
+        pet=False,
+        since="2.14",
+        why="for bash, zsh and fish, without a further package",
     ),
 )
 
@@ -176,6 +192,7 @@ CONF_KEYS: tuple[Key, ...] = (
     Key("is_host", EXPLAINED, "", "a launcher serves the store where the endpoint is an address of its host"),
     Key("close_timeout", EXPLAINED, "", "a job that has ended is said to all at once"),
     Key("heartbeat_timeout", EXPLAINED, "", "a renewal of a lease has --lease-ttl for itself"),
+    Key("rank", HONOURED, "--node-rank", "of a static rendezvous"),
     Key("etcd_prefix", EXPLAINED, "", "all keys are below /edl/JOB/"),
 )
 """All that torchrun's backends read, and what becomes of each."""

@@ -53,7 +53,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
             ["--node-unit=4", "no node count within --nnodes=1:3 is a multiple of 4", "Raise the maximum to 4"],
         ),
         (["--rdzv-id=a/b"], ["--rdzv-id='a/b'", "'/' not allowed", "Use letters"]),
-        (["--rdzv-conf=time=3"], ["--rdzv-conf=time=3", "unknown key 'time'", "Known: "]),
         (["--rdzv-conf=connect_timeout=x"], ["--rdzv-conf=connect_timeout=x", "'x' is not a number"]),
         (["--rdzv-conf=ca=/nowhere/ca.pem"], ["--rdzv-conf ca=/nowhere/ca.pem", "no such file"]),
         (["--rdzv-backend=zookeeper"], ["--rdzv-backend=zookeeper", "not one of", "etcd-embedded"]),

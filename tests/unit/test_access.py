@@ -7,7 +7,7 @@ import pytest
 from edl.cli.find import door_of
 from edl.cli.options import LAUNCHERS, where_of
 from edl.errors import UsageError
-from edl.launch.cli import CONF_KEYS
+from edl.launch.settings import CONF_KEYS
 from edl.wire.secret import Secret
 
 SECRET = Secret(b"s" * 32)

@@ -16,10 +16,10 @@ from edl.agent.marker import MARKER_FILE, OWNER_FILE
 from edl.agent.paddle_environment import KINDS, shortened
 from edl.agent.switches import NAMES
 from edl.config import JobSpec, LrRule, NodeRange, VerifyRules
-from edl.launch.cli import CONF_KEYS, launcher_options
+from edl.launch.cli import launcher_options
 from edl.launch.data_option import data_sets
 from edl.launch.pservers import environment_of
-from edl.launch.settings import ServerSettings
+from edl.launch.settings import CONF_KEYS, ServerSettings
 from edl.master.events import Kind
 from edl.master.hyper import NAMES as SETTINGS
 from edl.master.state import NodeStatus, Phase

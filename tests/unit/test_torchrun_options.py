@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import signal
 import sys
 import tempfile
@@ -11,14 +12,15 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from edl.config import NodeRange, StreamTarget
 from edl.errors import EdlError, ScriptError, SettingError, UsageError
 from edl.launch import __main__ as program
 from edl.launch import torchrun_options
-from edl.launch.cli import CONF_KEYS, with_both_spellings
+from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
-from edl.launch.settings import Backend, LaunchSettings
+from edl.launch.settings import CONF_KEYS, Backend, LaunchSettings
 from edl.launch.told import Source, Told
 from edl.launch.torchrun_table import CONF_KEYS as THEIR_KEYS
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
@@ -52,13 +54,23 @@ def theirs() -> dict[str, Theirs]:
 # --- the table against torch's own parser ----------------------------------------------------------------------------
 
 
+def known_there() -> list[Row]:
+    """Rows of the options that the installed torch has."""
+    installed = _release(importlib.metadata.version("torch"))
+    return [row for row in TORCHRUN_ROWS if _release(row.since) <= installed]
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2]) if text else ()
+
+
 def test_every_option_of_torchrun_is_in_the_table_and_no_other(theirs: dict[str, Theirs]) -> None:
-    assert sorted(theirs) == sorted(row.name for row in TORCHRUN_ROWS)
-    assert len(theirs) >= 31
+    assert sorted(theirs) == sorted(row.name for row in known_there())
+    assert len(theirs) >= 24
 
 
 def test_the_table_has_torchruns_defaults_kinds_and_variables(theirs: dict[str, Theirs]) -> None:
-    for row in TORCHRUN_ROWS:
+    for row in known_there():
         one = theirs[row.name]
         assert (row.default, row.name in FLAGS) == (one.default, one.is_flag), row.option
         assert row.variables == ((one.variable,) if one.variable else ()), row.option
@@ -73,13 +85,17 @@ def test_every_default_is_the_same_or_has_its_reason(theirs: dict[str, Theirs]) 
 
 
 def test_every_spelling_and_choice_is_accepted(theirs: dict[str, Theirs]) -> None:
-    for one in theirs.values():
+    for one in (one for one in theirs.values() if one.name not in ENDS):
         for spelling in one.spellings:
             for value in one.choices or (WRITTEN[one.name],):
                 given = [spelling] if one.is_flag else [spelling, value]
-                assert WRITTEN.keys() == theirs.keys()
+                assert WRITTEN.keys() | ENDS >= theirs.keys()
                 context = program.run.make_context("edl-run", with_both_spellings([*given, "train.py"]))
                 assert Told.by(context).source(one.name) is Source.COMMAND_LINE, given
+
+
+ENDS = {"print_completion"}
+"""Options that do something else than run a script."""
 
 
 WRITTEN = {
@@ -109,6 +125,7 @@ WRITTEN = {
     "numa_binding": "node",
     "signals_to_handle": "SIGTERM,SIGUSR1",
     "shutdown_timeout": "5",
+    "log_line_prefix_template": "${hostname}:",
 }
 """A value that each option takes in torchrun."""
 
@@ -150,6 +167,7 @@ EFFECTS: dict[str, Effect] = {
     "signals_to_handle": Effect((), lambda made: made.leave.passed, (signal.SIGUSR1,)),
     "shutdown_timeout": Effect((), lambda made: made.spec.timeouts.shutdown_s, 5.0),
     "virtual_local_rank": Effect((), lambda made: made.virtual_local_rank, True),
+    "log_line_prefix_template": Effect((), lambda made: made.logs.prefix, "${hostname}:"),
     "use_env": Effect((), lambda made: made.command.arguments, ()),
 }
 
@@ -158,7 +176,7 @@ def row_names(fate: Fate) -> list[str]:
     return [row.name for row in TORCHRUN_ROWS if row.fate is fate]
 
 
-@pytest.mark.parametrize("name", [name for name in row_names(Fate.HONOURED) if name != "numa_binding"])
+@pytest.mark.parametrize("name", [name for name in row_names(Fate.HONOURED) if name not in {"numa_binding", *ENDS}])
 def test_what_is_honoured_has_its_effect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the command line, and by the variable. ``--numa-binding`` has a test file of its own."""
     effect, row = EFFECTS[name], next(row for row in TORCHRUN_ROWS if row.name == name)
@@ -194,9 +212,9 @@ def test_the_program_prints_every_option_and_every_exception(theirs: dict[str, T
     text = dropin_torchrun.report(list(theirs.values()))
     table, _, exceptions = text.partition("options differ in something:\n")
     lines = [line.split() for line in table.splitlines()[1:-1] if line]
-    assert [(line[0], line[3]) for line in lines] == [(row.option, row.fate.value) for row in TORCHRUN_ROWS]
+    assert [(line[0], line[3]) for line in lines] == [(row.option, row.fate.value) for row in known_there()]
     assert {line.split()[0] for line in exceptions.splitlines()} == {
-        row.option for row in TORCHRUN_ROWS if row.exception
+        row.option for row in known_there() if row.exception
     }
     new = Theirs("new_one", ("--new-one", "--new_one"), "", False, (), "")
     assert "--new-one                    MISSING" in dropin_torchrun.report([new])
@@ -227,6 +245,29 @@ def test_the_page_has_a_row_for_every_option_key_and_variable() -> None:
 
 def plain(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+# --- torch.distributed.launch ----------------------------------------------------------------------------------------
+
+
+def test_its_scripts_get_their_rank_as_an_argument() -> None:
+    given = ("--dialect=torch.distributed.launch", "train.py", "--lr=1")
+    assert tell(*given).arguments == ("--local-rank=${local_rank}", "--lr=1")
+    assert tell("--use-env", *given).arguments == ("--lr=1",)
+    assert tell("train.py", "--lr=1").arguments == ("--lr=1",)
+    told = tell(*given, env={"PADDLE_NNODES": "3"})
+    assert told.values["nnodes"] == "1:1", "Paddle's variables are not read in a dialect of torch"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete_the_options(shell: str) -> None:
+    printed = CliRunner().invoke(program.run, [f"--print-completion={shell}"])
+    assert printed.exit_code == 0
+    assert f"_EDL_RUN_COMPLETE={shell}_complete" in printed.output
+    completed = CliRunner().invoke(
+        program.run, env={"_EDL_RUN_COMPLETE": f"{shell}_complete", "COMP_WORDS": "edl-run --nno", "COMP_CWORD": "1"}
+    )
+    assert completed.exception is None
 
 
 # --- PET_*: who wins -------------------------------------------------------------------------------------------------
@@ -339,6 +380,26 @@ class TestConf:
         name, why = getattr(key, "key", ""), getattr(key, "why", "")
         assert tell(f"--rdzv-conf={name}=5").remarks == [f"--rdzv-conf {name}=5 changes nothing: {why}"]
 
+    def test_the_rank_of_a_static_rendezvous_is_the_nodes(self) -> None:
+        assert tell("--nnodes=2", "--rdzv-endpoint=h:1", "--rdzv-conf=rank=1").values["node_rank"] == 1
+        told = tell("--nnodes=2", "--rdzv-endpoint=h:1", "--node-rank=0", "--rdzv-conf=rank=1")
+        assert told.values["node_rank"] == 0
+        assert told.remarks == ["--rdzv-conf rank=1 is not used beside --node-rank=0"]
+        with pytest.raises(SettingError, match="--rdzv-conf=rank=first: must be the number of a node"):
+            tell("--rdzv-conf=rank=first")
+
+    @pytest.mark.parametrize("quote", ["'", '"'])
+    def test_quotes_that_a_script_has_passed_on_are_taken_off(self, quote: str) -> None:
+        told = tell(f"--rdzv-conf={quote}join_timeout=5, user=me{quote}")
+        assert (told.values["recover_timeout"], told.values["rdzv_conf"]) == (5.0, "user=me")
+
+    def test_unknown_keys_are_named_and_passed_over(self) -> None:
+        told = tell("--rdzv-conf=overlap_timeout=600,usr=me,user=me")
+        assert told.values["rdzv_conf"] == "user=me"
+        first, second = told.remarks
+        assert first.startswith("--rdzv-conf: unknown key 'overlap_timeout' is passed over; ")
+        assert second == "--rdzv-conf: unknown key 'usr' is passed over; did you mean user?"
+
     def test_no_key_has_two_meanings(self) -> None:
         assert CONF_KEYS.keys().isdisjoint(key.key for key in THEIR_KEYS)
 
@@ -405,7 +466,7 @@ BAD: list[tuple[list[str], str]] = [
     (["--nnodes=2", "--rdzv-endpoint=h:x"], "h:x: not an address"),
     (["--nnodes=2", "--rdzv-endpoint=h:70000"], "the port must be from 1 to 65535"),
     (["--rdzv-id=a/b"], "'/' not allowed"),
-    (["--rdzv-conf=join_timout=3"], "unknown key 'join_timout'"),
+    (["--print-completion=tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
     (["--rdzv-conf=join_timeout"], "--rdzv-conf=join_timeout: needs a value. Write join_timeout=VALUE"),
     (["--rdzv-conf=join_timeout=x"], "--rdzv-conf=join_timeout=x: must be a number of seconds above 0"),
     (["--rdzv-conf=keep_alive_max_attempt=0"], "must be a number of attempts above 0"),
@@ -496,7 +557,9 @@ def test_bad_values_of_variables_are_named_by_the_variable() -> None:
 
 def test_every_option_with_a_value_has_a_wrong_one() -> None:
     """So that nobody adds an option and forgets how it fails. Any text is right for the ones left out."""
-    any_text = {"local_addr", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters", "role"}
+    any_text = {"local_addr", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters", "role"} | {
+        "log_line_prefix_template"
+    }
     tried = {argument.partition("=")[0] for arguments, _ in BAD for argument in arguments}
     missing: list[Row] = []
     for row in TORCHRUN_ROWS:
