@@ -62,6 +62,10 @@ LONGEST_PAUSE_S = 0.02
 CHECK = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
 CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
 
+NO_TLS = (
+    "Something answers there, and not in TLS: if it is this etcd, drop etcds:// and ca=, cert= and key= of --rdzv-conf, "
+    "or have it speak TLS"
+)
 ROOM = (
     "A store that edl has started makes room by itself; in another one compact, defragment, and disarm its alarm "
     "(docs/troubleshooting.md)"
@@ -346,6 +350,8 @@ class Connections:
                     return self.unavailable(f"{endpoint.address}: {detail}", CERTIFICATES)
                 advice = "Check the CA file, the client certificate, and whether etcd speaks TLS on this port"
                 return StoreRefused(f"no TLS connection with etcd at {endpoint.address}: {detail}. {advice}")
+            if self._tls is not None and "Handshake read failed" in detail:
+                return self.unavailable(f"{endpoint.address}: {detail}", NO_TLS)
             return self.unavailable(f"{endpoint.address}: {detail}")
         return self.unavailable(f"{endpoint.address}: connected only just now")
 

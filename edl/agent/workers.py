@@ -14,6 +14,7 @@ from edl.agent.environment import Local, LocalPaths, ahead_environment, seat, wo
 from edl.agent.events import WorkerEnded
 from edl.agent.hang import Watched
 from edl.agent.log_tree import Attempt, WorkerFiles
+from edl.agent.oom import OutOfMemory
 from edl.agent.outputs import Output, Outputs
 from edl.config import JobSpec, LogPlan
 from edl.errors import StarterLost, WorkerStartError
@@ -67,6 +68,7 @@ class WorkerGroup:
         self._log = log
         self._wall_clock_s = wall_clock_s
         self._running: dict[int, _Running] = {}
+        self._memory = OutOfMemory()
 
     def meet_at(self, desk: str) -> None:
         """Where workers find their agent."""
@@ -193,11 +195,12 @@ class WorkerGroup:
         tail, written = output.stderr.tail(), _read(output.error_file)
         words = last_words(code, tail, written)
         output.close()
+        starved = self._memory.look() if code == -signal.SIGKILL else ""
         return WorkerEnded(
             worker.born,
             worker.slot,
             code,
-            words.exception,
+            words.exception or starved,
             words.traceback,
             tail,
             words.peer_loss,

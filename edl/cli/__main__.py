@@ -20,7 +20,19 @@ if TYPE_CHECKING:
     from edl.wire.messages import Purpose
 
 
-@click.group(context_settings={"auto_envvar_prefix": "EDL"})
+class _Commands(click.Group):
+    """Says what there is, instead of the nearest name: that of ``top`` is ``stop``."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"no such command: {args[0]}. There are {known}. `edl status` shows a job", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"auto_envvar_prefix": "EDL"})
 @click.version_option(__version__, prog_name="edl", allow_from_autoenv=False)
 def edl() -> None:
     """Look at elastic jobs and use their switches. Start one with edl-run (python -m edl.launch)."""
@@ -28,9 +40,10 @@ def edl() -> None:
 
 @edl.command()
 @job_options
-def status(as_json: bool, **where: str) -> None:
+@click.option("--all", "everything", is_flag=True, help="List every node also where there are many.")
+def status(as_json: bool, everything: bool, **where: str) -> None:
     """Nodes, ranks, round, phase, restart budget, last events, errors."""
-    asyncio.run(_status(where, as_json))
+    asyncio.run(_status(where, as_json, everything))
 
 
 @edl.command()
@@ -55,11 +68,12 @@ def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
 @edl.command()
 @job_options
 @wait_option
-def stop(as_json: bool, wait: bool, **where: str) -> None:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Nor is asked where nobody sits at a terminal.")
+def stop(as_json: bool, wait: bool, yes: bool, **where: str) -> None:
     """Have the job write a checkpoint at the next step boundary and end."""
     from edl.wire.messages import Purpose
 
-    asyncio.run(_ask(where, as_json, Purpose.KILL, wait))
+    asyncio.run(_ask(where, as_json, Purpose.KILL, wait, sure=yes or as_json or not sys.stdin.isatty()))
 
 
 @edl.command(name="set")
@@ -78,19 +92,28 @@ edl.add_command(data.data)
 for _command in size.COMMANDS:
     edl.add_command(_command)
 
+LINE = 60
+"""Letters of a list that are shown."""
 _COMMANDS = {"kill": "edl stop", "save": "edl checkpoint", "set": "edl set"}
 
 
-async def _ask(where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool, wish: str = "") -> None:
+async def _ask(
+    where: dict[str, str], as_json: bool, purpose: Purpose, wait: bool, wish: str = "", *, sure: bool = True
+) -> None:
     from edl.cli.ask import ask, checked
     from edl.cli.find import master_of
 
     async with master_of(where_of(where)) as client:
+        if not sure:
+            seen = await client.status()
+            members = ", ".join(node.node for node in seen.nodes if node.first_rank >= 0)
+            place = members if len(members) <= LINE else f"{len(members.split())} nodes"
+            click.confirm(f"End job {seen.job} ({seen.phase}, {seen.world_size} workers on {place})?", abort=True)
         outcome = checked(await ask(client, purpose, _COMMANDS[purpose.value], wait=wait, wish=wish), purpose)
     click.echo(json.dumps(to_plain(outcome)) if as_json else outcome.text)
 
 
-async def _status(where: dict[str, str], as_json: bool) -> None:
+async def _status(where: dict[str, str], as_json: bool, everything: bool) -> None:
     from rich.console import Console
 
     from edl.cli.find import master_of
@@ -101,7 +124,7 @@ async def _status(where: dict[str, str], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**to_plain(answer), "http": client.http, "access": client.door}, indent=2))
     else:
-        show_status(Console(), answer, client.http, client.door)
+        show_status(Console(), answer, client.http, client.door, everything=everything)
 
 
 async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int) -> None:
@@ -115,8 +138,6 @@ async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int
 
 def main() -> None:
     """Entry point. Expected errors end in one message and their exit status."""
-    import grpc
-
     try:
         edl.main(standalone_mode=False)
     except click.ClickException as error:
@@ -127,9 +148,6 @@ def main() -> None:
     except EdlError as error:
         click.echo(f"edl: error: {error}", err=True)
         sys.exit(int(error.exit_code))
-    except grpc.aio.AioRpcError as error:
-        click.echo(f"edl: error: the Master does not answer ({error.code().name}: {error.details()})", err=True)
-        sys.exit(int(ExitCode.STORE_UNREACHABLE))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import grpc
+import grpc.aio
 
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import refuse_other_secret
@@ -19,9 +22,13 @@ from edl.master.election import Ruler
 from edl.ports import Store
 from edl.types import JobId, NodeId
 from edl.wire import plain
+from edl.wire.address import address
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
 from edl.wire.secret import Secret, described, own_words, token_of
+
+SHOWN_NODES = 8
+"""Of a longer list, in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +53,17 @@ class NoMaster(UsageError):
         self.outcome = outcome
 
 
+class NoAnswer(StoreUnavailable):
+    """The Master that the store names does not answer."""
+
+
 class JobClient(MasterClient):
     """Asks the Master of a job, and knows how it was found."""
 
     def __init__(self, job: JobId, ruler: Ruler, token: str, identity: Identity | None = None) -> None:
         super().__init__(ruler.host, ruler.port, token, identity=identity)
+        self.node = ruler.node
+        self.place = address(ruler.host, ruler.port)
         self.door = ""
         """Who else can reach the job, in one line."""
         self.job = job
@@ -81,8 +94,37 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
         await store.close()
     try:
         yield client
+    except grpc.aio.AioRpcError as error:
+        raise NoAnswer(_silence(client, error)) from error
     finally:
         await client.close()
+
+
+def _who_elects(values: Mapping[str, bytes], keys: JobKeys) -> str:
+    """What to expect, and what to do if it does not come."""
+    nodes = sorted(key[len(keys.nodes) :] for key in values if key.startswith(keys.nodes))
+    if not nodes:
+        return "None of its launchers is registered: they have ended, or are cut off from this store. Start them again"
+    some = ", ".join(nodes[:SHOWN_NODES]) + (", …" if len(nodes) > SHOWN_NODES else "")
+    return (
+        f"Its launchers ({some}) elect one, which takes about a second. If it stays so, one of their outputs says why: "
+        "the store may be full"
+    )
+
+
+def _silence(client: JobClient, error: grpc.aio.AioRpcError) -> str:
+    """A Master that has gone, one that is frozen, and one that knows somebody else's secret."""
+    code, where = error.code(), f"the Master of job {client.job} on node {client.node} ({client.place})"
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return f"{where} does not know this token: the job has been started anew. Try again"
+    if code is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
+        return f"{where} has gone; another launcher takes over within a lease. Try again"
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return (
+            f"{where} does not answer: its host or its launcher is frozen, overloaded or cut off. When its lease ends "
+            f"another launcher takes over. Try again in some seconds ({code.name.lower()}: {error.details()})"
+        )
+    return f"{where} refuses: {code.name.lower()}: {error.details()}"
 
 
 def door_of(endpoints: Sequence[str], secret: Secret | None, *, own: bool) -> str:
@@ -143,5 +185,5 @@ async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: 
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)
     if values:
-        raise NoMaster(f"job {keys.job} has no Master at this moment; its launchers elect one. Try again in a second")
+        raise NoMaster(f"job {keys.job} has no Master at this moment. {_who_elects(values, keys)}")
     raise NoMaster(f"no job {keys.job} in this store. Check --rdzv-id and --rdzv-endpoint")

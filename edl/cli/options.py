@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edl.config import environment
-from edl.errors import UsageError
 
 if TYPE_CHECKING:
     from edl.cli.find import Where
@@ -59,9 +58,9 @@ def where_of(options: dict[str, str]) -> Where:
 
     conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
     # What only launchers use is passed over: EDL_RDZV_CONF may be the same for both.
-    unknown = sorted(set(conf) - {*("ca", "cert", "key", "user", "password"), *LAUNCHERS})
-    if unknown:
-        raise UsageError(f"--rdzv-conf: unknown key {unknown[0]!r}. Known here: ca, cert, key, user, password")
+    for name in sorted(set(conf) - {*("ca", "cert", "key", "user", "password"), *LAUNCHERS}):
+        known = "known here are ca, cert, key, user, password"
+        click.echo(f"edl: --rdzv-conf: unknown key {name!r} is passed over; {known}", err=True)
     tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
     endpoints = parse_endpoints(options["rdzv_endpoint"])
     login = conf.get("user"), conf.get("password")

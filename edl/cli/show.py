@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,9 +15,14 @@ from edl.wire.messages import Version
 from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import ScaleView
 
+SCREEN = 24
+"""Nodes that are all listed; of more only the unusual ones, and no more than these."""
 
-def show_status(console: Console, status: JobStatus, http: str = "", door: str = "") -> None:
-    """The job on one screen: head line, nodes, what the Master did last, errors."""
+
+def show_status(
+    console: Console, status: JobStatus, http: str = "", door: str = "", *, everything: bool = False
+) -> None:
+    """The job on one screen: head line, nodes, what the Master did last, errors. ``everything``: all nodes."""
     workers = f"{status.world_size} worker{'' if status.world_size == 1 else 's'}"
     console.print(
         f"[bold]{status.job}[/]  {status.phase}  round {status.round}, {workers}  "
@@ -27,7 +34,11 @@ def show_status(console: Console, status: JobStatus, http: str = "", door: str =
     access = [f"Access: {door}"] if door else []
     for line in [*access, *_lines(status), *([f"HTTP: {http}/v1/jobs/{status.job}"] if http else [])]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(_table(status))
+    listed = status.nodes if everything or len(status.nodes) <= SCREEN else _unusual(status)
+    if len(listed) < len(status.nodes):
+        console.print(_summary(status, len(listed)), markup=False, highlight=False, soft_wrap=True)
+    if listed:
+        console.print(_table(status, listed))
     if status.journal:
         console.print("Last events:")
     for entry in status.journal:
@@ -101,11 +112,32 @@ def _commit(version: Version) -> str:
     return f"commit {version.commit} of era {version.era}"
 
 
-def _table(status: JobStatus) -> Table:
+def _kind(node: NodeView) -> str:
+    """What a node has in common with others."""
+    leaving = ", wants to leave" if node.draining else ""
+    return f"{node.state}{leaving}" if node.attached else f"{node.state}{leaving}, not attached"
+
+
+def _unusual(status: JobStatus) -> tuple[NodeView, ...]:
+    """Nodes of the smaller kinds, the smallest kind first."""
+    sizes = collections.Counter(_kind(node) for node in status.nodes)
+    usual = sizes.most_common(1)[0][0]
+    others = [node for node in status.nodes if _kind(node) != usual]
+    return tuple(sorted(others, key=lambda node: sizes[_kind(node)])[:SCREEN])
+
+
+def _summary(status: JobStatus, listed: int) -> str:
+    sizes = collections.Counter(_kind(node) for node in status.nodes)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sizes.most_common())
+    rest = "the others below; " if listed == len(status.nodes) - sizes.most_common(1)[0][1] else "some below; "
+    return f"{len(status.nodes)} nodes: {kinds} ({rest if listed else ''}--all lists them)"
+
+
+def _table(status: JobStatus, nodes: Sequence[NodeView]) -> Table:
     names = ["NODE", "STATE", "RANKS", "SLOTS", "HOST", "ATTACHED"]
     ways = any(node.underway for node in status.nodes)
     table = Table(*names, *(("UNDERWAY",) if ways else ()), box=None, pad_edge=False)
-    for node in status.nodes:
+    for node in nodes:
         ranks = _ranks(node.first_rank, len(node.places) or node.slots) if node.first_rank >= 0 else "-"
         state = f"{node.state}, wants to leave" if node.draining else node.state
         row = [node.node, state, ranks, _slots(node), node.host, "yes" if node.attached else "no"]

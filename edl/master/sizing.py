@@ -23,6 +23,8 @@ from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend, Verdi
 
 KEYS_KEPT = 32
 """Keys of wishes that are remembered with their answers."""
+SHOWN_NODES = 8
+"""Of those there are, where one is named that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,7 @@ def _drain(sizing: Sizing, wish: Drain, facts: Facts) -> Judged:
         return _refused(sizing, "no node named")
     strangers = [node for node in wish.nodes if node not in facts.nodes]
     if strangers:
-        return Judged(Verdict.UNKNOWN, f"no such node: {', '.join(strangers)}", sizing)
+        return Judged(Verdict.UNKNOWN, _unknown(strangers, facts), sizing)
     if not math.isfinite(wish.deadline_s) or wish.deadline_s < 0:
         return _refused(sizing, f"a deadline of {wish.deadline_s:g} s: not a time. Leave it out, or give seconds")
     if wish.care is Care.MUST and not facts.saves:
@@ -288,6 +290,12 @@ def _drain(sizing: Sizing, wish: Drain, facts: Facts) -> Judged:
     if short:
         return _refused(sizing, f"draining {', '.join(wish.nodes)} {short}")
     return _accepted(sizing, f"{', '.join(wish.nodes)} sent away")
+
+
+def _unknown(strangers: Sequence[str], facts: Facts) -> str:
+    known = sorted(facts.nodes)
+    more = f" and {len(known) - SHOWN_NODES} more" if len(known) > SHOWN_NODES else ""
+    return f"no such node: {', '.join(strangers)}. There is {', '.join(known[:SHOWN_NODES]) or 'none'}{more}"
 
 
 def _storeless(facts: Facts, going: frozenset[str]) -> str:
@@ -322,7 +330,7 @@ def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
         return (_cordon_slot if wish.cordoned else _uncordon_slots)(sizing, wish, facts)
     excluded = sizing.excludes(node)
     if node not in facts.nodes and not excluded:
-        return Judged(Verdict.UNKNOWN, f"no such node: {node}", sizing)
+        return Judged(Verdict.UNKNOWN, _unknown((node,), facts), sizing)
     if excluded == wish.cordoned:
         return _known(sizing, f"{node} is {'' if excluded else 'not '}cordoned")
     others = tuple(one for one in sizing.cordoned if one.node != node)
@@ -338,7 +346,7 @@ def _cordon(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
 def _cordon_slot(sizing: Sizing, wish: Cordon, facts: Facts) -> Judged:
     info = facts.infos.get(NodeId(wish.node))
     if info is None:
-        return Judged(Verdict.UNKNOWN, f"no such node: {wish.node}", sizing)
+        return Judged(Verdict.UNKNOWN, _unknown((wish.node,), facts), sizing)
     slot = slots.named(info, wish.device)
     if slot is None:
         text = f"{wish.node} has no slot or device {wish.device}: it has {slots.known_slots(info)}"

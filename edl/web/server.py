@@ -216,9 +216,10 @@ class Server:
             return Rights.FULL, f"HTTP, {_subject(request)} at {peer}"
         rights = self._front.tokens.rights(sent or "")
         if rights is None:
-            raise Refusal(
-                401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": 'Bearer realm="edl"'}
-            )
+            why = "a token is needed: Authorization: Bearer TOKEN"
+            if sent:
+                why = "this token is not one of the job's: the job was started anew, or the file of tokens has changed"
+            raise Refusal(401, why, {"WWW-Authenticate": 'Bearer realm="edl"'})
         return rights, f"HTTP, {peer}"
 
     async def _refresh(self) -> None:

@@ -480,6 +480,22 @@ def test_tls(tmp_path: Path) -> None:
         etcd.wait()
 
 
+def test_tls_against_an_etcd_without_is_named(tmp_path: Path) -> None:
+    certificate, _ = make_certificate(tmp_path, "right")
+
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        store = EtcdStore([member.endpoint], request_timeout_s=1.0, tls=EtcdTls(certificate))
+        try:
+            with pytest.raises(StoreUnavailable, match="Something answers there, and not in TLS"):
+                await store.read("a")
+        finally:
+            await store.close()
+            await member.stop()
+
+    run(body())
+
+
 # --- plan and binary, which need no process --------------------------------------------------------------------------
 
 

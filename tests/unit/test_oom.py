@@ -1,0 +1,60 @@
+"""The kernel's words for having killed a process for lack of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.agent.oom import Group, OutOfMemory, own_group
+
+SECOND = "12:pids:/\n4:memory:/jobs/a\n0::/\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Group, Path]:
+    group, host = Group(tmp_path / "memory.events", tmp_path / "memory.max"), tmp_path / "vmstat"
+    group.events.write_text("low 0\nhigh 3\nmax 9\noom 1\noom_kill 1\n")
+    group.limit.write_text(f"{2 << 30}\n")
+    host.write_text("nr_free_pages 7\noom_kill 4\n")
+    return group, host
+
+
+def test_what_was_before_counts_for_nothing(files: tuple[Group, Path]) -> None:
+    assert OutOfMemory(*files).look() == ""
+
+
+def test_a_container_at_its_limit_is_told_from_a_full_host(files: tuple[Group, Path]) -> None:
+    group, host = files
+    memory = OutOfMemory(group, host)
+    group.events.write_text("oom 2\noom_kill 2\n")
+    host.write_text("oom_kill 5\n")
+    assert memory.look().startswith(
+        "out of memory: the kernel has killed a process in this container, whose limit of 2.0 GiB was reached"
+    )
+    assert memory.look() == "", "once"
+    host.write_text("oom_kill 7\n")
+    assert memory.look().startswith("maybe out of memory: the kernel has killed 2 processes on this host")
+
+
+def test_a_kernel_that_does_not_count_is_silent(tmp_path: Path) -> None:
+    memory = OutOfMemory(Group(tmp_path / "none", tmp_path / "none"), tmp_path / "none")
+    assert memory.look() == ""
+
+
+@pytest.mark.parametrize(
+    ("listed", "events", "limit"),
+    [
+        ("0::/jobs/a\n", "jobs/a/memory.events", "jobs/a/memory.max"),
+        ("0::/\n", "memory.events", "memory.max"),
+        (SECOND, "memory/jobs/a/memory.oom_control", "memory/jobs/a/memory.limit_in_bytes"),
+        ("3:cpu,memory:/x\n", "memory/x/memory.oom_control", "memory/x/memory.limit_in_bytes"),
+    ],
+)
+def test_the_group_of_this_process_is_found_in_either_version(listed: str, events: str, limit: str) -> None:
+    root = Path("/cg")
+    assert own_group(listed, root) == Group(root / events, root / limit)
+
+
+def test_a_real_one_is_there_or_says_nothing() -> None:
+    assert OutOfMemory().look() == ""
