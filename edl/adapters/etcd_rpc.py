@@ -63,7 +63,7 @@ CHECK = "Is etcd running there, and reachable from this host? Check --rdzv-endpo
 CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
 
 NO_TLS = (
-    "Something answers there, and not in TLS: if it is this etcd, drop etcds:// and ca=, cert= and key= of --rdzv-conf, "
+    "Something answers there, and not in TLS: if it is this etcd, drop etcds:// and ca=, cert=, key= of --rdzv-conf, "
     "or have it speak TLS"
 )
 ROOM = (
