@@ -7,7 +7,6 @@ process takes the same place in the same round, and where the same job is starte
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
@@ -125,7 +124,7 @@ def server_log(folder: str, index: int) -> str:
     return f"{folder}/serverlog.{index}" if folder else ""
 
 
-def prefix(template: str, attempt: Attempt, node: str, role: str = "default") -> str:
+def prefix(template: str, attempt: Attempt, node: str, role: str = "default", host: str = "") -> str:
     """What stands before a line on the console. ``template``: with ``${role_name}``, ``${rank}``, ``${local_rank}`` and
     ``${hostname}`` as torchrun's, and ``${node}``, ``${round}``; empty for the one that fits. What it names else stays
     as it is."""
@@ -137,7 +136,7 @@ def prefix(template: str, attempt: Attempt, node: str, role: str = "default") ->
         "rank": UNKNOWN if attempt.ahead else attempt.rank,
         "local_rank": attempt.local_rank,
         "node": node,
-        "hostname": socket.gethostname(),
+        "hostname": host or node,
         "round": UNKNOWN if attempt.ahead else attempt.round,
     }
     return Template(template).safe_substitute(fields)

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ class Outputs:
         name, filters = ("stderr", plan.stderr_filters) if stderr else ("stdout", plan.stdout_filters)
         target = plan.stderr(attempt.local_rank) if stderr else plan.stdout(attempt.local_rank)
         both = target is StreamTarget.BOTH
-        shown = prefix(plan.prefix, attempt, self._node, environment.get("ROLE_NAME", "default"))
+        shown = prefix(plan.prefix, attempt, self._node, environment.get("ROLE_NAME", "default"), socket.gethostname())
         # What Paddle's launcher shows of its first worker comes out of one file, and so on one stream.
         console = sys.stderr.buffer if stderr and not plan.quiet else sys.stdout.buffer
         return StreamPlan(
