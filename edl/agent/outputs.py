@@ -5,6 +5,7 @@ Nothing here may stop training: what cannot be made is said once and done withou
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -20,7 +21,11 @@ from pathlib import Path
 from edl.agent.log_tree import LATEST, REPORT, Attempt, WorkerFiles, launch_folder, prefix, told
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.agent.paddle_environment import shortened, too_long
+from edl.agent.scribe import Scribe, said_by_loop
 from edl.config import LogPlan, StreamTarget
+
+PATIENCE_S = 2.0
+"""For what has to lie on the disk before a worker starts, or is read when it has ended."""
 
 
 def claim(plan: LogPlan) -> LogPlan:
@@ -58,6 +63,13 @@ class Output:
     error_file: str
     """Where the worker has been told to describe an uncaught exception; empty: nowhere."""
 
+    async def last_error(self, limit_s: float = PATIENCE_S) -> str | None:
+        """What the worker has left about an uncaught exception; None if its disk does not answer."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(_read, self.error_file), limit_s)
+        except asyncio.TimeoutError:
+            return None
+
     def close(self) -> None:
         """The worker is gone."""
         self.stdout.close()
@@ -86,17 +98,27 @@ class Outputs:
         self._log = log
         self._told_again = told_again
         self._made: dict[tuple[str, int], int] = {}
+        self._scribe = Scribe()
+
+    async def done(self, limit_s: float) -> bool:
+        """Wait until all is written that was to be; False when the time is up."""
+        return await self._scribe.done(limit_s)
 
     def files(self, attempt: Attempt) -> WorkerFiles:
-        """Files that nobody has had before, in a folder that exists now."""
+        """Files that nobody has had before, in a folder that is about to exist."""
         place = (attempt.folder, attempt.local_rank)
         self._made[place] = again = self._made.get(place, 0) + 1
         files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout)
         if files.folder:
-            try:
-                Path(files.folder).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                self._log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
+            log = said_by_loop(self._log)
+
+            def make() -> None:
+                try:
+                    Path(files.folder).mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
+
+            self._scribe.do(make)
         return files
 
     def log_dir(self, files: WorkerFiles) -> str:
@@ -105,13 +127,13 @@ class Outputs:
 
     def open(self, files: WorkerFiles, environment: Mapping[str, str]) -> Output:
         """Pipes for a worker with this environment. Raises ``OSError`` when there are none left."""
-        stdout = OutputStream(self._stream(files, environment, stderr=False), self._log)
+        stdout = OutputStream(self._stream(files, environment, stderr=False), self._scribe, self._log)
         try:
-            stderr = OutputStream(self._stream(files, environment, stderr=True), self._log)
+            stderr = OutputStream(self._stream(files, environment, stderr=True), self._scribe, self._log)
         except OSError:
             stdout.close()
             raise
-        self._note(files, environment)
+        self._scribe.do(lambda: self._note(files, environment))
         return Output(stdout, stderr, files, files.error_file)
 
     def move(self, output: Output, files: WorkerFiles, environment: Mapping[str, str]) -> None:
@@ -121,18 +143,28 @@ class Outputs:
         output.files = files
         if self._told_again:
             output.error_file = files.error_file
-        self._note(files, environment)
+        self._scribe.do(lambda: self._note(files, environment))
 
-    def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
+    async def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
         """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
         Paddle's layout everybody has the file, as there. Without a folder, or when it cannot be written, all of it."""
         if not files.folder or not (self._plan.links or too_long(environment)):
             return environment
         news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        text, why = json.dumps(news, indent=4, sort_keys=True), ""
+
+        def write() -> None:
+            Path(files.folder).mkdir(parents=True, exist_ok=True)
+            Path(files.backup_environment).write_text(text)
+
         try:
-            Path(files.backup_environment).write_text(json.dumps(news, indent=4, sort_keys=True))
+            await asyncio.wait_for(asyncio.to_thread(write), PATIENCE_S)
         except OSError as error:
-            self._log(f"cannot write {files.backup_environment} ({error.strerror}): workers are told all at once")
+            why = error.strerror or str(error)
+        except asyncio.TimeoutError:
+            why = f"its disk has not answered for {PATIENCE_S:g} s"
+        if why:
+            self._log(f"cannot write {files.backup_environment} ({why}): workers are told all at once")
             return environment
         return shortened(environment, files.backup_environment)
 
@@ -180,3 +212,10 @@ def _lead(link: Path, target: Path, *, keep: bool = True) -> None:
             fresh.replace(link)
         except OSError:
             fresh.unlink()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

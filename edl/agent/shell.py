@@ -55,6 +55,8 @@ RECONNECT_PAUSE_S = 0.05
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
 """How long the agent waits for the stacks of its workers, all together."""
+LOGS_S = 2.0
+"""How long the end of a launcher waits for the disk of the logs."""
 LET_GO_S = 1.0
 """How long it waits for a save that it has given up."""
 
@@ -231,6 +233,7 @@ class AgentShell:
                     await self._carry_out(step(self._state, event, self._around.clock.now_s()))
                 if isinstance(event, ev.LeaseGone):
                     self._entitlement.acted()
+            await self._around.workers.done(LOGS_S)
             return self._outcome
         finally:
             self._let_go()
@@ -511,6 +514,8 @@ class AgentShell:
 
     async def _watch_processes(self) -> None:
         async for event in self._around.processes.events():
+            if isinstance(event, WorkerExited):
+                await self._around.workers.look_for_last_words(event.pid, event.code)
             self._events.put_nowait(event)
 
     def _translate(self, event: ev.Event | ProcessEvent) -> ev.Event | None:

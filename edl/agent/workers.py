@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from edl.agent.diagnosis import last_words
 from edl.agent.environment import Local, LocalPaths, ahead_environment, seat, worker_environment
@@ -15,7 +14,7 @@ from edl.agent.events import WorkerEnded
 from edl.agent.hang import Watched
 from edl.agent.log_tree import Attempt, WorkerFiles
 from edl.agent.oom import OutOfMemory
-from edl.agent.outputs import Output, Outputs
+from edl.agent.outputs import PATIENCE_S, Output, Outputs
 from edl.config import JobSpec, LogPlan
 from edl.errors import StarterLost, WorkerStartError
 from edl.ports import Processes
@@ -32,6 +31,10 @@ _STACKS_PAUSE_S = 0.05
 """A worker that has written nothing for so long is through with its stacks."""
 
 
+SHORT_PATIENCE_S = 0.1
+"""With a disk that did not answer the last time."""
+
+
 @dataclass(slots=True)
 class _Running:
     born: Round
@@ -39,6 +42,8 @@ class _Running:
     slot: int
     output: Output
     pid: int = 0
+    written: str = ""
+    """What it has left about an uncaught exception."""
 
 
 class WorkerGroup:
@@ -69,6 +74,7 @@ class WorkerGroup:
         self._wall_clock_s = wall_clock_s
         self._running: dict[int, _Running] = {}
         self._memory = OutOfMemory()
+        self._patience_s = PATIENCE_S
 
     def meet_at(self, desk: str) -> None:
         """Where workers find their agent."""
@@ -113,7 +119,7 @@ class WorkerGroup:
         self, born: Round, slot: int, uses: tuple[int, ...], attempt: Attempt, world: World | None
     ) -> WorkerEnded | None:
         files = self._outputs.files(attempt)
-        environment = self._outputs.backed_up(files, self._worker_environment(world, slot, uses, files))
+        environment = await self._outputs.backed_up(files, self._worker_environment(world, slot, uses, files))
         try:
             output = self._outputs.open(files, environment)
         except OSError as error:
@@ -183,6 +189,20 @@ class WorkerGroup:
         worker = self._running.get(pid)
         return (worker.born, worker.slot) if worker else None
 
+    async def look_for_last_words(self, pid: int, code: int) -> None:
+        """Before ``ended``: the file lies on a disk that may hang."""
+        worker = self._running.get(pid)
+        if worker is None or not code or not worker.output.error_file:
+            return
+        written = await worker.output.last_error(self._patience_s)
+        worker.written = written or ""
+        self._patience_s = PATIENCE_S if written is not None else SHORT_PATIENCE_S  # its peers wait in line
+
+    async def done(self, limit_s: float) -> None:
+        """Wait until what workers have said lies in files, if their disk answers in time."""
+        if not await self._outputs.done(limit_s):
+            self._log(f"the disk of the logs has not answered for {limit_s:g} s: some of the workers' output is lost")
+
     def ended(self, pid: int, code: int) -> WorkerEnded | None:
         """A process is gone: what it left behind."""
         worker = self._running.pop(pid, None)
@@ -192,7 +212,7 @@ class WorkerGroup:
         if not code:
             output.close()
             return WorkerEnded(worker.born, worker.slot, code)
-        tail, written = output.stderr.tail(), _read(output.error_file)
+        tail, written = output.stderr.tail(), worker.written
         words = last_words(code, tail, written)
         output.close()
         starved = self._memory.look() if code == -signal.SIGKILL else ""
@@ -209,13 +229,6 @@ class WorkerGroup:
             time_s=self._wall_clock_s(),
             error_file=output.error_file if written else "",
         )
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 class _Patience:

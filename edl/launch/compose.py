@@ -70,6 +70,7 @@ from edl.launch.ps_options import training_of
 from edl.launch.reach import address_towards, etcd_store, identity_for, store_identity
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
+from edl.launch.watchdog import LoopWatch
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.service import Service
@@ -106,6 +107,7 @@ async def launch(settings: LaunchSettings) -> int:
         await asyncio.to_thread(switches.refuse_if_killed)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(listen_to_modules(log))
+        cleanup.callback(LoopWatch(log).end)
         settings = dataclasses.replace(settings, logs=claim(settings.logs))
         reporter = Reporter(
             settings.spec.job, settings.logs.folder, settings.outer_error_file, log, settings.report_file

@@ -15,6 +15,7 @@ import pytest
 
 from edl.agent import logs
 from edl.agent.logs import CHUNK_BYTES, DRAIN_CHUNKS, TAIL_BYTES, TAIL_LINES, OutputStream, StreamPlan
+from edl.agent.scribe import Scribe
 
 LOOKS = 1000
 """Turns of the event loop that a test gives a stream; one is usually enough."""
@@ -27,7 +28,8 @@ class Worker:
         self.console = io.BytesIO()
         self.warnings: list[str] = []
         shown = self.console if console is None else console
-        self.stream = OutputStream(StreamPlan(shown, prefix, file), self.warnings.append)
+        self.scribe = Scribe()
+        self.stream = OutputStream(StreamPlan(shown, prefix, file), self.scribe, self.warnings.append)
         self.write_fd = os.dup(self.stream.write_fd)
         self.stream.close_write_end()
 
@@ -54,6 +56,13 @@ async def worker(
     finally:
         made.end()
         made.stream.close()
+        await written(made.scribe)
+
+
+async def written(scribe: Scribe) -> None:
+    """All of it, and all warnings of it have been said."""
+    assert await scribe.done(10)
+    await asyncio.sleep(0)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -148,7 +157,7 @@ class TestConsole:
     def test_no_descriptor_is_left(self) -> None:
         async def scene() -> None:
             before = set(os.listdir("/proc/self/fd"))
-            stream = OutputStream(StreamPlan(None, b"", None), print)
+            stream = OutputStream(StreamPlan(None, b"", None), Scribe(), print)
             stream.close()
             assert set(os.listdir("/proc/self/fd")) == before
 
@@ -162,6 +171,7 @@ class TestFile:
             async with worker(file, b"[default0]:") as it:
                 it.write(b"one\ntw")
                 await it.shows(b"[default0]:one\n")
+                await written(it.scribe)
                 assert file.read_bytes() == b"one\n"
                 it.write(b"o")
                 it.stream.close()
@@ -173,9 +183,11 @@ class TestFile:
         async def scene() -> None:
             file = tmp_path / "stderr.log"
             warnings: list[str] = []
-            stream = OutputStream(StreamPlan(None, b"", file), warnings.append)
+            scribe = Scribe()
+            stream = OutputStream(StreamPlan(None, b"", file), scribe, warnings.append)
             os.write(stream.write_fd, b"one\n")
             stream.close()
+            await written(scribe)
             assert file.read_bytes() == b"one\n"
             assert warnings == []
 
@@ -242,6 +254,52 @@ class TestFile:
         play(scene)
 
 
+class TestAHangingDisk:
+    """A named pipe that nobody reads: to open it for writing takes until somebody does."""
+
+    def test_keeps_nobody_waiting_and_gets_its_lines_when_it_answers(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            file = tmp_path / "stdout.log"
+            os.mkfifo(file)
+            async with worker(file) as it:
+                it.write(b"one\n")
+                await it.shows(b"one\n")
+                assert it.stream.tail() == "one"
+                assert not await it.scribe.done(0.05)
+                reading = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+                it.stream.close()
+                await written(it.scribe)
+                assert os.read(reading, 100) == b"one\n"
+                os.close(reading)
+            assert it.warnings == []
+
+        play(scene)
+
+    def test_costs_what_is_written_beyond_a_bound_and_the_file_says_how_much(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            file = tmp_path / "stdout.log"
+            os.mkfifo(file)
+            made = Worker(file)
+            made.scribe = scribe = Scribe(most_bytes=100)
+            made.stream.close()
+            stream = OutputStream(StreamPlan(None, b"", file), scribe, made.warnings.append)
+            for number in range(5):
+                os.write(stream.write_fd, b"%060d\n" % number)
+                stream.tail()
+            reading = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+            await written(scribe)
+            os.write(stream.write_fd, b"again\n")
+            stream.close()
+            await written(scribe)
+            missing = b"[edl: 4 lines are missing here, the disk did not keep up]\n"
+            assert os.read(reading, 1000) == b"%060d\n" % 0 + missing + b"again\n"
+            assert [text.split(":")[0] for text in made.warnings] == [f"the disk of {file} does not keep up"]
+            os.close(reading)
+            made.end()
+
+        play(scene)
+
+
 class TestSwitch:
     """A round begins that the worker lives to see."""
 
@@ -250,6 +308,7 @@ class TestSwitch:
             async with worker(tmp_path / "0.log", b"1:") as it:
                 it.write(b"old\nbegun")
                 it.stream.switch(StreamPlan(it.console, b"2:", tmp_path / "1.log"))
+                await written(it.scribe)
                 assert (tmp_path / "0.log").read_bytes() == b"old\n"
                 it.write(b" and ended\n")
                 assert it.stream.tail() == "old\nbegun and ended"
@@ -270,9 +329,12 @@ class TestSwitch:
 
     def test_filtered_lines_are_found_whatever_the_console_does(self, tmp_path: Path) -> None:
         async def scene() -> None:
-            stream = OutputStream(StreamPlan(None, b">", tmp_path / "all", tmp_path / "some", (b"loss", b"acc")), print)
+            scribe = Scribe()
+            plan = StreamPlan(None, b">", tmp_path / "all", tmp_path / "some", (b"loss", b"acc"))
+            stream = OutputStream(plan, scribe, print)
             os.write(stream.write_fd, b"loss 1\nother\nacc 2\n")
             stream.close()
+            await written(scribe)
             assert (tmp_path / "all").read_bytes() == b"loss 1\nother\nacc 2\n"
             assert (tmp_path / "some").read_bytes() == b">loss 1\n>acc 2\n"
 

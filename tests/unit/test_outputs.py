@@ -26,7 +26,10 @@ def play(plan: LogPlan, scene: Callable[[Outputs], None], *, told_again: bool = 
     said: list[str] = []
 
     async def whole() -> None:
-        scene(Outputs(plan, "a", {"HOME": "/root"}, said.append, told_again=told_again))
+        outputs = Outputs(plan, "a", {"HOME": "/root"}, said.append, told_again=told_again)
+        scene(outputs)
+        assert await outputs.done(10)
+        await asyncio.sleep(0)  # its warnings
 
     asyncio.run(whole())
     return said
@@ -73,10 +76,12 @@ class TestRounds:
     def test_a_second_process_in_the_same_place_finds_nothing_of_the_first(self, tmp_path: Path) -> None:
         def scene(outputs: Outputs) -> None:
             first, second = outputs.files(attempt(3, ahead=True)), outputs.files(attempt(3, ahead=True))
-            assert Path(first.folder).is_dir() and Path(second.folder).is_dir()
             assert Path(second.folder).name == "0.2"
+            made.extend((first.folder, second.folder))
 
+        made: list[str] = []
         play(LogPlan(str(tmp_path)), scene)
+        assert all(Path(folder).is_dir() for folder in made)
 
     def test_what_cannot_be_written_is_said_and_done_without(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("")

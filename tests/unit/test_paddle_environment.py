@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from edl.agent.log_tree import Attempt
+from edl.agent.log_tree import Attempt, WorkerFiles
 from edl.agent.outputs import Outputs
 from edl.agent.paddle_environment import GPU, KINDS, backend, place, selected, shortened, too_long, trainer
 from edl.config import LogLayout, LogPlan
@@ -78,6 +79,13 @@ class TestLongLists:
         short = {"PADDLE_TRAINER_ENDPOINTS": "h:1"}
         assert shortened(short, "/f") == {**short, "PADDLE_BACKUP_ENV_PATH": "/f"}
 
+    def backed_up(self, outputs: Outputs, rank: int, told: dict[str, str]) -> tuple[WorkerFiles, dict[str, str]]:
+        async def whole() -> tuple[WorkerFiles, dict[str, str]]:
+            files = outputs.files(Attempt(Round(1), 0, rank))
+            return files, await outputs.backed_up(files, told)
+
+        return asyncio.run(whole())
+
     def outputs(self, folder: Path, layout: LogLayout, said: list[str]) -> Outputs:
         links = str(folder) if layout is LogLayout.PADDLE else ""
         return Outputs(LogPlan(str(folder / "job_a"), layout=layout, links=links), "a", {"SECRET": "s"}, said.append)
@@ -85,11 +93,11 @@ class TestLongLists:
     def test_are_in_a_file_where_paddle_looks(self, tmp_path: Path) -> None:
         said: list[str] = []
         outputs = self.outputs(tmp_path, LogLayout.TORCHRUN, said)
-        files = outputs.files(Attempt(Round(1), 0, 3))
         short = {"PADDLE_TRAINER_ENDPOINTS": "h:1", "SECRET": "s"}
-        assert outputs.backed_up(files, short) is short
+        files, environment = self.backed_up(outputs, 3, short)
+        assert environment is short
         assert not Path(files.backup_environment).exists()
-        environment = outputs.backed_up(files, {**LONG, "SECRET": "s"})
+        files, environment = self.backed_up(outputs, 3, {**LONG, "SECRET": "s"})
         assert environment == {**shortened(LONG, files.backup_environment), "SECRET": "s"}
         assert json.loads(Path(files.backup_environment).read_text()) == LONG
         backup_env = pytest.importorskip("paddle.distributed.backup_env")
@@ -102,8 +110,7 @@ class TestLongLists:
 
     def test_everybody_has_the_file_in_paddles_layout(self, tmp_path: Path) -> None:
         outputs = self.outputs(tmp_path, LogLayout.PADDLE, [])
-        files = outputs.files(Attempt(Round(1), 0, 3))
-        environment = outputs.backed_up(files, {"PADDLE_TRAINER_ENDPOINTS": "h:1"})
+        _, environment = self.backed_up(outputs, 3, {"PADDLE_TRAINER_ENDPOINTS": "h:1"})
         assert environment["PADDLE_TRAINER_ENDPOINTS"] == "h:1"
         assert json.loads(Path(environment["PADDLE_BACKUP_ENV_PATH"]).read_text()) == {
             "PADDLE_TRAINER_ENDPOINTS": "h:1"
@@ -112,9 +119,10 @@ class TestLongLists:
     def test_without_a_folder_workers_are_told_all_at_once(self, tmp_path: Path) -> None:
         said: list[str] = []
         nowhere = Outputs(LogPlan(""), "a", {}, said.append)
-        assert nowhere.backed_up(nowhere.files(Attempt(Round(1), 0)), LONG) is LONG
+        assert self.backed_up(nowhere, 0, LONG)[1] is LONG
         outputs = self.outputs(tmp_path, LogLayout.TORCHRUN, said)
-        files = outputs.files(Attempt(Round(1), 0))
-        Path(files.backup_environment).mkdir()
-        assert outputs.backed_up(files, LONG) is LONG
+        files, _ = self.backed_up(outputs, 0, {})
+        again = Path(files.folder).with_name("0.2") / Path(files.backup_environment).name
+        again.mkdir(parents=True)
+        assert self.backed_up(outputs, 0, LONG)[1] is LONG
         assert "cannot write" in said[0]
