@@ -39,6 +39,7 @@ from edl.adapters.etcd_cluster import (
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
 from edl.adapters.knocking import answers
+from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
@@ -190,7 +191,10 @@ async def _serve(
             wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
         )
     else:
+        for left in await asyncio.to_thread(sweep, runtime_folder()):
+            log(f"removed {left}: its launcher is gone")
         sockets = socket_folder()
+        own(sockets)
         cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
         member = await start_private_member(folder, sockets, token=settings.spec.job)
     if member is not None:
@@ -210,13 +214,16 @@ def data_folder(wanted: StoreSettings, job: JobId) -> Path:
     """Where this launcher's member of an embedded store has its data; it exists then. A private one has a folder of its
     own, because jobs of the same name may run side by side on a host, each with a store that nobody else knows."""
     if not (wanted.data_dir or wanted.endpoints):
-        return Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder()))
+        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder()))
+        own(private)
+        return private
     folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _remove_if_empty(folder: Path) -> None:
+    disown(folder)
     with contextlib.suppress(OSError):  # other members of this host may have their data there
         folder.rmdir()
 

@@ -6,7 +6,6 @@ import pytest
 
 from edl.cli.find import door_of
 from edl.cli.options import LAUNCHERS, where_of
-from edl.errors import UsageError
 from edl.launch.settings import CONF_KEYS
 from edl.wire.secret import Secret
 
@@ -28,9 +27,10 @@ def where(conf: str) -> dict[str, str]:
     return {"rdzv_conf": conf, "rdzv_endpoint": "h:1", "rdzv_id": "j", "secret_file": ""}
 
 
-def test_commands_take_the_conf_that_launchers_take() -> None:
+def test_commands_take_the_conf_that_launchers_take(capsys: pytest.CaptureFixture[str]) -> None:
     found = where_of(where("request_timeout=0.5,data_dir=/x,connect_timeout=9,user=me,password=p"))
     assert (found.user, found.password) == ("me", "p")
     assert {*LAUNCHERS, "ca", "cert", "key", "user", "password"} == set(CONF_KEYS)
-    with pytest.raises(UsageError, match="unknown key 'usr'"):
-        where_of(where("usr=me"))
+    assert capsys.readouterr().err == ""
+    assert where_of(where("usr=me")).user is None
+    assert "--rdzv-conf: unknown key 'usr' is passed over" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_what_is_left_out_is_the_launchers_own_default() -> None:
         (LaunchConfig(0, 1, 1), "--nnodes=0:1: the minimum must be at least 1"),
         (LaunchConfig(1, 1, 0), "--nproc-per-node=0: must be a number of at least 1"),
         (LaunchConfig(1, 1, 1, max_restarts=-1), "--max-restarts=-1: must be 0 or more"),
-        (LaunchConfig(1, 1, 1, rdzv_configs={"colour": "red"}), "colour"),
+        (LaunchConfig(1, 1, 1, rdzv_configs={"join_timeout": "soon"}), "join_timeout=soon"),
         (LaunchConfig(1, 1, 1, tee=7), "--tee=7"),
     ],
 )
