@@ -243,6 +243,33 @@ def test_pods_start_the_launcher(wanted: str, tmp_path: Path, monkeypatch: pytes
     assert {mount["name"] for mount in container["volumeMounts"]} == claimed
 
 
+@pytest.mark.parametrize("wanted", OURS)
+def test_only_who_has_the_secret_or_belongs_to_the_job_gets_in(wanted: str) -> None:
+    pod = template_of(workload(OURS[wanted]))
+    (container,) = pod["spec"]["containers"]
+    environment = {one["name"]: one.get("value", "") for one in container["env"]}
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "secret"]
+    assert mount["readOnly"] and environment["EDL_SECRET_FILE"] == f"{mount['mountPath']}/secret"
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "secret"]
+    assert volume["secret"] == {"secretName": "train", "defaultMode": 0o440}
+    assert pod["spec"]["securityContext"]["fsGroup"], "by which the launcher's user may read it"
+    assert "kubectl create secret generic train --from-literal=secret=" in (ROOT / "docs/kubernetes.md").read_text()
+    nodes, store = policies(OURS[wanted]), policies("etcd")
+    labels = pod["metadata"]["labels"]
+    for policy in (*nodes, *store):
+        assert policy["policyTypes"] == ["Ingress"]
+        assert [rule["from"] for rule in policy["ingress"]] == [[{"podSelector": {"matchLabels": labels}}]]
+    assert [policy["podSelector"]["matchLabels"] for policy in nodes if policy not in store] == [labels]
+    (etcd,) = [one for one in documents(DEPLOY / "etcd" / "etcd.yaml") if one["kind"] == "StatefulSet"]
+    (policy,) = store
+    assert policy["podSelector"]["matchLabels"] == template_of(etcd)["metadata"]["labels"]
+
+
+def policies(folder: str) -> list[Json]:
+    entries = [entry for path in _applied(DEPLOY / folder) for entry in documents(path)]
+    return [entry["spec"] for entry in entries if entry["kind"] == "NetworkPolicy"]
+
+
 def launched(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
     """What the launcher makes of its command line in a pod."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
