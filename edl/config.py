@@ -138,6 +138,8 @@ class Timeouts:
     """How long others wait for a node that imports its framework, or starts workers ahead of a world."""
     loading_s: float = 1800.0
     """How long a world waits for the node that reads the state from the checkpoint directory."""
+    restart_s: float = 30.0
+    """Longest pause before workers that keep failing as soon as they run are started again; 0: never a pause."""
 
     def __post_init__(self) -> None:
         _positive("--recover-timeout", self.recover_s)
@@ -149,6 +151,7 @@ class Timeouts:
         _positive("--spawn-timeout", self.spawn_s)
         _positive("--warming-timeout", self.warming_s)
         _positive("--loading-timeout", self.loading_s)
+        _positive("--restart-pause", self.restart_s, zero_allowed=True)
         if not 1.0 <= self.lease_ttl_s <= 3600.0:
             raise SettingError("--lease-ttl", f"{self.lease_ttl_s:g}", "must be from 1 to 3600 seconds")
 
@@ -386,6 +389,7 @@ class JobSpec:
             "--boundary-timeout": f"{self.timeouts.boundary_s:g}",
             "--hang-timeout": f"{self.timeouts.hang_s:g}",
             "--spawn-timeout": f"{self.timeouts.spawn_s:g}",
+            "--restart-pause": f"{self.timeouts.restart_s:g}",
             "--warming-timeout": f"{self.timeouts.warming_s:g}",
             "--loading-timeout": f"{self.timeouts.loading_s:g}",
             "--data": self.data or "''",

@@ -118,6 +118,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     _seconds("--rejoin-timeout", 10.0, "How long a worker with edl.run may take to leave a broken round."),
     _seconds("--boundary-timeout", 60.0, "How long workers may take to an agreed step boundary."),
     _seconds("--hang-timeout", 0.0, "Restart a round without progress after this time; 0 for never."),
+    _seconds("--restart-pause", 30.0, "Longest pause before workers that keep failing at once are started again."),
     _seconds("--spawn-timeout", 10.0, "How long the process that starts workers may take to answer."),
     _seconds("--warming-timeout", 120.0, "How long others wait for a node that imports its framework."),
     _seconds("--loading-timeout", 1800.0, "How long a world waits for the state to be read from storage."),
@@ -337,6 +338,7 @@ def _timeouts(options: Mapping[str, Any]) -> Timeouts:
         boundary_s=options["boundary_timeout"],
         hang_s=options["hang_timeout"],
         spawn_s=options["spawn_timeout"],
+        restart_s=options["restart_pause"],
         warming_s=options["warming_timeout"],
         loading_s=options["loading_timeout"],
     )

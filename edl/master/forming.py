@@ -36,6 +36,9 @@ from edl.wire.messages import (
 UNSAVED = "checkpoint"
 """Name of the flaw of a job that ends without the checkpoint its workers asked for last."""
 
+FIRST_PAUSE_S = 0.5
+"""Between the second and the third world in a row that fail at once; then each pause is twice as long."""
+
 FAREWELL_S = 5.0
 """How long an ended Master stays for agents that have not heard the outcome yet."""
 
@@ -138,11 +141,20 @@ def try_to_form(turn: Turn) -> None:
         kept_out = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
         also = f", {names(kept_out)} cordoned (edl uncordon)" if kept_out else ""
         _wait_for_nodes(turn, size.reason + also)
+    elif turn.now_s < turn.forming_since_s + pause_s(turn):
+        turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: a pause before the next one"
+        turn.wake_at(turn.forming_since_s + pause_s(turn))
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
     else:
         why = Size(size.nodes, "; ".join([size.reason, *slots.news(turn)]))
         _form_with_state(turn, ready, [member.node for member in previous], why)
+
+
+def pause_s(turn: Turn) -> float:
+    """Before the next world, where workers keep failing as soon as they run: what stands against them may pass, if it
+    is given the time. The first time there is none: that may be chance."""
+    return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s) if turn.quick > 1 else 0.0
 
 
 def _rest(turn: Turn) -> None:

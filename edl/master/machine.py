@@ -68,6 +68,9 @@ from edl.wire.messages import (
     WorkersDone,
 )
 
+QUICK_S = 5.0
+"""A world whose workers fail within so long has failed at once."""
+
 MAX_FAILURES_KEPT = 12
 """Failures remembered for one incident: enough to see the pattern, small enough for one store value."""
 
@@ -399,6 +402,7 @@ def _hanging(turn: Turn, entry: NodeEntry, hanging: Hanging) -> None:
         return
     used = turn.record.restarts + 1
     budget = turn.spec.max_restarts
+    turn.quick = 0
     what = f"{hanging.what} on {entry.info.node}" + (f"; restart {used} of {budget}" if used <= budget else "")
     turn.write(restarts=used, charged=True, failures=())
     turn.note(Kind.WORKER_FAILED, what, entry.info.node)
@@ -419,6 +423,7 @@ def _worker_failed(turn: Turn, entry: NodeEntry, failure: Failure) -> None:
         interrupt(turn)
         return
     used = record.restarts + 1
+    turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
     turn.write(restarts=used, charged=True, failures=(failure,))
     budget = turn.spec.max_restarts
     what = _describe(failure) + (f"; restart {used} of {budget}" if used <= budget else "")

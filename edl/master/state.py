@@ -208,6 +208,8 @@ class MasterState:
     """When the last world was formed, or this Master took it over."""
     trained_s: float = 0.0
     """How long that world lasted."""
+    quick: int = 0
+    """Worlds in a row whose workers failed as soon as they ran; see ``forming.pause_s``."""
     dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
     """Since when, as far as this Master knows, slots cool down that were dropped by themselves."""
     settings_failed: bool = False

@@ -35,6 +35,7 @@ class Turn:
         self.at_boundary = state.at_boundary
         self.formed_at_s = state.formed_at_s
         self.trained_s = state.trained_s
+        self.quick = state.quick
         self.dropped_s = state.dropped_s
         self.settings_failed = state.settings_failed
         self.resizing = state.resizing
@@ -65,6 +66,7 @@ class Turn:
             at_boundary=self.at_boundary,
             formed_at_s=self.formed_at_s,
             trained_s=self.trained_s,
+            quick=self.quick,
             dropped_s=self.dropped_s,
             settings_failed=self.settings_failed,
             resizing=self.resizing,

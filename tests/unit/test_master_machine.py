@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
@@ -366,3 +368,44 @@ def test_absent_nodes_are_those_that_live_and_are_not_attached() -> None:
     assert absent(rule.state) == ()
     rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
     assert absent(rule.state) == ("b",)
+
+
+class TestWorkersThatFailAtOnce:
+    """Each world fails 1 s after it was formed, unless something else is said."""
+
+    def restart(self, rule: Rule, ran_s: float = 1.0) -> float:
+        """Seconds until the next world after a failure."""
+        number = rule.state.record.round
+        rule.wait(ran_s)
+        rule.fail("a", round=number)
+        began_s = rule.now_s
+        rule.ready("a", seen=number)
+        rule.ready("b", seen=number)
+        while rule.state.record.phase is Phase.FORMING:
+            (wake,) = [effect.at_s for effect in rule.effects if isinstance(effect, ev.WakeAt)]
+            assert f"the last {rule.state.quick} worlds failed at once: a pause before the next one" in rule.reason
+            rule.wait(wake - rule.now_s)
+        assert rule.members == "ab"
+        return rule.now_s - began_s
+
+    def test_are_started_again_at_once_the_first_time_and_later_and_later_then(self) -> None:
+        rule = pair(restarts=20)
+        assert [self.restart(rule) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
+
+    def test_that_ran_for_a_while_before_begin_anew(self) -> None:
+        rule = pair(restarts=20)
+        assert [self.restart(rule, ran_s) for ran_s in (1, 1, 1, 5, 1, 1)] == [0, 0.5, 1, 0, 0, 0.5]
+
+    def test_a_lost_node_is_never_waited_for_because_of_that(self) -> None:
+        rule = pair(restarts=20)
+        self.restart(rule)
+        number = rule.state.record.round
+        rule.lose("b")
+        rule.ready("a", seen=number)
+        assert (rule.members, rule.state.record.phase) == ("a", Phase.RUNNING)
+
+    def test_no_pause_where_none_is_wanted(self) -> None:
+        rule = pair(restarts=20)
+        timeouts = dataclasses.replace(rule.spec.timeouts, restart_s=0.0)
+        rule.state = dataclasses.replace(rule.state, spec=dataclasses.replace(rule.spec, timeouts=timeouts))
+        assert [self.restart(rule) for _ in range(4)] == [0, 0, 0, 0]
