@@ -487,6 +487,8 @@ class LogPlan:
     """Folder where Paddle's names (``workerlog.0``) lead to the newest files; empty: nowhere."""
     overwrite: bool = False
     """What an earlier launch of the same job and node has left in ``folder`` may go."""
+    rounds: int = 100
+    """Rounds whose files are kept: the first one and the newest; 0: all."""
 
     def stdout(self, local_rank: int) -> StreamTarget:
         """Target of a worker's stdout."""

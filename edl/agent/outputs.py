@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -99,6 +100,9 @@ class Outputs:
         self._told_again = told_again
         self._made: dict[tuple[str, int], int] = {}
         self._scribe = Scribe()
+        self._rounds: list[str] = []
+        """Folders of rounds below that of the launch, oldest first."""
+        self._busy: Callable[[], set[str]] = set
 
     async def done(self, limit_s: float) -> bool:
         """Wait until all is written that was to be; False when the time is up."""
@@ -119,7 +123,25 @@ class Outputs:
                     log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
 
             self._scribe.do(make)
+            self._forget_rounds(attempt.folder)
         return files
+
+    def ask_busy(self, busy: Callable[[], set[str]]) -> None:
+        """``busy``: folders of rounds that living workers write into, which must stay."""
+        self._busy = busy
+
+    def _forget_rounds(self, newest: str) -> None:
+        """A job of weeks has thousands of rounds. The first one tells how it began."""
+        if newest in self._rounds:
+            return
+        self._rounds.append(newest)
+        surplus = len(self._rounds) - self._plan.rounds
+        if not self._plan.rounds or surplus <= 0:
+            return
+        busy = self._busy()
+        for old in [one for one in self._rounds[1:-1] if one not in busy][:surplus]:
+            self._rounds.remove(old)
+            self._scribe.do(functools.partial(shutil.rmtree, f"{self._plan.folder}/{old}", ignore_errors=True))
 
     def log_dir(self, files: WorkerFiles) -> str:
         """What a worker is told to be the folder for logs (``PADDLE_LOG_DIR``)."""

@@ -73,6 +73,7 @@ class WorkerGroup:
         self._log = log
         self._wall_clock_s = wall_clock_s
         self._running: dict[int, _Running] = {}
+        self._outputs.ask_busy(lambda: {one.output.files.attempt.folder for one in self._running.values()})
         self._memory = OutOfMemory()
         self._patience_s = PATIENCE_S
 

@@ -61,6 +61,13 @@ LOG_OPTIONS: list[Callable[[Any], Any]] = [
         help="Whose files and console: see docs/logs-and-errors.md. Default: auto.",
     ),
     click.option(
+        "--log-rounds",
+        type=click.IntRange(0),
+        default=100,
+        metavar="N",
+        help="Rounds whose files are kept, the first and the newest; 0: all. Default: 100.",
+    ),
+    click.option(
         "--log-overwrite",
         type=bool,  # with a value, as Paddle has it
         default=False,
@@ -104,6 +111,7 @@ def log_plan(
         quiet=said and layout is LogLayout.PADDLE,
         links=str(base) if base is not None and layout is LogLayout.PADDLE else "",
         overwrite=options["log_overwrite"],
+        rounds=options["log_rounds"],
     )
 
 

@@ -110,6 +110,30 @@ class TestRounds:
         assert list(tmp_path.iterdir()) == []
 
 
+class TestRetention:
+    def test_the_first_round_and_the_newest_are_kept_and_those_in_use(self, tmp_path: Path) -> None:
+        def scene(outputs: Outputs) -> None:
+            outputs.ask_busy(lambda: {"attempt_3"})
+            for round in range(1, 11):
+                for rank in (0, 1):
+                    output = outputs.open(outputs.files(attempt(round, rank)), NODE)
+                    write(output, str(round))
+                    output.close()
+
+        play(LogPlan(str(tmp_path), redirect_all=3, rounds=4), scene)
+        kept = sorted(path.name for path in tmp_path.iterdir())
+        assert kept == ["attempt_0", "attempt_3", "attempt_8", "attempt_9", "latest"]
+        assert (tmp_path / "latest" / "1" / "stdout.log").read_text() == "10 out\n"
+
+    def test_all_are_kept_where_that_is_wanted(self, tmp_path: Path) -> None:
+        def scene(outputs: Outputs) -> None:
+            for round in range(1, 11):
+                outputs.files(attempt(round))
+
+        play(LogPlan(str(tmp_path), rounds=0), scene)
+        assert len(list(tmp_path.iterdir())) == 10
+
+
 class TestFilters:
     def test_lines_of_all_workers_with_tee_come_together_with_their_prefix(
         self, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
