@@ -178,5 +178,5 @@ def launch(
 def own_store_endpoint(launcher: Launcher, most_nodes: int) -> str:
     """Free addresses for a store that the launchers bring: three for edl's embedded etcd where there are enough nodes
     to host them, one otherwise."""
-    count = 3 if launcher.name == "edl-embedded" and most_nodes >= 3 else 1
+    count = 3 if launcher.name in ("edl-embedded", "edl-secret") and most_nodes >= 3 else 1
     return ",".join(f"{processes.LOOPBACK}:{port}" for port in processes.free_ports(count))

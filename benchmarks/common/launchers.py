@@ -86,17 +86,20 @@ def plain_script(framework: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Edl:
     """``python -m edl.launch``. ``embedded``: its own etcd members instead of one outside. ``rejoins``: the script uses
-    ``edl.torch`` or ``edl.paddle``, so that workers keep their process."""
+    ``edl.torch`` or ``edl.paddle``, so that workers keep their process. ``secret``: embedded, and closed to others."""
 
     python: str
     embedded: bool = False
     rejoins: bool = False
+    secret: bool = False
     lease_ttl_s: float = 3.0
     deadline_s: float = 60.0
     is_edl: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
+        if self.secret:
+            return "edl-secret"
         return "edl-embedded" if self.embedded else "edl-rejoin" if self.rejoins else "edl"
 
     @property
@@ -120,7 +123,7 @@ class Edl:
         return command + plan.tail()
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
-        return {}
+        return {"EDL_SECRET": f"of {plan.job_id}, 32 letters or more, for nobody"} if self.secret else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,7 @@ LAUNCHERS: dict[str, Callable[[str, str], Launcher]] = {
     "edl": lambda own, peer: Edl(own),
     "edl-rejoin": lambda own, peer: Edl(own, rejoins=True),
     "edl-embedded": lambda own, peer: Edl(own, embedded=True),
+    "edl-secret": lambda own, peer: Edl(own, embedded=True, secret=True),
     "torchrun-tuned": lambda own, peer: Torchrun(peer, tuned=True),
     "torchrun-default": lambda own, peer: Torchrun(peer, tuned=False),
     "paddle-launch": lambda own, peer: PaddleLaunch(peer),
