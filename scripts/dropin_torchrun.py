@@ -6,6 +6,7 @@ true.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from dataclasses import dataclass
 
@@ -57,7 +58,7 @@ def options() -> list[Theirs]:
 
 
 def _text(default: object) -> str:
-    return "" if default is None or default == [] else str(default)
+    return "" if default in (None, [], argparse.SUPPRESS) else str(default)
 
 
 def our_defaults() -> dict[str, str]:

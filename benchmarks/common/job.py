@@ -179,4 +179,4 @@ def own_store_endpoint(launcher: Launcher, most_nodes: int) -> str:
     """Free addresses for a store that the launchers bring: three for edl's embedded etcd where there are enough nodes
     to host them, one otherwise."""
     count = 3 if launcher.name in ("edl-embedded", "edl-secret") and most_nodes >= 3 else 1
-    return ",".join(f"{processes.LOOPBACK}:{port}" for port in processes.free_ports(count))
+    return ",".join(f"{processes.LOOPBACK}:{port}" for port in processes.free_store_ports(count))

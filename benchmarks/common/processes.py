@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -152,6 +153,25 @@ def end_run(run: str, within_s: float = 5.0) -> list[int]:
             return [target.pid for target in targets]
         time.sleep(0.02)
     return []
+
+
+_pairs = itertools.cycle(range(20_000, 26_000, 2))
+
+
+def free_store_ports(count: int) -> list[int]:
+    """Ports for members of a store, each with the next one for its peers: below those that the kernel gives to
+    connections, which would take them before the members are up."""
+    free = (port for port in _pairs if all(_is_free(port + offset) for offset in (0, 1)))
+    return list(itertools.islice(free, count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
 
 
 def free_ports(count: int) -> list[int]:

@@ -90,6 +90,7 @@ TORCHRUN_OPTIONS: list[Callable[[Any], Any]] = [
     _accepted(
         "--print-completion",
         type=click.Choice(["bash", "zsh", "fish"]),
+        default=None,
         expose_value=False,
         is_eager=True,
         callback=_print_completion,

@@ -85,6 +85,7 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
         why="a rank map may name ranks of two digits, which torchrun refuses, and no rank that this node lacks",
     ),
     _row("--tee", HONOURED, "0", why="as for --redirects; a console line begins with the role and the global rank"),
+    _row("--log-line-prefix-template", HONOURED, "", "--log-prefix", since="2.14"),
     _row("--local-ranks-filter", HONOURED, "", why="ranks that this node lacks are refused"),
     _row("--duplicate-stdout-filters", HONOURED, "", since="2.10"),
     _row("--duplicate-stderr-filters", HONOURED, "", since="2.10"),
@@ -131,17 +132,16 @@ TORCHRUN_ROWS: tuple[Row, ...] = (
     ),
     _row("--virtual-local-rank", HONOURED, "False", since="2.10"),
     _row(
-        *("--use-env", HONOURED, "False"),
-        pet=False,
-        why="of torch.distributed.launch; it holds unless --dialect=torch.distributed.launch is given, with which "
-        "scripts get --local-rank=N as their first argument",
-    ),
-    _row("--log-line-prefix-template", HONOURED, "", "--log-prefix", since="2.14"),
-    _row(
         *("--print-completion", HONOURED, ""),
         pet=False,
         since="2.14",
         why="for bash, zsh and fish, without a further package",
+    ),
+    _row(
+        *("--use-env", HONOURED, "False"),
+        pet=False,
+        why="of torch.distributed.launch; it holds unless --dialect=torch.distributed.launch is given, with which "
+        "scripts get --local-rank=N as their first argument",
     ),
 )
 
