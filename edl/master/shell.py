@@ -20,7 +20,7 @@ from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.guarded import GuardedStore
 from edl.master.hosting import Hosted, Hosting
-from edl.master.journal import KEPT, Journal
+from edl.master.journal import KEPT, Journal, folded
 from edl.master.machine import absent, step, take_over
 from edl.master.news import OVER, Asking, Companions, News
 from edl.master.service import Service
@@ -239,12 +239,14 @@ class MasterShell:
 
     async def _carry_out(self, *decisions: ev.Decision) -> None:
         """Write what changed, then run the effects in order."""
-        added: list[JournalEntry] = []
-        for decision in decisions:
-            notes = [effect for effect in decision.effects if isinstance(effect, ev.Note)]
-            number, wall_s = decision.state.record.round, self._around.wall_clock_s()
-            added += [self.journal.make(note, number, wall_s) for note in notes]
-        record = decisions[-1].state.record
+        notes = [
+            (effect, decision.state.record.round)
+            for decision in decisions
+            for effect in decision.effects
+            if isinstance(effect, ev.Note)
+        ]
+        wall_s, record = self._around.wall_clock_s(), decisions[-1].state.record
+        added = [self.journal.make(note, number, wall_s) for note, number in folded(notes)]
         if record != self._stored or added:
             await self._write(record, added)
         self._state = decisions[-1].state

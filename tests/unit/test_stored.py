@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from edl.master.events import Kind, Note
-from edl.master.journal import KEPT, Journal
+from edl.master.journal import FOLDED, KEPT, Journal, folded
 from edl.master.service import Keep
 from edl.master.state import Phase, Record
 from edl.master.stored import (
@@ -94,6 +94,24 @@ class TestHistory:
         gone = [operation.key for operation in operations if isinstance(operation, Delete)]
         assert gone == [KEYS.journal_entry(number) for number in (1, 2, 3)]
         assert len(operations) == len(added) + len(gone)
+
+
+class TestFolding:
+    def test_many_nodes_that_come_together_are_one_line_in_the_place_of_the_first(self) -> None:
+        joins = [Note(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED + 2)]
+        other, lost = Note(Kind.WAITING, "why"), Note(Kind.NODE_LOST, "node x lost", "x")
+        notes = [other, *joins, lost]
+        found = folded([(note, 3) for note in notes])
+        assert [(note.kind, number) for note, number in found] == [
+            (Kind.WAITING, 3),
+            (Kind.NODE_JOINED, 3),
+            (Kind.NODE_LOST, 3),
+        ]
+        assert found[1][0].text == "10 nodes are ready: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more"
+
+    def test_a_few_are_named_one_by_one(self) -> None:
+        joins = [(Note(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}"), 1) for one in range(FOLDED)]
+        assert folded(joins) == joins
 
 
 class TestServices:
