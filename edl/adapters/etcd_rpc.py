@@ -62,6 +62,10 @@ LONGEST_PAUSE_S = 0.02
 CHECK = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
 CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
 
+SLOW = (
+    "A connection stands, so etcd is frozen, or its disk or the network is slow: --rdzv-conf=request_timeout=SECONDS "
+    "waits longer for each answer"
+)
 NO_TLS = (
     "Something answers there, and not in TLS: if it is this etcd, drop etcds:// and ca=, cert=, key= of --rdzv-conf, "
     "or have it speak TLS"
@@ -330,7 +334,8 @@ class Connections:
             return LeaseLost(f"the lease is not known to etcd at {endpoint.address} (any more): {detail}")
         if failure is Verdict.WRONG:
             return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}")
-        return self.unavailable(f"{endpoint.address}: {detail}")
+        slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return self.unavailable(f"{endpoint.address}: {detail}", SLOW if slow else CHECK)
 
     def unavailable(self, detail: str, advice: str = CHECK) -> StoreUnavailable:
         """The error for "no answer", with what gRPC knows about it."""

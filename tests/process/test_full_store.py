@@ -12,7 +12,7 @@ import pytest
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_room import keep_room, make_room
 from edl.adapters.etcd_server import EtcdMember
-from edl.errors import StoreFull
+from edl.errors import StoreFull, StoreUnavailable
 from edl.ports import Put
 from tests.process.harness import DEADLINE_S, Job, OutsideEtcd, lone_member, until
 
@@ -109,3 +109,29 @@ async def _fill(etcd: OutsideEtcd) -> None:
 
 async def _make_room(member: EtcdMember) -> None:
     assert "was full" in await make_room(member)
+
+
+def test_a_store_that_is_too_slow_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    """Frozen, it stands for one that takes longer than each call may."""
+
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        store, patient = EtcdStore([member.endpoint], request_timeout_s=0.3), EtcdStore([member.endpoint])
+        try:
+            await store.write([Put("a", b"1")])
+            await patient.read("a")
+            os.kill(member.pid or 0, signal.SIGSTOP)
+            with pytest.raises(StoreUnavailable, match=r"etcd is frozen, or its disk .*request_timeout=SECONDS"):
+                while True:  # a thread of it may be in the middle of an answer
+                    await store.read("a")
+            waiting = asyncio.ensure_future(patient.read("a"))
+            await asyncio.sleep(0)
+            os.kill(member.pid or 0, signal.SIGCONT)
+            assert [entry.value for entry in (await waiting).entries] == [b"1"]
+        finally:
+            os.kill(member.pid or 0, signal.SIGCONT)
+            await store.close()
+            await patient.close()
+            await member.stop()
+
+    asyncio.run(body())
