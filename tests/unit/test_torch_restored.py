@@ -141,7 +141,7 @@ def test_modules_do_not_change_when_the_memory_is_used_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("make", [functools.partial(torch.jit.script, torch.nn.Linear(3, 3))])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_scripted_modules(make: Callable[[], Any]) -> None:
     state = State(model=make())
     memory = Memory(state)
