@@ -19,6 +19,11 @@ _CHAINED = (
 _FINAL_LINE = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning)(?::|$)")
 """How the last line of a traceback begins; looked for where the first one has scrolled away."""
 
+_USAGE = 2
+"""Status of a program that was called in a wrong way."""
+_USAGE_LINE = re.compile(r"^[Uu]sage: ", re.MULTILINE)
+_REFUSED = re.compile(r"(\S+: )?[Ee]rror: ")
+
 LONGEST_EXCEPTION = 1000
 LONGEST_TRACEBACK = 8000
 """Characters kept. A record of many failures has to fit into one value of the store (etcd takes 1.5 MiB)."""
@@ -48,6 +53,12 @@ def last_words(exit_code: int, tail: str, error_file: str) -> LastWords:
         _sendable(traceback)[-LONGEST_TRACEBACK:],
         speaks_of_lost_peer(complaint),
     )
+
+
+def is_usage_error(exit_code: int, tail: str) -> bool:
+    """Whether the script has refused its own command line, as argparse and click do: it would do so again."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    return exit_code == _USAGE and bool(lines) and bool(_REFUSED.match(lines[-1])) and bool(_USAGE_LINE.search(tail))
 
 
 def _sendable(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from edl.agent import independent, leaving, rounds
 from edl.agent.deadlines import watch_deadlines
+from edl.agent.diagnosis import is_usage_error
 from edl.agent.events import (
     Connected,
     Decision,
@@ -51,7 +52,7 @@ from edl.agent.events import (
 )
 from edl.agent.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
 from edl.agent.turn import SIGINT, SIGKILL, SIGTERM, Turn
-from edl.exit_codes import BEGIN_ANEW
+from edl.exit_codes import BEGIN_ANEW, ExitCode
 from edl.types import NodeId, Round
 from edl.wire.messages import (
     Depart,
@@ -286,7 +287,7 @@ def _failure(state: AgentState, world: World, worker: Worker, event: WorkerEnded
         pid=event.pid,
         time_s=event.time_s,
         error_file=event.error_file,
-        final=worker.final,
+        final=worker.final or (int(ExitCode.WORKER_FAILED) if is_usage_error(event.exit_code, event.tail) else 0),
     )
 
 

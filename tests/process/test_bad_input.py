@@ -250,3 +250,21 @@ def test_both_ends_of_a_pipe_that_nobody_reads(tmp_path: Path, etcd: OutsideEtcd
         os.close(writing)
         assert process.wait(60) == 0
         assert job.steps()[-1].step == 10
+
+
+def test_a_script_that_refuses_its_own_command_line_is_started_once(job: Job, tmp_path: Path) -> None:
+    script = tmp_path / "strict.py"
+    script.write_text(
+        "import argparse\n"
+        "print('started', flush=True)\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--folder')\n"
+        "parser.add_argument('--data', required=True)\n"
+        "parser.parse_args()\n"
+    )
+    job.script = [str(script)]
+    node = job.start("a", options=["--max-restarts=3"])
+    assert node.exit_code() == ExitCode.WORKER_FAILED
+    assert node.text.count("started") == 1
+    assert "starting again would not help" in node.text
+    assert "the following arguments are required: --data" in node.text

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from edl.agent.diagnosis import LONGEST_EXCEPTION, LONGEST_TRACEBACK, LastWords, last_words
+from edl.agent.diagnosis import LONGEST_EXCEPTION, LONGEST_TRACEBACK, LastWords, is_usage_error, last_words
 from edl.types import NodeId, Rank, Round
 from edl.wire import codec
 from edl.wire.messages import Failure, WorkerFailed
@@ -274,3 +274,24 @@ class TestSending:
         assert words.exception.startswith("ValueError: yyy")
         assert len(words.traceback) == LONGEST_TRACEBACK
         assert words.traceback.endswith("\nthe end")
+
+
+ARGPARSE = "usage: train.py [-h] --data DATA\ntrain.py: error: the following arguments are required: --data\n"
+CLICK = "Usage: train.py [OPTIONS]\nTry 'train.py --help' for help.\n\nError: No such option: --deptj\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "refused"),
+    [
+        (2, ARGPARSE, True),
+        (2, CLICK, True),
+        (2, f"importing\n{ARGPARSE}\n", True),
+        (1, ARGPARSE, False),
+        (2, "ls: cannot access 'x'\n", False),
+        (2, "train.py: error: the disk is full\n", False),
+        (2, f"{ARGPARSE}caught that, and ended for another reason\n", False),
+        (2, "", False),
+    ],
+)
+def test_a_script_that_refuses_its_own_command_line_would_do_so_again(code: int, tail: str, refused: bool) -> None:
+    assert is_usage_error(code, tail) == refused
