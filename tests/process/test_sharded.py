@@ -15,8 +15,9 @@ import pytest
 
 from edl.exit_codes import ExitCode
 from tests.process.harness import ROOT, WORKERS, Job, OutsideEtcd, until
+from tests.torch_release import since
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, since("2.6", "FSDP2 works on GPUs alone")]
 SCRIPT = WORKERS / "sharded_torch.py"
 NODES = ("a", "b")
 

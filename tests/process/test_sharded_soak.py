@@ -26,8 +26,9 @@ import pytest
 
 from tests.process.harness import until
 from tests.process.test_sharded import NODES, Sharded, run
+from tests.torch_release import since
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, since("2.6", "FSDP2 works on GPUs alone")]
 FEW = 4
 KILLS = int(os.environ.get("EDL_SHARDED_KILLS", "50"))
 WORKER, NODE, ALL, FAIL, FLIP, FULL = "kill a worker", "kill a node", "kill all", "fail", "flip a bit", "fill the disk"

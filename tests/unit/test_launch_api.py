@@ -165,7 +165,7 @@ def test_each_call_without_a_name_is_a_job_of_its_own(monkeypatch: pytest.Monkey
 def test_every_field_of_torchs_config_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_api = pytest.importorskip("torch.distributed.launcher.api")
     assert {one.name for one in dataclasses.fields(torch_api.LaunchConfig)} <= set(vars(torchs_config()))
-    config = torch_api.LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", numa_options=None)
+    config = torch_api.LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0")
     settings = read(config)
     assert (settings.slots, settings.spec.timeouts.shutdown_s, settings.spec.timeouts.recover_s) == (2, 30.0, 600.0)
 

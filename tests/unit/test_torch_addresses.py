@@ -17,6 +17,7 @@ from edl.torch.addresses import Addresses, endpoint, published
 from edl.torch.group import NotingStore, TorchGroup
 from edl.torch.sockets import connections, listeners
 from edl.wire.local import Seat
+from tests.torch_release import installed
 
 pytestmark = pytest.mark.torch
 
@@ -166,7 +167,8 @@ def test_gloo_of_this_torch_publishes_what_is_understood_and_an_abort_ends_its_q
     group.connect("gloo")
     try:
         (found,) = group.addresses.own
-        assert found in group.addresses.others, "each rank reads all, its own as well"
+        if installed() >= (2, 6):  # before that a rank that is alone has nothing to read
+            assert found in group.addresses.others, "each rank reads all, its own as well"
         assert len(listeners(group.addresses)) == 1
         more = dist.new_group([0], backend="gloo")
         assert more is not None and len(listeners(group.addresses)) == 2, "groups within the group as well"

@@ -25,6 +25,7 @@ PEAK = """
 import sys, torch
 from edl.torch.state import State
 from tests.unit.torch_memory import Memory
+from tests.torch_release import installed
 
 def built():
     model = torch.nn.Linear(4096, 2048, bias=False)  # 32 MB, and 64 MB of moments
@@ -302,8 +303,9 @@ SCHEDULERS: dict[str, Any] = {
     "ChainedScheduler": lambda o: torch.optim.lr_scheduler.ChainedScheduler(
         [torch.optim.lr_scheduler.StepLR(o, 2), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)]
     ),
-    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.3),
 }
+if installed() >= (2, 6):  # before that its state held a function, which is refused
+    SCHEDULERS["SWALR"] = lambda o: torch.optim.swa_utils.SWALR(o, 0.3)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

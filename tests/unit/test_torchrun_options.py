@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import signal
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
 from edl.ports import CommandKind
 from scripts import dropin, dropin_torchrun
 from scripts.dropin_torchrun import Theirs
+from tests.torch_release import installed, release, since
 from tests.unit.launching import read, tell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,12 +56,7 @@ def theirs() -> dict[str, Theirs]:
 
 def known_there() -> list[Row]:
     """Rows of the options that the installed torch has."""
-    installed = _release(importlib.metadata.version("torch"))
-    return [row for row in TORCHRUN_ROWS if _release(row.since) <= installed]
-
-
-def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:2]) if text else ()
+    return [row for row in TORCHRUN_ROWS if not row.since or release(row.since) <= installed()]
 
 
 def test_every_option_of_torchrun_is_in_the_table_and_no_other(theirs: dict[str, Theirs]) -> None:
@@ -69,6 +64,7 @@ def test_every_option_of_torchrun_is_in_the_table_and_no_other(theirs: dict[str,
     assert len(theirs) >= 24
 
 
+@since("2.12", "other defaults of --master-port and --shutdown-timeout")
 def test_the_table_has_torchruns_defaults_kinds_and_variables(theirs: dict[str, Theirs]) -> None:
     for row in known_there():
         one = theirs[row.name]
@@ -76,6 +72,7 @@ def test_the_table_has_torchruns_defaults_kinds_and_variables(theirs: dict[str, 
         assert row.variables == ((one.variable,) if one.variable else ()), row.option
 
 
+@since("2.12", "as above")
 def test_every_default_is_the_same_or_has_its_reason(theirs: dict[str, Theirs]) -> None:
     ours = dropin_torchrun.our_defaults()
     nothing = {"numa_binding": "none", "master_port": "0"}  # as their words for nothing
