@@ -17,6 +17,7 @@ np = pytest.importorskip("numpy")
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.state import State  # noqa: E402
+from tests.torch_release import installed  # noqa: E402
 from tests.unit.torch_memory import Memory, same  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -25,7 +26,6 @@ PEAK = """
 import sys, torch
 from edl.torch.state import State
 from tests.unit.torch_memory import Memory
-from tests.torch_release import installed
 
 def built():
     model = torch.nn.Linear(4096, 2048, bias=False)  # 32 MB, and 64 MB of moments

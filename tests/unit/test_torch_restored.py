@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
 from edl.torch.state import State  # noqa: E402
-from tests.torch_release import installed
+from tests.torch_release import installed  # noqa: E402
 from tests.unit.torch_memory import Memory, same  # noqa: E402
 
 pytestmark = pytest.mark.torch
