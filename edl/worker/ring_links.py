@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import ipaddress
 import os
 import select
 import socket
@@ -407,13 +408,26 @@ class _Door:
         self._listener = links._adopt(socket.socket(family, socket.SOCK_STREAM))
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(("", port))
+            self._bind(host, port)
             self._listener.listen(_BACKLOG)
         except OSError:
             links._drop(self._listener)
             links.check()
             raise
         self._guests: dict[socket.socket, bytes] = {}
+
+    def _bind(self, host: str, port: int) -> None:
+        """On the address that others call, if it is one of this host's: behind a translation of addresses it is not,
+        and a name may stand for another one here than there."""
+        try:
+            ipaddress.ip_address(host)
+            self._listener.bind((host, port))
+        except ValueError:
+            self._listener.bind(("", port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            self._listener.bind(("", port))
 
     def prepare(self, poll: select.poll) -> None:
         for connection in (self._listener, *self._guests):

@@ -325,6 +325,35 @@ def test_a_ring_forms_among_strangers_that_say_nothing_or_nonsense() -> None:
     ports.close()
 
 
+@pytest.mark.parametrize(
+    ("named", "other", "there"),
+    [("127.0.0.1", "127.0.0.2", False), ("192.0.2.1", "127.0.0.2", True), ("localhost", "127.0.0.2", True)],
+    ids=["the address that others call", "none of this host's", "a name"],
+)
+def test_a_rank_listens_where_it_is_called(named: str, other: str, there: bool) -> None:
+    ports = Ports(2)
+    port = int(ports.endpoints[0].rpartition(":")[2])
+    ring = Ring(0, 2, [f"{named}:{port}", ports.endpoints[1]], TOKEN)
+    with ThreadPoolExecutor(1) as threads:
+        connecting = threads.submit(ring.connect, 10)
+        while not connecting.done():
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except ConnectionRefusedError:
+                continue
+        try:
+            socket.create_connection((other, port)).close()
+            found = True
+        except ConnectionRefusedError:
+            found = False
+        ring.abort()
+        assert isinstance(connecting.exception(10), PeerLost)
+    ring.close()
+    ports.close()
+    assert found == there
+
+
 def test_a_peer_that_ends_in_good_order_after_the_last_call_harms_nobody(ranks: Callable[[int], Ranks]) -> None:
     def work(ring: Ring) -> float:
         array = np.full(200_000, ring.rank, np.float32)
