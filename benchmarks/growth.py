@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import click
+import psutil
 
 from benchmarks.common.etcd import PrivateEtcd
 from edl.adapters.clock import SystemClock, wall_clock_s
@@ -52,6 +53,7 @@ LEASE_S = 3.0
 PATIENCE_S = 300.0
 SETTLE_S = 1.0
 IDLE_S = 5.0
+MINUTE_S = 60.0
 AT_ONCE = 100
 """Keys of nodes in one transaction."""
 
@@ -143,7 +145,7 @@ async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
         elif order == "lose":
             lost = nodes.pop()
             lost.task.cancel()
-            pipe.send(time.monotonic())
+            pipe.send(lost.info.node)
         elif order == "end":
             return
 
@@ -270,8 +272,12 @@ class Result:
     peak_mb: float = 0.0
 
 
+Ask = Callable[..., Any]
+"""Asks the process of the nodes for something; see ``_nodes``."""
+
+
 @contextlib.asynccontextmanager
-async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[Callable[..., Any]]:
+async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[Ask]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=nodes_process, args=(theirs, infos, port), daemon=True)
@@ -302,8 +308,34 @@ async def _look(result: Result, meter: Meter, port: int) -> None:
     result.idle_share = idle.cpu_s / idle.seconds
 
 
-async def measure(count: int, endpoint: str) -> Result:
-    """All that is measured with so many nodes."""
+async def _endure(masters: Masters, meter: Meter, ask: Ask, minutes: int, keys: JobKeys) -> None:
+    """A node is lost each minute, and in the middle of it all the Master."""
+    for minute in range(1, minutes + 1):
+        meter.begin()
+        began_s = time.monotonic()
+        if minute == minutes // 2 + 1:
+            await masters.end()
+            await masters.begin()
+            await _until(lambda: masters.shell is not None and not masters.shell.misses_nodes)
+        assert masters.shell is not None
+        number = masters.shell.status().round + 1
+        lost = await ask("lose")
+        await meter.store.write([Delete(keys.node(lost))])
+        await ask("started", Round(number))
+        spent = meter.spent()
+        await asyncio.sleep(max(0.0, MINUTE_S - (time.monotonic() - began_s)))
+        rest = meter.spent()
+        resident_mb = psutil.Process().memory_info().rss / 2**20
+        print(
+            f"minute {minute:2}: re-formed in {spent.seconds:.1f} s; CPU {rest.cpu_s:.1f} s, "
+            f"longest lag {rest.lag_s:.2f} s, {rest.writes} writes, {rest.written_bytes / 1000:.0f} kB, "
+            f"{resident_mb:.0f} MB, {masters.deposed} times deposed",
+            flush=True,
+        )
+
+
+async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
+    """All that is measured with so many nodes. ``minutes``: of losses afterwards."""
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
     spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=LEASE_S))
     result, meter = Result(count), Meter(store)
@@ -341,8 +373,8 @@ async def measure(count: int, endpoint: str) -> Result:
         await masters.begin()
         await _until(lambda: masters.shell is not None and not masters.shell.misses_nodes)
         result.phases["failover"] = meter.spent()
-    result.deposed = masters.deposed
-    result.peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        await _endure(masters, meter, ask, minutes, keys)
+    result.deposed, result.peak_mb = masters.deposed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     await masters.end()
     watching.cancel()
     await server.stop()
@@ -386,14 +418,15 @@ def exponents(results: Sequence[Result]) -> str:
 
 @click.command()
 @click.option("--nodes", default="50,100,200,300,1000", help="Numbers of nodes.")
-def main(nodes: str) -> None:
+@click.option("--minutes", default=0, help="Afterwards lose a node each minute for so long, and once the Master.")
+def main(nodes: str, minutes: int) -> None:
     """Print the table and the exponents."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     results = []
     for count in (int(one) for one in nodes.split(",")):
         with PrivateEtcd() as etcd:
-            results.append(asyncio.run(measure(count, etcd.endpoints)))
+            results.append(asyncio.run(measure(count, etcd.endpoints, minutes)))
             print(table(results[-1:]), flush=True)
     print("\n" + table(results) + "\n\n" + exponents(results))
 

@@ -153,8 +153,11 @@ def try_to_form(turn: Turn) -> None:
 
 def pause_s(turn: Turn) -> float:
     """Before the next world, where workers keep failing as soon as they run: what stands against them may pass, if it
-    is given the time. The first time there is none: that may be chance."""
-    return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s) if turn.quick > 1 else 0.0
+    is given the time. The first time there is none: that may be chance. Workers that need no others fail one by one,
+    which says nothing of the next one."""
+    if turn.quick < 2 or turn.spec.independent:
+        return 0.0
+    return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s)
 
 
 def _rest(turn: Turn) -> None:

@@ -38,7 +38,11 @@ def cluster_job(
 ) -> Iterator[tuple[Job, FakeCluster]]:
     """A workload of deploy/kubernetes with the Role that stands beside it; only its size, and what is told to the
     launcher about this host, are changed."""
-    job = Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_plain.py"),))
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    secret.chmod(0o600)
+    environment = {"EDL_SECRET_FILE": str(secret)}
+    job = Job(tmp_path, [etcd.endpoint], script=(str(WORKERS / "rejoin_plain.py"),), environment=environment)
     with job:
         path = f"{Path(sys.executable).parent}:{job.base_environment()['PATH']}"
         with FakeCluster(tmp_path, {**job.base_environment(), "PATH": path}) as cluster:
@@ -53,6 +57,8 @@ def cluster_job(
             (entry,) = documents_of(DEPLOY / folder / ("statefulset.yaml" if folder == "base" else "job.yaml"))
             entry["spec"].update(size)
             container = entry["spec"]["template"]["spec"]["containers"][0]
+            (mounted,) = [one for one in container["env"] if one["name"] == "EDL_SECRET_FILE"]
+            mounted["value"] = str(secret)  # as if the Secret had been mounted there
             *given, script = container["args"]
             assert script == "/app/train.py"
             container["args"] = [*given, *ours, *options, *job.script, f"--folder={job.steps_folder}", "--pause=0.1"]

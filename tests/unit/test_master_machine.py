@@ -40,7 +40,7 @@ class Rule:
         present: str = "",
         hyper: HyperPolicy | None = None,
     ) -> None:
-        timeouts = Timeouts(recover_s=10.0, shutdown_s=1.0, lease_ttl_s=3.0)
+        timeouts = Timeouts(recover_s=10.0, shutdown_s=1.0, lease_ttl_s=3.0, restart_s=0.0)
         self.spec = JobSpec(JobId("job"), bounds, restarts, level, timeouts, hyper=hyper or HyperPolicy())
         self.now_s = 100.0
         decision = take_over(self.spec, record, [info(name) for name in present], self.now_s)
@@ -373,6 +373,12 @@ def test_absent_nodes_are_those_that_live_and_are_not_attached() -> None:
 class TestWorkersThatFailAtOnce:
     """Each world fails 1 s after it was formed, unless something else is said."""
 
+    def rule(self, longest_s: float = 30.0) -> Rule:
+        rule = pair(restarts=20)
+        timeouts = dataclasses.replace(rule.spec.timeouts, restart_s=longest_s)
+        rule.state = dataclasses.replace(rule.state, spec=dataclasses.replace(rule.spec, timeouts=timeouts))
+        return rule
+
     def restart(self, rule: Rule, ran_s: float = 1.0) -> float:
         """Seconds until the next world after a failure."""
         number = rule.state.record.round
@@ -389,15 +395,15 @@ class TestWorkersThatFailAtOnce:
         return rule.now_s - began_s
 
     def test_are_started_again_at_once_the_first_time_and_later_and_later_then(self) -> None:
-        rule = pair(restarts=20)
+        rule = self.rule()
         assert [self.restart(rule) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
 
     def test_that_ran_for_a_while_before_begin_anew(self) -> None:
-        rule = pair(restarts=20)
+        rule = self.rule()
         assert [self.restart(rule, ran_s) for ran_s in (1, 1, 1, 5, 1, 1)] == [0, 0.5, 1, 0, 0, 0.5]
 
     def test_a_lost_node_is_never_waited_for_because_of_that(self) -> None:
-        rule = pair(restarts=20)
+        rule = self.rule()
         self.restart(rule)
         number = rule.state.record.round
         rule.lose("b")
@@ -405,7 +411,5 @@ class TestWorkersThatFailAtOnce:
         assert (rule.members, rule.state.record.phase) == ("a", Phase.RUNNING)
 
     def test_no_pause_where_none_is_wanted(self) -> None:
-        rule = pair(restarts=20)
-        timeouts = dataclasses.replace(rule.spec.timeouts, restart_s=0.0)
-        rule.state = dataclasses.replace(rule.state, spec=dataclasses.replace(rule.spec, timeouts=timeouts))
+        rule = self.rule(0.0)
         assert [self.restart(rule) for _ in range(4)] == [0, 0, 0, 0]

@@ -154,6 +154,7 @@ def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
         environment = bench.processes.environments[1001]
         assert environment["PATH"] == "/bin"
         assert environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2" / "1" / "error.json")
+        await bench.group.done(10)
         assert (tmp_path / "attempt_2" / "1").is_dir()
         assert bench.group.place(1001) == (Round(3), 1)
         assert bench.group.place(7) is None
@@ -252,7 +253,9 @@ def test_the_error_file_knows_better(tmp_path: Path) -> None:
 
     async def scene() -> None:
         await bench.group.start(WORLD, (0, 1))
+        await bench.group.done(10)
         (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
+        await bench.group.look_for_last_words(1000, 1)
         ended = bench.group.ended(1000, 1)
         assert ended is not None
         assert ended.exception == "from the file"
@@ -278,6 +281,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
         bench.group.ended(1001, 0)
+        await bench.group.done(10)
         folder = tmp_path / "attempt_2" / "1"
         assert (folder / "stdout.log").read_bytes() == b"to the file\n"
         assert (folder / "stderr.log").read_bytes() == b"to both\n"
