@@ -68,7 +68,7 @@ from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
 from edl.launch.ps_options import training_of
-from edl.launch.reach import address_towards, etcd_store, identity_for, store_identity
+from edl.launch.reach import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.watchdog import LoopWatch
@@ -449,6 +449,8 @@ def _put_together(
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.worker_status,
+            leases=etcd_leases(settings.store, place.endpoints),
+            entitle_aside=processes.entitle_aside,
             kill_workers=processes.kill,
         )
     )

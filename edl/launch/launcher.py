@@ -19,6 +19,7 @@ from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
+from edl.launch.lease_guard import LeaseGuard, Leases
 from edl.launch.notices import Poller
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings
@@ -72,6 +73,8 @@ class Parts:
     """Tells ``edl status`` on this host where the job is."""
     log: Callable[[str], None]
     reporter: Reporter
+    leases: Leases
+    """Renews this launcher's lease from a thread; see ``LeaseGuard``."""
     beside: Sequence[Beside] = ()
     """What else this launcher has, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
@@ -79,6 +82,8 @@ class Parts:
     """Looks whether this host is about to be taken away."""
     worker_status: bool = False
     """End a failed job with the status of the worker that failed first."""
+    entitle_aside: Callable[[float], None] = lambda until_s: None
+    """Tells the fork server from a thread until when workers may run."""
     kill_workers: Callable[[], None] = lambda: None
     """SIGKILL every worker, and what starts them, without waiting for anything."""
     exit_now: Callable[[int], object] = os._exit
@@ -95,6 +100,7 @@ class Launcher:
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
+        self._guard: LeaseGuard
 
     async def run(self) -> int:
         """Take part in the job; returns the exit status."""
@@ -110,6 +116,7 @@ class Launcher:
         for forwarded in parts.leave.forwarded:
             loop.add_signal_handler(forwarded, parts.agent.forward, forwarded)
         parts.note.write()
+        self._guard = LeaseGuard(parts.lease_ttl_s, parts.leases, parts.entitle_aside, parts.agent.leased, parts.log)
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
         stores = [asyncio.ensure_future(self._keep_member())]
@@ -128,6 +135,7 @@ class Launcher:
             parts.reporter.keep(status, outcome.reason, outcome.failures)
             await self._let_master_finish(parts.candidate.shell)
         finally:
+            self._guard.end()
             parts.note.remove()
             for task in (notices, *stores, lease, election):
                 await end(task)
@@ -147,8 +155,10 @@ class Launcher:
         parts = self._parts
         while True:
             self._touched_s = parts.clock.now_s()
+            self._guard.holds(parts.registration.lease, self._touched_s)
             await parts.registration.keep(self._renewed, self._missed)
             parts.registration.lease = Incarnation(0)
+            self._guard.holds(0, 0.0)
             parts.candidate.unregistered()
             self._renewing.clear()
             parts.agent.post(LeaseGone())
@@ -177,6 +187,7 @@ class Launcher:
             self._store_away = False
             self._parts.log("the store answers again")
         self._touched_s = self._parts.clock.now_s()
+        self._guard.holds(self._parts.registration.lease, asked_s)
         self._parts.agent.leased(asked_s)
 
     def _missed(self) -> None:

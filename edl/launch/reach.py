@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_lease import EtcdLeases
 from edl.adapters.etcd_plan import is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.identity import Identity, identity_of
@@ -34,13 +35,16 @@ def store_identity(wanted: StoreSettings) -> Identity | None:
 
 def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
     """The store at these endpoints, with the credentials and time limits of the settings."""
-    return EtcdStore(
-        endpoints,
-        request_timeout_s=wanted.request_timeout_s,
-        tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else store_identity(wanted),
-        user=wanted.user or None,
-        password=wanted.password or None,
-    )
+    return EtcdStore(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
+
+
+def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdLeases:
+    """The same for a thread that renews a lease."""
+    return EtcdLeases(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
+
+
+def _tls(wanted: StoreSettings) -> EtcdTls | Identity | None:
+    return EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else store_identity(wanted)
 
 
 def address_towards(endpoint: str) -> str:

@@ -21,6 +21,7 @@ import pytest
 
 from edl.adapters.etcd import EtcdStore, EtcdTls
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
+from edl.adapters.etcd_lease import EtcdLeases
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
@@ -407,7 +408,16 @@ def test_login_by_user_and_password(tmp_path: Path) -> None:
         after = (await store.read("/j/")).revision
         watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "2"))
         await store.write([Put("/j/1", b"")])
-        assert await store.renew_lease(await store.grant_lease(5)) == 5.0
+        lease = await store.grant_lease(5)
+        assert await store.renew_lease(lease) == 5.0
+        beside = EtcdLeases([member.endpoint], 2.0, user="root", password="right")
+        assert await asyncio.to_thread(beside.renew, lease)
+        await store.revoke_lease(lease)
+        assert not await asyncio.to_thread(beside.renew, lease)
+        beside.close()
+        wrong = EtcdLeases([member.endpoint], 2.0, user="root", password="wrong")
+        assert not await asyncio.to_thread(wrong.renew, await store.grant_lease(5))
+        wrong.close()
         kill(member)  # which forgets the tokens it gave out
         await member.wait_exit()
         member.start()
@@ -450,7 +460,7 @@ def make_certificate(folder: Path, name: str) -> tuple[str, str]:
 def test_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "right")
     other, _ = make_certificate(tmp_path, "other")
-    endpoint, peer = free_endpoints(2)
+    endpoint, peer, nobody = free_endpoints(3)
     urls = [f"--listen-client-urls=https://{endpoint}", f"--advertise-client-urls=https://{endpoint}"]
     urls += [f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"]
     flags = [f"--initial-cluster=default=http://{peer}", f"--cert-file={certificate}", f"--key-file={key}"]
@@ -460,6 +470,12 @@ def test_tls(tmp_path: Path) -> None:
     async def body() -> None:
         store = EtcdStore([endpoint], tls=EtcdTls(certificate))
         await persistently(lambda: store.write([Put("/j/a", b"")]))
+        lease = await store.grant_lease(5)
+        # The first address is nobody's: the second one has half of the time.
+        for addresses, trusted in (([nobody, endpoint], certificate), ([endpoint], other)):
+            beside = EtcdLeases(addresses, 4.0, EtcdTls(trusted))
+            assert await asyncio.to_thread(beside.renew, lease) is (trusted == certificate)
+            beside.close()
         await store.close()
         store = EtcdStore([endpoint], tls=EtcdTls(other), request_timeout_s=0.5)
         with pytest.raises(StoreRefused, match="no TLS connection"):
