@@ -34,8 +34,7 @@ async def claim(path: Path, timeout_s: float) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever waits for this file sees that it is not the one
-        os.close(descriptor)
+        _release(path, descriptor)
 
 
 def _take(path: Path) -> int | None:
@@ -48,3 +47,8 @@ def _take(path: Path) -> int | None:
             return descriptor
     os.close(descriptor)
     return None
+
+
+def _release(path: Path, descriptor: int) -> None:
+    path.unlink(missing_ok=True)  # while it is held: whoever waits for this file sees that it is another one by then
+    os.close(descriptor)

@@ -186,6 +186,9 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
                 clock.advance(lasted_s)
                 return "cut"
 
+            def send(self, message: object) -> None:
+                pass
+
         async def refuses(host: str, port: int) -> bool:
             return False
 
