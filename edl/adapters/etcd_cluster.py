@@ -136,7 +136,7 @@ async def _claim(plan: MemberPlan, timeout_s: float) -> AsyncIterator[None]:
             await held.enter_async_context(claim(lock, timeout_s))
         except TimeoutError:
             raise StoreUnavailable(
-                f"another launcher has been starting the etcd member {plan.endpoint} for {timeout_s:g} s and holds {lock}"
+                f"another launcher has been starting the etcd member {plan.endpoint} for {timeout_s:g} s: {lock}"
             ) from None
         yield
 
