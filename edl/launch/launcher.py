@@ -182,12 +182,12 @@ class Launcher:
                 parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
             else:
                 parts.log(f"the embedded etcd keeps ending: {member.failure()}")
-            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
             try:
                 member.start()
             except (StoreError, OSError) as error:
                 parts.log(f"the embedded etcd does not start: {error}")
             await asyncio.sleep(pauses.next())
+            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S  # from now on: it may have ended in the pause
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:
