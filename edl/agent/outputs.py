@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.agent.log_tree import LATEST, REPORT, Attempt, WorkerFiles, launch_folder, prefix, told
+from edl.agent.log_tree import HISTORY, LATEST, REPORT, Attempt, WorkerFiles, launch_folder, prefix, told
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.agent.paddle_environment import shortened, too_long
 from edl.agent.scribe import Scribe, said_by_loop
@@ -38,7 +38,7 @@ def claim(plan: LogPlan) -> LogPlan:
     wanted = Path(plan.folder)
     with contextlib.suppress(OSError):
         if plan.overwrite:
-            for old in (*wanted.glob("attempt_*"), wanted / LATEST, wanted / REPORT):
+            for old in (*wanted.glob("attempt_*"), wanted / LATEST, wanted / REPORT, wanted / HISTORY):
                 if old.is_dir() and not old.is_symlink():
                     shutil.rmtree(old)
                 else:

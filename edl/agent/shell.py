@@ -33,7 +33,7 @@ from edl.ports import (
     WorkersStopped,
     WorkerSuspended,
 )
-from edl.tasks import Alarm, Chores, end
+from edl.tasks import Alarm, Chores, Pauses, end
 from edl.types import Round, Token
 from edl.wire.messages import (
     AgentMessage,
@@ -52,6 +52,9 @@ from edl.wire.messages import (
 )
 
 RECONNECT_PAUSE_S = 0.05
+LONGEST_RECONNECT_PAUSE_S = 2.0
+"""Between two calls to one Master: each pause twice the last one, until a call has lasted for so long. A new Master is
+called at once."""
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
 """How long the agent waits for the stacks of its workers, all together."""
@@ -428,8 +431,9 @@ class AgentShell:
         while True:
             await self._redial.wait()
             self._redial.clear()
+            pauses = Pauses(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
             while not self._redial.is_set() and self._ruler is not None:
-                call = asyncio.ensure_future(self._call(*self._ruler))
+                call = asyncio.ensure_future(self._call(*self._ruler, pauses))
                 hang_up = asyncio.ensure_future(self._redial.wait())
                 try:
                     await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -437,14 +441,14 @@ class AgentShell:
                     await end(call)
                     await end(hang_up)
 
-    async def _call(self, host: str, port: int, token: Token) -> None:
+    async def _call(self, host: str, port: int, token: Token, pauses: Pauses) -> None:
         """Attach to a Master until the stream ends, and find out whether that Master is dead."""
-        stream = self._around.connect(host, port)
-        attached = False
+        stream, now_s = self._around.connect(host, port), self._around.clock.now_s
+        attached, opened_s = False, 0.0
 
         def opened() -> None:
-            nonlocal attached
-            attached = True
+            nonlocal attached, opened_s
+            attached, opened_s = True, now_s()
             self._stream = stream
             self.post(ev.Connected())
 
@@ -454,9 +458,11 @@ class AgentShell:
             if attached:
                 self._stream = None
                 self.post(ev.Disconnected())
+        if attached and now_s() - opened_s >= LONGEST_RECONNECT_PAUSE_S:
+            pauses.reset()
         if await self._around.refuses(host, port):
             self._around.ruler_refused(token)
-        await asyncio.sleep(RECONNECT_PAUSE_S)
+        await asyncio.sleep(pauses.next())
 
     async def _hear(self, message: MasterMessage) -> None:
         if isinstance(message, ServiceTold):

@@ -17,6 +17,7 @@ from edl.adapters.transport import MasterServer
 from edl.agent.events import Interrupted, LeaseGone, Noticed
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
+from edl.agent.state import Outcome
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.launch.lease_guard import LeaseGuard, Leases
@@ -24,6 +25,7 @@ from edl.launch.notices import Poller
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
+from edl.master.journal import KEPT
 from edl.master.shell import MasterShell
 from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import Pauses, end
@@ -34,6 +36,9 @@ from edl.wire.messages import Failure, NodeInfo
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
 """How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
+
+REPORT_S = 5.0
+"""How long the end of a launcher waits for the disk of its report."""
 
 AT_ONCE = 3
 """Signals to leave by: the first is obeyed in good order, the second one sooner, this one at once."""
@@ -132,7 +137,7 @@ class Launcher:
                     helper.result()
             outcome = await agent
             status = status_of_worker(outcome.exit_code, outcome.failures) if parts.worker_status else outcome.exit_code
-            parts.reporter.keep(status, outcome.reason, outcome.failures)
+            await self._report(status, outcome)
             await self._let_master_finish(parts.candidate.shell)
         finally:
             self._guard.end()
@@ -142,6 +147,18 @@ class Launcher:
         left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         await self._say_farewell(ended=not left)
         return status
+
+    async def _report(self, status: int, outcome: Outcome) -> None:
+        """In a thread, and not for ever: the files may lie on a disk that hangs."""
+        parts, shell = self._parts, self._parts.candidate.shell
+        history = shell.journal.last(KEPT) if shell is not None and shell.ended else ()
+        keep = parts.reporter.keep
+        writing = asyncio.ensure_future(asyncio.to_thread(keep, status, outcome.reason, outcome.failures, history))
+        await asyncio.wait({writing}, timeout=REPORT_S)
+        if writing.done():
+            writing.result()
+        else:
+            parts.log(f"{parts.reporter.folder} does not answer: not waiting for the report that goes there")
 
     async def register_again(self) -> NodeInfo:
         """A new lease after the last one was lost."""
@@ -175,12 +192,12 @@ class Launcher:
                 parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
             else:
                 parts.log(f"the embedded etcd keeps ending: {member.failure()}")
-            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
             try:
                 member.start()
             except (StoreError, OSError) as error:
                 parts.log(f"the embedded etcd does not start: {error}")
             await asyncio.sleep(pauses.next())
+            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S  # from now on: it may have ended in the pause
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:

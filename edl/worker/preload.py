@@ -145,6 +145,12 @@ def _framework(name: str) -> str:
     return next((framework for key, framework in IMPLIED.items() if name == key or name.startswith(key + ".")), "")
 
 
+def is_library(name: str) -> bool:
+    """Whether a module belongs to a package that is known here, so that it is nobody's own."""
+    root = name.partition(".")[0]
+    return any(root == known.partition(".")[0] for known in (*FRAMEWORKS, *IMPLIED, *SAFE))
+
+
 def _is_safe(name: str) -> bool:
     parts = name.split(".")
     return any(".".join(parts[:length]) in SAFE for length in range(1, len(parts) + 1))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
 from edl.worker import linux
-from edl.worker.preload import FRAMEWORKS, Plan, Source, plan
+from edl.worker.preload import FRAMEWORKS, Plan, Source, is_library, plan
+from edl.worker.search_path import added_folders
 
 
 class ImportFailed(Exception):
@@ -56,8 +57,7 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
     entry = _read(entry_path, "")
     if entry is None and not os.path.exists(path):
         raise ImportFailed(target, f"there is no file {path}", "")
-    found = plan(entry or Source("", ""), _Folder(folder), extra)
-    return _without_namesakes(found, folder, extra)
+    return _plan(entry or Source("", ""), entry_path, _Folder(folder), folder, extra)
 
 
 def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
@@ -78,15 +78,35 @@ def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
     entry = _read(path, package) or Source("", "")
     # Beside an installed package lie other people's; only the package itself counts as the user's.
     only = "" if root == os.getcwd() else parts[0]
-    return _without_namesakes(plan(entry, _Folder(root, only), extra), root if not only else os.getcwd(), extra)
+    return _plan(entry, path, _Folder(root, only), root if not only else os.getcwd(), extra)
 
 
-def _without_namesakes(found: Plan, folder: str, extra: tuple[str, ...]) -> Plan:
-    """Leave out modules that the user's folder has its own version of."""
+def _plan(entry: Source, path: str, own: _Folder, folder: str, extra: tuple[str, ...]) -> Plan:
+    """``path``: of the entry; it may add folders to those that its modules are found in."""
+    added = added_folders(entry.text, path, os.getcwd())
+    beside = [_Folder(one.folder) for one in added]
+
+    def source_of(name: str) -> Source | None:
+        source = own(name)
+        # What is known as a library is one, also where the script adds a folder with libraries.
+        if source is None and not is_library(name):
+            source = next(filter(None, (one(name) for one in beside)), None)
+        return source
+
+    first = [one.folder for one in added if one.first]
+    return _without_namesakes(plan(entry, source_of, extra), [folder, *first], extra)
+
+
+def _without_namesakes(found: Plan, folders: list[str], extra: tuple[str, ...]) -> Plan:
+    """Leave out modules that the user's folders have their own version of."""
 
     def is_kept(name: str) -> bool:
-        spec = PathFinder.find_spec(name.partition(".")[0], [folder])
-        return name in extra or name.startswith("edl.") or spec is None or spec.loader is None
+        root = name.partition(".")[0]
+        spec = PathFinder.find_spec(root, folders)
+        if name in extra or name.startswith("edl.") or spec is None or spec.loader is None:
+            return True
+        library = PathFinder.find_spec(root)
+        return library is not None and library.origin == spec.origin  # the folder is that of the libraries
 
     return Plan(tuple(filter(is_kept, found.required)), tuple(filter(is_kept, found.optional)))
 

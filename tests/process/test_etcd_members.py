@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import os
@@ -214,6 +215,18 @@ def test_launchers_that_start_together_share_the_members_out(tmp_path: Path) -> 
             await asyncio.gather(*(member.wait_ready(15) for member in members))
         finally:
             await asyncio.gather(*(member.stop(0) for member in members))
+
+    run(body())
+
+
+def test_no_name_that_others_can_take_keeps_a_member_from_starting(tmp_path: Path) -> None:
+    async def body() -> None:
+        endpoints = free_endpoints(1)
+        port = plan_members(endpoints)[0].client_port
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            stranger.bind(f"\0edl-etcd-{port}")
+            member = await start(endpoints, tmp_path)
+            await member.stop(0)
 
     run(body())
 
@@ -556,6 +569,21 @@ def test_a_real_etcd_on_the_path_is_preferred_and_a_script_is_not(tmp_path: Path
         (folder / "etcd").chmod(0o755)
     assert find_binary([str(script), str(real)]) == str(real / "etcd")
     assert find_binary([str(script)]).endswith("etcdbin/etcd")
+
+
+def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel tells it to all but root."""
+    searched = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return searched(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert find_binary([str(tmp_path / "closed")]).endswith("etcdbin/etcd")
 
 
 def test_members_compare_their_data_before_they_serve_and_an_etcd_with_a_known_flaw_is_named(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -19,7 +20,9 @@ from edl.agent.state import AgentState, Outcome
 from edl.agent.workers import WorkerGroup
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
-from edl.types import Incarnation, NodeId
+from edl.tasks import end
+from edl.testing.clock import FakeClock
+from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import NodeInfo
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
@@ -161,6 +164,48 @@ def test_the_nursery_is_told_of_each_renewal_also_while_the_agent_waits() -> Non
         # The lease has ended, and the agent has not come to it yet: that it lives is no longer enough.
         shell.post(ev.LeaseGone())
         assert shell._entitlement.look(now_s + 89.0) is None
+        shell._desk.close()
+
+    play(scene())
+
+
+@pytest.mark.parametrize(("lasted_s", "pauses"), [(0.0, [0.05, 0.1, 0.2, 0.4, 0.8]), (10.0, [0.05] * 5)])
+def test_a_master_that_hangs_up_is_called_at_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch, lasted_s: float, pauses: list[float]
+) -> None:
+    """Unless the call has lasted."""
+
+    async def scene() -> None:
+        shell, clock = shell_of(Stuck()), FakeClock()
+        paused: list[float] = []
+        called_often = asyncio.Event()
+
+        class Cut:
+            async def run(self, opened: Callable[[], None], heard: object) -> str:
+                opened()
+                clock.advance(lasted_s)
+                return "cut"
+
+            def send(self, message: object) -> None:
+                pass
+
+        async def refuses(host: str, port: int) -> bool:
+            return False
+
+        async def pause(seconds: float) -> None:
+            paused.append(seconds)
+            if len(paused) == len(pauses):
+                called_often.set()
+                await asyncio.Event().wait()
+
+        around = dataclasses.replace(shell._around, clock=clock, connect=lambda host, port: Cut(), refuses=refuses)
+        monkeypatch.setattr(shell, "_around", around)
+        monkeypatch.setattr(asyncio, "sleep", pause)
+        staying = asyncio.ensure_future(shell._stay_attached())
+        shell.follow("host-m", 7, Token(3))
+        await called_often.wait()
+        assert paused == pauses
+        await end(staying)
         shell._desk.close()
 
     play(scene())
