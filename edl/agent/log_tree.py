@@ -7,12 +7,15 @@ process takes the same place in the same round, and where the same job is starte
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
 from edl.config import LogLayout
 from edl.types import Round
+from edl.wire.address import address
+from edl.wire.messages import World
 
 LATEST = "latest"
 """Link in the launcher's folder that leads to the newest round."""
@@ -56,6 +59,8 @@ class WorkerFiles:
     again: int = 1
     """The how manieth process at this place in this round."""
     layout: LogLayout = LogLayout.TORCHRUN
+    servers: int = 0
+    """The first local ranks that are pservers."""
 
     @property
     def folder(self) -> str:
@@ -97,11 +102,10 @@ class WorkerFiles:
         if not self.root or self.attempt.ahead:
             return {}
         rank = self.attempt.local_rank
-        return {
-            f"workerlog.{rank}": self.stdout,
-            f"envlog.{rank}": self.environment,
-            f"backup_env.{rank}.json": self.backup_environment,
-        }
+        named = f"serverlog.{rank}" if rank < self.servers else f"workerlog.{rank - self.servers}"
+        links = {named: self.stdout, f"envlog.{rank}": self.environment}
+        # As there: jobs with pservers have no such file.
+        return links if self.servers else {**links, f"backup_env.{rank}.json": self.backup_environment}
 
     def _in_folder(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.root else ""
@@ -122,6 +126,26 @@ def launch_folder(name: str, taken: Collection[str]) -> str:
 def server_log(folder: str, index: int) -> str:
     """File of a pserver of this launcher under Paddle's name; empty where there is no folder for it."""
     return f"{folder}/serverlog.{index}" if folder else ""
+
+
+def pod_log(folder: str, job: str, node: str) -> str:
+    """File in which Paddle's launcher notes the nodes of each round, named after job and pod."""
+    return f"{folder}/{job}.{node}.log"
+
+
+def peers(world: World) -> str:
+    """Its line about a round: the nodes by rank, in JSON."""
+    nodes = [
+        {
+            "round": world.round,
+            "name": member.node,
+            "rank": position,
+            "replicas": member.slots,
+            "endpoints": [address(member.host, port) for port in member.ports[1 : 1 + member.slots]],
+        }
+        for position, member in enumerate(world.members)
+    ]
+    return json.dumps(nodes) + "\n"
 
 
 def prefix(template: str, attempt: Attempt, node: str, role: str = "default", host: str = "") -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
 from edl.worker import linux
-from edl.worker.preload import FRAMEWORKS, Plan, Source, plan
+from edl.worker.preload import FRAMEWORKS, Plan, Source, imported, plan
 
 
 class ImportFailed(Exception):
@@ -44,10 +44,23 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
     """What to import for this command. Raises ``ImportFailed`` when the script or module does not exist."""
     if kind == "program":
         return Plan(extra, ())
-    if kind == "module":
-        return _plan_module(target, extra)
     if kind == "call" and not os.path.exists(target):
         return plan(Source("", ""), lambda _: None, extra)
+    entry, sources, folder = _find_module(target) if kind == "module" else _find_script(target)
+    return _without_namesakes(plan(entry, sources, extra), folder, extra)
+
+
+def imported_by(kind: str, target: str) -> frozenset[str]:
+    """Names of modules from outside that a script or module imports; empty when it does not exist."""
+    try:
+        entry, sources, _ = _find_module(target) if kind == "module" else _find_script(target)
+    except ImportFailed:
+        return frozenset()
+    return imported(entry, sources)
+
+
+def _find_script(target: str) -> tuple[Source, _Folder, str]:
+    """Its text, the user's modules beside it, and their folder."""
     path = os.path.abspath(target)
     if os.path.isdir(path):
         entry_path, folder = os.path.join(path, "__main__.py"), path
@@ -56,12 +69,11 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
     entry = _read(entry_path, "")
     if entry is None and not os.path.exists(path):
         raise ImportFailed(target, f"there is no file {path}", "")
-    found = plan(entry or Source("", ""), _Folder(folder), extra)
-    return _without_namesakes(found, folder, extra)
+    return entry or Source("", ""), _Folder(folder), folder
 
 
-def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
-    """Finds a module without importing the packages it is in."""
+def _find_module(target: str) -> tuple[Source, _Folder, str]:
+    """The same of a module, found without importing the packages it is in."""
     search: list[str] | None = [os.getcwd(), *sys.path]
     parts = target.split(".")
     root = origin = ""
@@ -78,7 +90,7 @@ def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
     entry = _read(path, package) or Source("", "")
     # Beside an installed package lie other people's; only the package itself counts as the user's.
     only = "" if root == os.getcwd() else parts[0]
-    return _without_namesakes(plan(entry, _Folder(root, only), extra), root if not only else os.getcwd(), extra)
+    return entry, _Folder(root, only), root if not only else os.getcwd()
 
 
 def _without_namesakes(found: Plan, folder: str, extra: tuple[str, ...]) -> Plan:
