@@ -63,6 +63,11 @@ class WorkerFiles:
     """The first local ranks that are pservers."""
 
     @property
+    def of_server(self) -> bool:
+        """Whether the worker is a pserver."""
+        return self.attempt.local_rank < self.servers
+
+    @property
     def folder(self) -> str:
         """Of this worker alone; empty for none."""
         number = "" if self.again == 1 else f".{self.again}"
@@ -102,10 +107,11 @@ class WorkerFiles:
         if not self.root or self.attempt.ahead:
             return {}
         rank = self.attempt.local_rank
-        named = f"serverlog.{rank}" if rank < self.servers else f"workerlog.{rank - self.servers}"
-        links = {named: self.stdout, f"envlog.{rank}": self.environment}
-        # As there: jobs with pservers have no such file.
-        return links if self.servers else {**links, f"backup_env.{rank}.json": self.backup_environment}
+        links = {f"envlog.{rank}": self.environment}
+        if self.of_server:
+            return {**links, f"serverlog.{rank}": self.stdout}
+        number = rank - self.servers
+        return {**links, f"workerlog.{number}": self.stdout, f"backup_env.{number}.json": self.backup_environment}
 
     def _in_folder(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.root else ""

@@ -187,8 +187,9 @@ class Outputs:
 
     async def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
         """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
-        Paddle's layout everybody has the file, as there. Without a folder, or when it cannot be written, all of it."""
-        if not files.folder or not (self._plan.links or too_long(environment)):
+        Paddle's layout all but pservers have the file, as there. Without a folder, or when it cannot be written, all of
+        it."""
+        if not files.folder or not ((self._plan.links and not files.of_server) or too_long(environment)):
             return environment
         news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         text, why = json.dumps(news, indent=4, sort_keys=True), ""

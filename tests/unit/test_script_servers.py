@@ -180,7 +180,11 @@ class TestWhatTheyAreTold:
 class TestFiles:
     @pytest.mark.parametrize(
         ("local_rank", "names"),
-        [(0, {"serverlog.0", "envlog.0"}), (1, {"serverlog.1", "envlog.1"}), (2, {"workerlog.0", "envlog.2"})],
+        [
+            (0, {"serverlog.0", "envlog.0"}),
+            (1, {"serverlog.1", "envlog.1"}),
+            (2, {"workerlog.0", "envlog.2", "backup_env.0.json"}),
+        ],
     )
     def test_have_paddles_names(self, local_rank: int, names: set[str]) -> None:
         attempt = Attempt(Round(1), local_rank, local_rank)
