@@ -46,14 +46,14 @@ PS_OPTIONS: list[Callable[[Any], Any]] = [
     # In Paddle's own spelling they are Paddle's words.
     click.option(
         *("--run_mode", "paddles_run_mode"),
-        **{"type": click.Choice(RUN_MODES), "default": "collective", "hidden": True, "allow_from_autoenv": False},
+        type=click.Choice(RUN_MODES),
+        default="collective",
+        hidden=True,
+        allow_from_autoenv=False,
     ),
+    click.option(*("--server_num", "paddles_server_num"), default="", hidden=True, allow_from_autoenv=False),
     click.option(
-        *("--server_num", "paddles_server_num"), default="", metavar="N", hidden=True, allow_from_autoenv=False
-    ),
-    click.option(
-        *("--trainer_num", "--worker_num", "paddles_trainer_num"),
-        **{"default": "", "metavar": "N", "hidden": True, "allow_from_autoenv": False},
+        *("--trainer_num", "--worker_num", "paddles_trainer_num"), default="", hidden=True, allow_from_autoenv=False
     ),
     click.option(
         "--pservers",

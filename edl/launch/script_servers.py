@@ -108,7 +108,8 @@ def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
         why = "neither it nor --servers names an address of this host"
         raise SettingError("--trainers", trainers, why, "Name one, or --local-addr")
     total = len({host for part in named for host, _ in part})
-    job = ScriptServers(0, *(tuple(address(*one) for one in part) for part in named), gloo=gloo)
+    all_servers, all_trainers = (tuple(address(*one) for one in part) for part in named)
+    job = ScriptServers(0, all_servers, all_trainers, gloo)
     return Roles(NodeRange(total, total), sum(map(len, here)), ScriptPlaces(len(here[0]), (*here[0], *here[1])), job)
 
 

@@ -252,13 +252,13 @@ def test_scripts_form_a_group_and_know_that_a_launcher_has_started_them(lines: L
     port = endpoint.rpartition(":")[2]
     words = (
         "--run-path",
-        "--nproc-per-node=4",
+        "--nproc-per-node=2",
         "--master-addr=localhost",
         f"--master-port={port}",
         "--logs_specs=default",
     )
-    lines.succeeds(*words, GROUP, str(lines.out), method + (port if method[-1] == ":" else ""), ranks=4)
-    assert {(lines.out / str(rank)).read_text() for rank in range(4)} == {"6 True"}
+    lines.succeeds(*words, GROUP, str(lines.out), method + (port if method[-1] == ":" else ""), ranks=2)
+    assert {(lines.out / str(rank)).read_text() for rank in range(2)} == {"1 True"}
 
 
 # --- launch_test.py --------------------------------------------------------------------------------------------------
@@ -272,8 +272,6 @@ def test_the_elder_launcher_gives_each_script_its_local_rank(lines: Lines) -> No
         "assert found.local_rank == int(os.environ['LOCAL_RANK'])\n"
         "open(os.path.join(found.folder, os.environ['RANK']), 'w').close()\n"
     )
-    lines.succeeds("--dialect=torch.distributed.launch", "--nproc-per-node=4", str(script), str(lines.out), ranks=4)
-    lines.forget()
     words = ("--nproc-per-node=2", "--master-addr=localhost", "--node-rank=0", *USUAL, str(script), str(lines.out))
     done = lines.run(*words, module="edl.launch.torch")
     assert (done.returncode, lines.ranks()) == (0, {0, 1}), done.stderr
@@ -313,7 +311,9 @@ def ranks_of(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "before"), [(sys.executable, ["-u", PYTHON]), (SHELL, [])], ids=["python", "bash"]
+    ("entrypoint", "before"),
+    [(sys.executable, ["-u", PYTHON]), pytest.param(SHELL, [], marks=pytest.mark.soak)],
+    ids=["python", "bash"],
 )
 def test_scripts_run_from_python_one_call_after_another_on_one_store(
     etcd: OutsideEtcd, quiet: Path, entrypoint: str, before: Sequence[str]
