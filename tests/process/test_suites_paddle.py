@@ -191,6 +191,7 @@ def test_a_failed_pserver_has_all_of_them_started_again(lines: Lines) -> None:
     assert "round 2: 1 node, 2 workers" in said
 
 
+@pytest.mark.soak
 @pytest.mark.paddle
 def test_pservers_and_trainers_are_told_what_paddles_launcher_tells_them(lines: Lines) -> None:
     """But for ports and names. Prints what differs, side by side."""
