@@ -19,11 +19,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.agent.log_tree import HISTORY, LATEST, REPORT, Attempt, WorkerFiles, launch_folder, prefix, told
+from edl.agent.log_tree import (
+    HISTORY,
+    LATEST,
+    REPORT,
+    Attempt,
+    WorkerFiles,
+    launch_folder,
+    peers,
+    pod_log,
+    prefix,
+    told,
+)
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.agent.paddle_environment import shortened, too_long
 from edl.agent.scribe import Scribe, said_by_loop
 from edl.config import LogPlan, StreamTarget
+from edl.wire.messages import World
 
 PATIENCE_S = 2.0
 """For what has to lie on the disk before a worker starts, or is read when it has ended."""
@@ -103,6 +115,8 @@ class Outputs:
         self._rounds: list[str] = []
         """Folders of rounds below that of the launch, oldest first."""
         self._busy: Callable[[], set[str]] = set
+        self._noted = 0
+        """The newest round that is."""
 
     async def done(self, limit_s: float) -> bool:
         """Wait until all is written that was to be; False when the time is up."""
@@ -112,7 +126,7 @@ class Outputs:
         """Files that nobody has had before, in a folder that is about to exist."""
         place = (attempt.folder, attempt.local_rank)
         self._made[place] = again = self._made.get(place, 0) + 1
-        files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout)
+        files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout, self._plan.servers)
         if files.folder:
             log = said_by_loop(self._log)
 
@@ -125,6 +139,21 @@ class Outputs:
             self._scribe.do(make)
             self._forget_rounds(attempt.folder)
         return files
+
+    def met(self, job: str, world: World) -> None:
+        """A round begins: in Paddle's layout its nodes are noted."""
+        if not self._plan.links or world.round <= self._noted:
+            return
+        self._noted = world.round
+        path, line = Path(pod_log(self._plan.links, job, self._node)), peers(world)
+
+        def append() -> None:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(line)
+
+        self._scribe.do(append)
 
     def ask_busy(self, busy: Callable[[], set[str]]) -> None:
         """``busy``: folders of rounds that living workers write into, which must stay."""
@@ -169,8 +198,9 @@ class Outputs:
 
     async def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
         """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
-        Paddle's layout everybody has the file, as there. Without a folder, or when it cannot be written, all of it."""
-        if not files.folder or not (self._plan.links or too_long(environment)):
+        Paddle's layout all but pservers have the file, as there. Without a folder, or when it cannot be written, all of
+        it."""
+        if not files.folder or not ((self._plan.links and not files.of_server) or too_long(environment)):
             return environment
         news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         text, why = json.dumps(news, indent=4, sort_keys=True), ""

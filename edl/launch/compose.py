@@ -509,6 +509,7 @@ def _agent(
         virtual=settings.virtual_local_rank,
         signals=settings.leave.handled,
         cores=settings.cores,
+        scripts=settings.scripts,
     )
     own = changed(environment(), settings.for_workers)
     base = {**own, **pservers.environment_of(settings.servers)}

@@ -137,6 +137,11 @@ def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Pla
     return Plan(tuple(required), tuple(name for name in optional if name not in required))
 
 
+def imported(entry: Source, source_of: SourceOf) -> frozenset[str]:
+    """Names that the script and the user's modules it leads to import from outside."""
+    return frozenset(_all_imports(entry, source_of))
+
+
 def _framework(name: str) -> str:
     """The framework that importing this module brings in, or empty."""
     root = name.partition(".")[0]
