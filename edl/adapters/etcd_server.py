@@ -205,6 +205,10 @@ class EtcdMember:
             "auto-compaction-mode": "revision",
             "auto-compaction-retention": "2000",
             "quota-backend-bytes": str(self.quota_bytes),
+            # Files of the log that is written ahead have 64 MB each; etcd keeps five, after ten times as many writes.
+            "snapshot-count": "10000",
+            "max-wals": "2",
+            "max-snapshots": "2",
             # A member with a lost disk is replaced by its own launcher, a moment after the others came up or much
             # later. The check would refuse that for 5 s; it protects from removing living members, which we do not.
             "strict-reconfig-check": "false",

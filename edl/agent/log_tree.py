@@ -119,6 +119,14 @@ def launch_folder(name: str, taken: Collection[str]) -> str:
     return candidate
 
 
+def number_of(name: str, folder: str) -> int:
+    """Which launch of this name a folder is, by ``launch_folder``; 0 for none of them."""
+    if folder == name:
+        return 1
+    digits = folder.removeprefix(f"{name}.")
+    return int(digits) if digits != folder and digits.isdecimal() and digits.isascii() else 0
+
+
 def server_log(folder: str, index: int) -> str:
     """File of a pserver of this launcher under Paddle's name; empty where there is no folder for it."""
     return f"{folder}/serverlog.{index}" if folder else ""

@@ -70,6 +70,9 @@ class Stuck:
     def place(self, pid: int) -> None:
         return None
 
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        pass
+
     def meet_at(self, desk: str) -> None:
         pass
 

@@ -52,7 +52,7 @@ class TestFolder:
         made = plan()
         assert Path(made.folder).parent.name.startswith("edl-job-")
         assert Path(made.folder).parent.is_dir()
-        assert made == LogPlan(made.folder)
+        assert made == LogPlan(made.folder, workers=4)
 
     def test_it_is_absolute_for_scripts_change_their_directory(self, folder: Path) -> None:
         assert plan("--log-dir=logs").folder == str(folder / "logs" / "job_a")

@@ -209,7 +209,7 @@ class TestPaddle:
         self.run(self.plan(tmp_path), 1, 2)
         self.run(self.plan(tmp_path, overwrite=True), 1)
         assert (tmp_path / "workerlog.0").read_text() == "round 1 rank 0 out\nround 1 rank 0 err\n"
-        assert sorted(path.name for path in (tmp_path / "job_a").iterdir()) == ["attempt_0", "latest"]
+        assert sorted(path.name for path in (tmp_path / "job_a").iterdir()) == [".launch", "attempt_0", "latest"]
 
 
 class TestClaim:
