@@ -130,12 +130,10 @@ class Outputs:
         self._pieces = LogPieces(plan.rounds, plan.most_bytes)
         self._part_bytes = part_bytes(plan.most_bytes, plan.workers)
         self._parts: dict[Path, int] = {}
-        self._room = LogRoom(plan.folder, plan.reserve if plan.folder else 0, said_by_loop(log), in_loop(self._shut))
+        self._room: LogRoom | None = None
+        """Once there is something to write."""
         self._warn: Callable[[str], None] = lambda why: None
         self._busy: Callable[[], set[str]] = set
-        if plan.folder and plan.name:
-            found = in_loop(self._pieces.found)
-            self._scribe.do(lambda: found(earlier(plan)))
 
     async def done(self, limit_s: float) -> bool:
         """Wait until all is written that was to be; False when the time is up."""
@@ -156,6 +154,8 @@ class Outputs:
                     log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
 
             self._scribe.do(make)
+            if self._room is None:
+                self._room = self._look_around()
             self._pieces.begin(attempt.folder)
             self._forget()
         return files
@@ -170,6 +170,18 @@ class Outputs:
     def ask_busy(self, busy: Callable[[], set[str]]) -> None:
         """``busy``: folders of rounds that living workers write into, which must stay."""
         self._busy = busy
+
+    def _look_around(self) -> LogRoom:
+        """Begin to write: what is there already, and how much more there may be."""
+        plan = self._plan
+        if plan.name:
+            found = in_loop(self._found)
+            self._scribe.do(lambda: found(earlier(plan)))
+        return LogRoom(plan.folder, plan.reserve, said_by_loop(self._log), in_loop(self._shut))
+
+    def _found(self, launches: dict[str, int]) -> None:
+        self._pieces.found(launches)
+        self._forget()
 
     def _forget(self) -> None:
         """A job of weeks has thousands of rounds, and may write without end."""
@@ -189,7 +201,7 @@ class Outputs:
             self._pieces.part(round_folder, str(part), size)
             return part
 
-        return Bounds(self._room, self._part_bytes, took, parted)
+        return Bounds(self._room, self._part_bytes, took, parted) if self._room is not None else UNBOUNDED
 
     def log_dir(self, files: WorkerFiles) -> str:
         """What a worker is told to be the folder for logs (``PADDLE_LOG_DIR``)."""
@@ -252,7 +264,7 @@ class Outputs:
             file=Path(files.stderr if stderr else files.stdout) if both or target is StreamTarget.FILE else None,
             filtered=Path(files.filtered(name)) if both and filters else None,
             filters=tuple(text.encode() for text in filters) if both else (),
-            bounds=self._bounds(attempt.folder) if self._plan.folder else UNBOUNDED,
+            bounds=self._bounds(attempt.folder),
         )
 
     def _note(self, files: WorkerFiles, environment: Mapping[str, str]) -> None:

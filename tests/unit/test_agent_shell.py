@@ -70,7 +70,7 @@ class Stuck:
     def place(self, pid: int) -> None:
         return None
 
-    def warn_by(self, warn: Callable[[str], None]) -> None:
+    def warn_by(self, warn: object) -> None:
         pass
 
     def meet_at(self, desk: str) -> None:

@@ -111,6 +111,7 @@ def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None
             bench.processes.end_all()
             for pid in (1000, 1001):
                 bench.group.ended(pid, 0)
+            await bench.group.done(10)  # their files are closed by a thread
 
     asyncio.run(whole())
     assert set(os.listdir("/proc/self/fd")) == before
@@ -347,6 +348,7 @@ def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> 
 
     async def scene() -> None:
         assert await bench.group.start(WORLD, (0, 1)) == []
+        await bench.group.done(10)
         assert len(bench.said) == 2
         assert "training goes on" in bench.said[0]
 
