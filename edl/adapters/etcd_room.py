@@ -29,6 +29,7 @@ async def keep_room(member: EtcdMember, log: Callable[[str], None], look_s: floa
     """Look after one member until cancelled."""
     while True:
         await asyncio.sleep(look_s)
+        await asyncio.to_thread(member.trim_log)
         with contextlib.suppress(StoreError):  # it is away, and is asked again
             done = await make_room(member)
             if done:

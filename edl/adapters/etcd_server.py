@@ -23,6 +23,7 @@ from pathlib import Path
 import edl.adapters.with_parent
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_disk import refuse_small, trim_log
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan
 from edl.adapters.knocking import knock, knock_socket
 from edl.errors import StoreError, StoreUnavailable
@@ -157,6 +158,8 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
         binary = self._program()
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
+        if not self.has_data():
+            refuse_small(self.data_dir)
         if self.identity is not None:
             self.identity.leave_in(self._tls_dir)
         script = os.path.abspath(edl.adapters.with_parent.__file__)
@@ -325,6 +328,10 @@ class EtcdMember:
             return self.log_file.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
         except FileNotFoundError:
             return "(no log)"
+
+    def trim_log(self) -> None:
+        """Keep the end of a long log. Blocks."""
+        trim_log(self.log_file)
 
     async def wait_exit(self) -> int:
         """Until the process has ended; its status, or minus the signal. For noticing that a member was killed."""

@@ -36,6 +36,7 @@ from edl.adapters.etcd_cluster import (
     start_local_member,
     start_private_member,
 )
+from edl.adapters.etcd_disk import roomy_parent
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
 from edl.adapters.knocking import answers
@@ -191,8 +192,11 @@ async def _serve(
             wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
         )
     else:
-        for left in await asyncio.to_thread(sweep, runtime_folder()):
-            log(f"removed {left}: its launcher is gone")
+        for parent in {runtime_folder(), folder.parent}:
+            for left in await asyncio.to_thread(sweep, parent):
+                log(f"removed {left}: its launcher is gone")
+        if folder.parent != runtime_folder() and not wanted.data_dir:
+            log(f"{tempfile.gettempdir()} has no room for the store, which is in {folder}")
         sockets = socket_folder()
         own(sockets)
         cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
@@ -214,7 +218,7 @@ def data_folder(wanted: StoreSettings, job: JobId) -> Path:
     """Where this launcher's member of an embedded store has its data; it exists then. A private one has a folder of its
     own, because jobs of the same name may run side by side on a host, each with a store that nobody else knows."""
     if not (wanted.data_dir or wanted.endpoints):
-        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder()))
+        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder(roomy_parent())))
         own(private)
         return private
     folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job

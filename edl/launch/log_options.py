@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edl.adapters.leftovers import own, sweep
 from edl.agent.log_tree import PADDLE_FOLDER
 from edl.config import LogLayout, LogPlan
 from edl.errors import SettingError
@@ -27,6 +28,8 @@ _TORCHRUNS = {
     "duplicate_stderr_filters": "",
 }
 """Options by which torchrun is told where output goes, and their defaults; Paddle's launcher has none of them."""
+KEPT_LAUNCHES = 100
+"""Launches that are over and whose temporary folders of logs stay."""
 _ESCAPED = "\0"
 
 LOG_OPTIONS: list[Callable[[Any], Any]] = [
@@ -196,7 +199,15 @@ def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
         return None
     if not log_dir and layout is LogLayout.PADDLE:
         log_dir = PADDLE_FOLDER
-    return Path(log_dir or tempfile.mkdtemp(prefix=f"edl-{job}-")).absolute()
+    return Path(log_dir or _temporary(job)).absolute()
+
+
+def _temporary(job: str) -> Path:
+    """A new folder. Those of launches that are long over go: nobody else would remove them."""
+    sweep(Path(tempfile.gettempdir()), "edl-*", keep=KEPT_LAUNCHES)
+    folder = Path(tempfile.mkdtemp(prefix=f"edl-{job}-"))
+    own(folder)
+    return folder
 
 
 def _ranks(option: str, text: str, slots: int) -> list[int]:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.agent import log_file
 from edl.agent.log_file import Bounds, LogFile, LogRoom
 from edl.agent.scribe import Scribe
 
@@ -23,7 +22,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, free: int) -> None:
         self.size, self.free, self.looks = size, free, 0
-        monkeypatch.setattr(log_file.os, "statvfs", self.statvfs)
+        monkeypatch.setattr(os, "statvfs", self.statvfs)
 
     def statvfs(self, path: str) -> object:
         self.looks += 1

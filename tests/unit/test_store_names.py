@@ -129,7 +129,7 @@ def test_what_is_waited_for_is_said(known: set[str], folder: Path, monkeypatch: 
 
 
 def test_private_stores_of_jobs_of_one_name_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "runtime_folder", lambda: tmp_path)
+    monkeypatch.setattr(compose, "runtime_folder", lambda *_: tmp_path)
     job, private = JobId("mine"), StoreSettings(Backend.EMBEDDED)
     found = {compose.data_folder(private, job) for _ in range(3)}
     assert len(found) == 3
