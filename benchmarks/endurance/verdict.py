@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 CHAIN_FACTOR = 6_364_136_223_846_793_005
 CHAIN_MODULUS = 1 << 61
-SHARE = 0.05
-"""Growth that is let pass in any case, as a share of the mean."""
 SIGMAS = 2.0
 
 
@@ -30,7 +28,7 @@ class Fit:
 
     def flat(self, allowed: float) -> bool:
         """Whether the growth is within what is allowed, or cannot be told from none."""
-        return self.growth <= max(allowed, SHARE * self.mean) or self.growth <= self.error
+        return self.growth <= allowed or self.growth <= self.error
 
 
 def fit_second_half(series: Sequence[tuple[float, float]]) -> Fit:
@@ -92,7 +90,7 @@ def growth(what: str, series: Sequence[tuple[float, float]], allowed: float, uni
     peak = max((value for _, value in series), default=0.0)
     text = (
         f"mean {fit.mean:.1f}{unit}, peak {peak:.1f}{unit}; growth over the second half {fit.growth:+.2f}{unit} "
-        f"± {fit.error:.2f} (allowed {max(allowed, SHARE * fit.mean):.1f})"
+        f"± {fit.error:.2f} (allowed {allowed:g})"
     )
     return Finding(what, fit.flat(allowed), text)
 
