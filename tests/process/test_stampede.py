@@ -26,8 +26,8 @@ def masters(job: Job, names: list[str]) -> list[str]:
 
 
 def files(folder: Path) -> list[str]:
-    """All that lie below it."""
-    return [str(path) for path in folder.rglob("*") if not path.is_dir()]
+    """All that lie below it, but for the notes of killed launchers, which the next launcher or ``edl status`` removes."""
+    return [str(path) for path in folder.rglob("*") if not (path.is_dir() or path.match("*@*.json"))]
 
 
 def stampede(
@@ -71,7 +71,6 @@ def stampede(
             f"{len(fallen)} killed, {len(elected)} elected; launchers' RSS {memory:.0f} MB, CPU {cpu:.0f} s; all ended "
             f"after {time.monotonic() - formed:.1f} s"
         )
-        # What a killed launcher leaves is a note for ``edl status``, which the next look takes away.
         until(lambda: not files(job.temporary), f"no file of {files(job.temporary)}")
 
 
