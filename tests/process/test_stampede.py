@@ -26,7 +26,7 @@ def masters(job: Job, names: list[str]) -> list[str]:
 
 
 def files(folder: Path) -> list[str]:
-    """All that lie below it, but for the notes of killed launchers, which the next launcher or ``edl status`` removes."""
+    """All that lie below it, but for the notes of killed launchers, which the next one or ``edl status`` removes."""
     return [str(path) for path in folder.rglob("*") if not (path.is_dir() or path.match("*@*.json"))]
 
 
