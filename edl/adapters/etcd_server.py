@@ -19,12 +19,14 @@ import sys
 import threading
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import Any
 
 import edl.adapters.with_parent
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_disk import refuse_small, trim_log
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan
+from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
 from edl.errors import StoreError, StoreUnavailable
 
@@ -305,6 +307,20 @@ class EtcdMember:
                     raise self._not_ready(timeout_s, str(error)) from error
             finally:
                 await store.close()
+
+    async def cluster_id(self) -> int:
+        """Of its cluster, also where that has no majority; 0 when it does not say."""
+        connections = Connections([self.endpoint], PROBE_S, self.identity)
+
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.maintenance.Status(rpc_pb2.StatusRequest(), timeout=timeout_s)
+
+        try:
+            return int((await connections.call(attempt, repeatable=True)).header.cluster_id)
+        except StoreError:
+            return 0
+        finally:
+            await connections.close()
 
     def _not_ready(self, timeout_s: float, detail: str) -> StoreUnavailable:
         advice = "" if self.plan.size == 1 else f" More than half of the {self.plan.size} members must be up."

@@ -40,6 +40,8 @@ def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
         tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else store_identity(wanted),
         user=wanted.user or None,
         password=wanted.password or None,
+        # Launchers come and go with their members, and in between anybody may listen on those ports.
+        one_cluster=wanted.backend is Backend.EMBEDDED,
     )
 
 
