@@ -515,7 +515,15 @@ class LogPlan:
     overwrite: bool = False
     """What an earlier launch of the same job and node has left in ``folder`` may go."""
     rounds: int = 100
-    """Rounds whose files are kept: the first one and the newest; 0: all."""
+    """Rounds whose files are kept: the first one and the newest; and the newest so many launches. 0: all."""
+    most_bytes: int = 10 << 30
+    """Most that the log files of this job on this node take; 0: any amount."""
+    reserve: int = -1
+    """Bytes of the disk that logs leave free; less than 0: what suits the disk."""
+    workers: int = 1
+    """Slots of this launcher, which share ``most_bytes``."""
+    name: str = ""
+    """Name of the folder that was asked for, of which those of further launches are made; empty: there are none."""
     servers: int = 0
     """The first local ranks that are pservers, with files of their own names in Paddle's layout."""
 

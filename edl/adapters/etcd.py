@@ -122,7 +122,7 @@ class _WatchStream:
             self._connections.leave(self.endpoint, silent=True)
             return False
         self.revision = created.header.revision
-        return True
+        return not self._connections.is_foreign(self.endpoint, created)
 
     async def next(self, timeout_s: float | None = None) -> Any:
         """The next response, or None when there is none within the time or the endpoint was left."""
@@ -172,10 +172,16 @@ class EtcdStore:
         tls: EtcdTls | Identity | None = None,
         user: str | None = None,
         password: str | None = None,
+        one_cluster: bool = False,
     ) -> None:
+        """``one_cluster``: as for ``Connections``."""
         if not endpoints:
             raise ValueError("EtcdStore needs at least one endpoint")
-        self._connections = Connections(endpoints, request_timeout_s, tls, user, password)
+        self._connections = Connections(endpoints, request_timeout_s, tls, user, password, one_cluster=one_cluster)
+
+    def expect(self, cluster: int) -> None:
+        """Which cluster it is; answers of another one are none."""
+        self._connections.expect(cluster)
 
     async def read(self, prefix: str) -> Snapshot:
         """All keys beginning with ``prefix``, linearizable."""

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from edl.adapters.etcd_disk import free_bytes
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreError, StoreUnavailable
@@ -23,12 +24,16 @@ RETAINED = 200
 LIMIT_S = 60.0
 """Time limit of each call; a defragmentation copies the whole file."""
 MIB = 1 << 20
+LOW_BYTES = 256 * MIB
+"""Where its disk has less than that left, a member takes no more than ``SMALL_BYTES`` that it could do without."""
+SMALL_BYTES = 16 * MIB
 
 
 async def keep_room(member: EtcdMember, log: Callable[[str], None], look_s: float = LOOK_S) -> None:
     """Look after one member until cancelled."""
     while True:
         await asyncio.sleep(look_s)
+        await asyncio.to_thread(member.trim_log)
         with contextlib.suppress(StoreError):  # it is away, and is asked again
             done = await make_room(member)
             if done:
@@ -45,18 +50,26 @@ async def make_room(member: EtcdMember) -> str:
         room = _Room(connections)
         before = await room.status()
         full = await room.is_full(before)
-        if not full and before.dbSize < HALF * member.quota_bytes:
+        grown = before.dbSize >= HALF * member.quota_bytes
+        if not (full or grown or (before.dbSize >= SMALL_BYTES and _is_low(member))):
             return ""
         await room.compact(before.header.revision - (0 if full else RETAINED))
+        if not (full or grown) and 2 * (await room.status()).dbSizeInUse > before.dbSize:
+            return ""  # all of it is in use
         await room.defragment()
         after = await room.status()
         if full and after.dbSize < member.quota_bytes:
             await room.take_alarm_back(after)
-        state = "was full" if full else "had grown"
+        state = "was full" if full else "had grown" if grown else "took room on a disk that has little left"
         sizes = f"from {before.dbSize / MIB:.0f} to {after.dbSize / MIB:.0f} MiB of {member.quota_bytes / MIB:.0f}"
         return f"the embedded etcd {state}: compacted and defragmented {sizes}"
     finally:
         await connections.close()
+
+
+def _is_low(member: EtcdMember) -> bool:
+    free = free_bytes(member.data_dir)
+    return free is not None and free < LOW_BYTES
 
 
 class _Room:

@@ -75,6 +75,11 @@ ROOM = (
     "(docs/troubleshooting.md)"
 )
 
+FOREIGN = (
+    "an etcd of another cluster, which has taken that port while the member was away: stop it, or give this job other "
+    "ports with --rdzv-endpoint"
+)
+
 EXPLANATION_S = 0.2
 """Time spent on asking gRPC why there is no connection, for the message."""
 
@@ -131,6 +136,10 @@ _BY_CODE: dict[grpc.StatusCode, Verdict] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Verdict.WRONG,
     grpc.StatusCode.UNIMPLEMENTED: Verdict.WRONG,
 }
+
+
+_DEFINITE = (Verdict.LEASE_GONE, Verdict.WRONG, Verdict.FULL, Verdict.REFUSED)
+"""What is believed at once, so it has to come from the right cluster."""
 
 
 def verdict(error: grpc.aio.AioRpcError) -> Verdict:
@@ -214,13 +223,19 @@ class Connections:
         tls: EtcdTls | Identity | None = None,
         user: str | None = None,
         password: str | None = None,
+        *,
+        one_cluster: bool = False,
     ) -> None:
+        """``one_cluster``: believe no answer of another cluster than the first one's, or that of ``expect``."""
         self.addresses = tuple(addresses)
         self.timeout_s = timeout_s
         self.closed = asyncio.Event()
         self._tls = tls
         self._user = user
         self._password = password
+        self._one_cluster = one_cluster
+        self._cluster = 0
+        """Its id, once it is known."""
         self._login_token: str | None = None
         self._endpoints: list[Endpoint] = []
         self._current = 0
@@ -274,6 +289,31 @@ class Connections:
             if silent:
                 endpoint.suspect()
 
+    def expect(self, cluster: int) -> None:
+        """Which cluster it is."""
+        self._cluster = cluster
+
+    def is_foreign(self, endpoint: Endpoint, answer: Any) -> bool:
+        """Whether this comes from another cluster; its endpoint is avoided then. A port is free while its member is
+        away, and anybody may have another etcd listen there, which knows nothing of this job."""
+        found = int(answer.header.cluster_id) if self._one_cluster else 0
+        self._cluster = self._cluster or found
+        if found in (0, self._cluster):
+            return False
+        self.leave(endpoint, silent=True)
+        return True
+
+    async def _says_nothing_of_ours(self, endpoint: Endpoint, metadata: Metadata) -> bool:
+        """Whether a refusal came from another cluster. Refusals do not say from where they are."""
+        if not self._one_cluster:
+            return False
+        try:
+            request = rpc_pb2.RangeRequest(key=b"\0", serializable=True)
+            answer = await endpoint.kv.Range(request, timeout=self.timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError:
+            return False
+        return self.is_foreign(endpoint, answer)
+
     async def call(self, attempt: Attempt, *, repeatable: bool) -> Any:
         """Carry out one call within the time limit.
 
@@ -290,9 +330,18 @@ class Connections:
             try:
                 metadata = await self.metadata(endpoint)
                 sent = True
-                return await attempt(endpoint, remaining_s / max(tries, 1), metadata)
+                answer = await attempt(endpoint, remaining_s / max(tries, 1), metadata)
+                if not self.is_foreign(endpoint, answer):
+                    return answer
+                if _now_s() >= deadline_s:
+                    raise self.unavailable(f"{endpoint.address}: {FOREIGN}")
             except grpc.aio.AioRpcError as error:
                 failure = verdict(error)
+                if failure in _DEFINITE and await self._says_nothing_of_ours(endpoint, await self.metadata(endpoint)):
+                    if _now_s() >= deadline_s:
+                        raise self.unavailable(f"{endpoint.address}: {FOREIGN}") from error
+                    await asyncio.sleep(LONGEST_PAUSE_S)
+                    continue
                 if failure is Verdict.STALE_LOGIN and self._user and logins < 2:
                     self._login_token = None
                     logins += 1

@@ -19,11 +19,14 @@ import sys
 import threading
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import Any
 
 import edl.adapters.with_parent
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_disk import refuse_small, trim_log
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan
+from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
 from edl.errors import StoreError, StoreUnavailable
 
@@ -157,6 +160,8 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
         binary = self._program()
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
+        if not self.has_data():
+            refuse_small(self.data_dir)
         if self.identity is not None:
             self.identity.leave_in(self._tls_dir)
         script = os.path.abspath(edl.adapters.with_parent.__file__)
@@ -205,6 +210,10 @@ class EtcdMember:
             "auto-compaction-mode": "revision",
             "auto-compaction-retention": "2000",
             "quota-backend-bytes": str(self.quota_bytes),
+            # Files of the log that is written ahead have 64 MB each; etcd keeps five, after ten times as many writes.
+            "snapshot-count": "10000",
+            "max-wals": "2",
+            "max-snapshots": "2",
             # A member with a lost disk is replaced by its own launcher, a moment after the others came up or much
             # later. The check would refuse that for 5 s; it protects from removing living members, which we do not.
             "strict-reconfig-check": "false",
@@ -299,6 +308,20 @@ class EtcdMember:
             finally:
                 await store.close()
 
+    async def cluster_id(self) -> int:
+        """Of its cluster, also where that has no majority; 0 when it does not say."""
+        connections = Connections([self.endpoint], PROBE_S, self.identity)
+
+        def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return endpoint.maintenance.Status(rpc_pb2.StatusRequest(), timeout=timeout_s)
+
+        try:
+            return int((await connections.call(attempt, repeatable=True)).header.cluster_id)
+        except StoreError:
+            return 0
+        finally:
+            await connections.close()
+
     def _not_ready(self, timeout_s: float, detail: str) -> StoreUnavailable:
         advice = "" if self.plan.size == 1 else f" More than half of the {self.plan.size} members must be up."
         return StoreUnavailable(
@@ -321,6 +344,10 @@ class EtcdMember:
             return self.log_file.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").rstrip()
         except FileNotFoundError:
             return "(no log)"
+
+    def trim_log(self) -> None:
+        """Keep the end of a long log. Blocks."""
+        trim_log(self.log_file)
 
     async def wait_exit(self) -> int:
         """Until the process has ended; its status, or minus the signal. For noticing that a member was killed."""

@@ -26,14 +26,29 @@ def disown(folder: Path) -> None:
     (folder / OWNER).unlink(missing_ok=True)
 
 
-def sweep(parent: Path) -> list[Path]:
-    """Remove what processes have left that are gone; returns the folders."""
-    removed = []
-    for marked in parent.glob(f"*/{OWNER}"):
-        if _is_left(marked):
-            shutil.rmtree(marked.parent, ignore_errors=True)
-            removed.append(marked.parent)
+def sweep(parent: Path, names: str = "*", keep: int = 0) -> list[Path]:
+    """Remove what this user's processes have left that are gone, but for the newest ``keep``; returns the folders.
+    ``names``: pattern of those that are looked at."""
+    left = sorted(
+        (marked for marked in parent.glob(f"{names}/{OWNER}") if _is_ours(marked) and _is_left(marked)), key=_age
+    )
+    removed = [marked.parent for marked in left[: len(left) - keep]] if len(left) > keep else []
+    for folder in removed:
+        shutil.rmtree(folder, ignore_errors=True)
     return removed
+
+
+def _is_ours(marked: Path) -> bool:
+    """Anybody may make a folder in the temporary directory, and leave a mark in it."""
+    with contextlib.suppress(OSError):
+        return marked.parent.lstat().st_uid == os.getuid() and marked.lstat().st_uid == os.getuid()
+    return False
+
+
+def _age(marked: Path) -> float:
+    with contextlib.suppress(OSError):
+        return marked.lstat().st_mtime
+    return 0.0
 
 
 def _is_left(marked: Path) -> bool:

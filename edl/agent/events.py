@@ -152,6 +152,14 @@ class SavesFlushed:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggingChanged:
+    """There is no room for log files any more, or there is again."""
+
+    why: str
+    """Empty: there is."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepingChanged:
     """Commits of this node's workers find no memory, or find it again."""
 
@@ -236,6 +244,7 @@ Event = (
     | Report
     | SavesFlushed
     | KeepingChanged
+    | LoggingChanged
     | WorkerFroze
     | WorkerThawed
     | WorkersKilled

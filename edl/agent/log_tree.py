@@ -120,15 +120,21 @@ class WorkerFiles:
 
 
 def launch_folder(name: str, taken: Collection[str]) -> str:
-    """Name of the folder of a launch, below ``--log-dir``: ``name``, or with the lowest number that is free.
+    """Name of the folder of a launch, below ``--log-dir``: ``name``, or with the number after the highest one.
 
-    ``taken``: names that exist there already, of earlier launches of the same job on the same node.
+    ``taken``: names that exist there already, of earlier launches of the same job on the same node. Numbers that are
+    free again are not used, so that they tell which launch was before which.
     """
-    number, candidate = 1, name
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}.{number}"
-    return candidate
+    highest = max((number_of(name, folder) for folder in taken), default=0)
+    return f"{name}.{highest + 1}" if highest else name
+
+
+def number_of(name: str, folder: str) -> int:
+    """Which launch of this name a folder is, by ``launch_folder``; 0 for none of them."""
+    if folder == name:
+        return 1
+    digits = folder.removeprefix(f"{name}.")
+    return int(digits) if digits != folder and digits.isdecimal() and digits.isascii() else 0
 
 
 def server_log(folder: str, index: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from edl.agent.log_file import UNBOUNDED, Bounds, LogFile
 from edl.agent.log_tree import selected
-from edl.agent.scribe import Scribe, said_by_loop
+from edl.agent.scribe import Scribe
 
 TAIL_LINES = 60
 TAIL_BYTES = 8192
@@ -38,74 +38,7 @@ class StreamPlan:
     filtered: Path | None = None
     """Gets the lines that hold one of ``filters``, with the prefix; several streams may write to it."""
     filters: tuple[bytes, ...] = ()
-
-
-class _File:
-    """A file that may fail, or keep the scribe waiting: then it is done without, and that is said once."""
-
-    def __init__(self, path: Path | None, scribe: Scribe, warn: Callable[[str], None]) -> None:
-        self._path = path
-        self._scribe = scribe
-        self._warn = warn
-        self._warn_from_scribe = said_by_loop(warn)
-        self._file: BinaryIO | None = None
-        """Only for the scribe."""
-        self._lost = 0
-        if path is not None:
-            scribe.do(self._open)
-
-    def write(self, lines: list[bytes]) -> None:
-        """What the scribe has no room for is counted, and the number stands in the file where the lines are missing."""
-        if self._path is None or not lines:
-            return
-        text = self._missing() + b"".join(line + b"\n" for line in lines)
-        if self._scribe.do(lambda: self._write(text), len(text)):
-            self._lost = 0
-            return
-        if not self._lost:
-            self._warn(f"the disk of {self._path} does not keep up: training goes on, lines are left out of that file")
-        self._lost += len(lines)
-
-    def _missing(self) -> bytes:
-        return b"[edl: %d lines are missing here, the disk did not keep up]\n" % self._lost if self._lost else b""
-
-    def close(self) -> None:
-        if self._path is None:
-            return
-        if self._lost:
-            missing = self._missing()
-            self._scribe.do(lambda: self._write(missing))
-        self._scribe.do(self._close)
-
-    def _open(self) -> None:
-        assert self._path is not None  # noqa: S101 - asked for by whoever has one
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the stream
-        except OSError as error:
-            self._complain(error)
-
-    def _write(self, text: bytes) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(text)
-            self._file.flush()
-        except OSError as error:
-            self._complain(error)
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # closing flushes, and flushing may be what failed
-                self._file.close()
-            self._file = None
-
-    def _complain(self, error: OSError) -> None:
-        self._warn_from_scribe(
-            f"cannot write the log file {self._path} ({error.strerror}): training goes on, "
-            "this worker's output is not kept until the next round. Free some space or choose another --log-dir"
-        )
+    bounds: Bounds = UNBOUNDED
 
 
 class OutputStream:
@@ -121,8 +54,8 @@ class OutputStream:
         self.received = 0
         """Bytes taken from the worker so far."""
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
-        self._file = _File(plan.file, scribe, warn)
-        self._filtered = _File(plan.filtered, scribe, warn)
+        self._file = LogFile(plan.file, scribe, warn, plan.bounds)
+        self._filtered = LogFile(plan.filtered, scribe, warn, plan.bounds)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_fd, self._read, 1)
         self._open = True
@@ -141,8 +74,8 @@ class OutputStream:
         self._read(DRAIN_CHUNKS)
         self._close_files()
         self._plan = plan
-        self._file = _File(plan.file, self._scribe, self._warn)
-        self._filtered = _File(plan.filtered, self._scribe, self._warn)
+        self._file = LogFile(plan.file, self._scribe, self._warn, plan.bounds)
+        self._filtered = LogFile(plan.filtered, self._scribe, self._warn, plan.bounds)
 
     def tail(self) -> str:
         """The last lines written so far, including what still sits in the pipe."""

@@ -28,6 +28,7 @@ from edl.agent.events import (
     LeaseGone,
     LeaseRenewed,
     Load,
+    LoggingChanged,
     Noticed,
     NurseryGone,
     Register,
@@ -66,6 +67,7 @@ from edl.wire.messages import (
     Leaving,
     LoadState,
     NotKept,
+    NotLogged,
     Prestart,
     StartRound,
     StopRound,
@@ -125,6 +127,8 @@ def _tell_where(turn: Turn) -> None:
     """What a Master must be told beside ``Attach``."""
     if turn.state.not_kept:
         turn.say(NotKept(turn.state.not_kept))
+    if turn.state.not_logged:
+        turn.say(NotLogged(turn.state.not_logged))
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
@@ -363,6 +367,12 @@ def _keeping_changed(turn: Turn, event: KeepingChanged) -> None:
         turn.say(NotKept(event.why))
 
 
+def _logging_changed(turn: Turn, event: LoggingChanged) -> None:
+    if event.why != turn.state.not_logged:
+        turn.set(not_logged=event.why)
+        turn.say(NotLogged(event.why))
+
+
 def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
     """It was this node that stopped them: the others go on without it, and nobody's restarts are spent."""
     turn.log(event.reason)
@@ -408,6 +418,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     Report: _report,
     SavesFlushed: _flushed,
     KeepingChanged: _keeping_changed,
+    LoggingChanged: _logging_changed,
     WorkerFroze: _froze,
     WorkerThawed: _thawed,
     WorkersKilled: _workers_killed,

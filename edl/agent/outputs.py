@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.agent.log_file import UNBOUNDED, Bounds, LogRoom
+from edl.agent.log_pieces import LogPieces, part_bytes
 from edl.agent.log_tree import (
     HISTORY,
     LATEST,
@@ -26,6 +28,7 @@ from edl.agent.log_tree import (
     Attempt,
     WorkerFiles,
     launch_folder,
+    number_of,
     peers,
     pod_log,
     prefix,
@@ -33,12 +36,14 @@ from edl.agent.log_tree import (
 )
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.agent.paddle_environment import shortened, too_long
-from edl.agent.scribe import Scribe, said_by_loop
+from edl.agent.scribe import Scribe, in_loop, said_by_loop
 from edl.config import LogPlan, StreamTarget
 from edl.wire.messages import World
 
 PATIENCE_S = 2.0
 """For what has to lie on the disk before a worker starts, or is read when it has ended."""
+MARK = ".launch"
+"""In the folder of each launch: whose it is. By names alone ``a.2``, a node, could be the second launch on ``a``."""
 
 
 def claim(plan: LogPlan) -> LogPlan:
@@ -62,8 +67,31 @@ def claim(plan: LogPlan) -> LogPlan:
             name = launch_folder(wanted.name, os.listdir(wanted.parent))
             with contextlib.suppress(FileExistsError):  # another launcher was quicker
                 (wanted.parent / name).mkdir()
-                return dataclasses.replace(plan, folder=str(wanted.parent / name))
+                plan = dataclasses.replace(plan, folder=str(wanted.parent / name), name=wanted.name)
+                (wanted.parent / name / MARK).write_text(wanted.name)
+                return plan
     return plan
+
+
+def earlier(plan: LogPlan) -> dict[str, int]:
+    """Folders of earlier launches of this job on this node and their sizes in bytes, oldest first. Reads the disk."""
+    own = Path(plan.folder)
+    found: list[tuple[int, Path]] = []
+    with contextlib.suppress(OSError):
+        for folder in own.parent.iterdir():
+            number = number_of(plan.name, folder.name)
+            if number and folder != own and _read(str(folder / MARK)) == plan.name:
+                found.append((number, folder))
+    return {str(folder): _size(folder) for _, folder in sorted(found)}
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                total += os.lstat(f"{inner}/{name}").st_size
+    return total
 
 
 @dataclass(slots=True)
@@ -112,8 +140,12 @@ class Outputs:
         self._told_again = told_again
         self._made: dict[tuple[str, int], int] = {}
         self._scribe = Scribe()
-        self._rounds: list[str] = []
-        """Folders of rounds below that of the launch, oldest first."""
+        self._pieces = LogPieces(plan.rounds, plan.most_bytes)
+        self._part_bytes = part_bytes(plan.most_bytes, plan.workers)
+        self._parts: dict[Path, int] = {}
+        self._room: LogRoom | None = None
+        """Once there is something to write."""
+        self._warn: Callable[[str], None] = lambda why: None
         self._busy: Callable[[], set[str]] = set
         self._noted = 0
         """The newest round that is."""
@@ -137,7 +169,10 @@ class Outputs:
                     log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
 
             self._scribe.do(make)
-            self._forget_rounds(attempt.folder)
+            if self._room is None:
+                self._room = self._look_around()
+            self._pieces.begin(attempt.folder)
+            self._forget()
         return files
 
     def met(self, job: str, world: World) -> None:
@@ -155,22 +190,48 @@ class Outputs:
 
         self._scribe.do(append)
 
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        """``warn`` gets why nothing is written for a while, and an empty text when it is again."""
+        self._warn = warn
+
+    def _shut(self, why: str) -> None:
+        self._warn(why)
+
     def ask_busy(self, busy: Callable[[], set[str]]) -> None:
         """``busy``: folders of rounds that living workers write into, which must stay."""
         self._busy = busy
 
-    def _forget_rounds(self, newest: str) -> None:
-        """A job of weeks has thousands of rounds. The first one tells how it began."""
-        if newest in self._rounds:
-            return
-        self._rounds.append(newest)
-        surplus = len(self._rounds) - self._plan.rounds
-        if not self._plan.rounds or surplus <= 0:
-            return
-        busy = self._busy()
-        for old in [one for one in self._rounds[1:-1] if one not in busy][:surplus]:
-            self._rounds.remove(old)
-            self._scribe.do(functools.partial(shutil.rmtree, f"{self._plan.folder}/{old}", ignore_errors=True))
+    def _look_around(self) -> LogRoom:
+        """Begin to write: what is there already, and how much more there may be."""
+        plan = self._plan
+        if plan.name:
+            found = in_loop(self._found)
+            self._scribe.do(lambda: found(earlier(plan)))
+        return LogRoom(plan.folder, plan.reserve, said_by_loop(self._log), in_loop(self._shut))
+
+    def _found(self, launches: dict[str, int]) -> None:
+        self._pieces.found(launches)
+        self._forget()
+
+    def _forget(self) -> None:
+        """A job of weeks has thousands of rounds, and may write without end."""
+        for old in self._pieces.surplus(self._busy()):
+            self._scribe.do(functools.partial(_remove, Path(self._plan.folder) / old))
+
+    def _bounds(self, round_folder: str) -> Bounds:
+        """Of a file in the folder of a round."""
+
+        def took(size: int) -> None:
+            if self._pieces.grow(round_folder, size):
+                self._forget()
+
+        def parted(path: Path, size: int) -> Path:
+            self._parts[path] = number = self._parts.get(path, 0) + 1
+            part = path.with_name(f"{path.name}.{number}")
+            self._pieces.part(round_folder, str(part), size)
+            return part
+
+        return Bounds(self._room, self._part_bytes, took, parted) if self._room is not None else UNBOUNDED
 
     def log_dir(self, files: WorkerFiles) -> str:
         """What a worker is told to be the folder for logs (``PADDLE_LOG_DIR``)."""
@@ -234,6 +295,7 @@ class Outputs:
             file=Path(files.stderr if stderr else files.stdout) if both or target is StreamTarget.FILE else None,
             filtered=Path(files.filtered(name)) if both and filters else None,
             filters=tuple(text.encode() for text in filters) if both else (),
+            bounds=self._bounds(attempt.folder),
         )
 
     def _note(self, files: WorkerFiles, environment: Mapping[str, str]) -> None:
@@ -248,6 +310,14 @@ class Outputs:
             for name, target in files.links().items():
                 if os.path.exists(target):
                     _lead(Path(self._plan.links) / name, Path(target), keep=not self._plan.overwrite)
+
+
+def _remove(path: Path) -> None:
+    """A folder or a file, or what can be removed of it."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _lead(link: Path, target: Path, *, keep: bool = True) -> None:

@@ -11,6 +11,9 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MOST_BYTES = 32 * 1024 * 1024
 """Held for a disk that does not keep up; what comes beyond that is not kept."""
@@ -65,12 +68,17 @@ class Scribe:
         return True
 
 
-def said_by_loop(log: Callable[[str], None]) -> Callable[[str], None]:
-    """The same for a thread: the running event loop says it."""
+def in_loop(action: Callable[[T], object]) -> Callable[[T], None]:
+    """The same for a thread: the running event loop does it."""
     loop = asyncio.get_running_loop()
 
-    def say(text: str) -> None:
+    def later(value: T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the launcher has ended meanwhile
-            loop.call_soon_threadsafe(log, text)
+            loop.call_soon_threadsafe(action, value)
 
-    return say
+    return later
+
+
+def said_by_loop(log: Callable[[str], None]) -> Callable[[str], None]:
+    """What a thread says, said by the running event loop."""
+    return in_loop(log)

@@ -184,6 +184,7 @@ class AgentShell:
         self._introduced: Stream | None = None
         self._desk = Desk(around.workers.place, around.keeper, self.post, self._relay, around.log)
         around.workers.meet_at(self._desk.address)
+        around.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
         self._alarm = Alarm(around.clock.now_s, lambda: self.post(ev.Tick()))
         self._switches = (
             SwitchWatch(around.switches, lambda: self._state, self._desk.progress, self.post)

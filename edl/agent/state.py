@@ -168,6 +168,8 @@ class AgentState:
     """Why the newest commit that they saved is not in the checkpoint directory; see ``WorkersDone``."""
     not_kept: str = ""
     """Why commits of this node's workers are not kept in memory."""
+    not_logged: str = ""
+    """Why what this node's workers write is not kept in files."""
     unsent: tuple[Failure, ...] = ()
     """Failures of the current round; told again at each attach until the round is stopped."""
     outcome: Outcome | None = None

@@ -81,6 +81,10 @@ class WorkerGroup:
         """Where workers find their agent."""
         self._environment[AGENT_VARIABLE] = desk
 
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        """``warn`` gets why workers' output is not kept, and an empty text when it is again."""
+        self._outputs.warn_by(warn)
+
     async def start(self, world: World, slots: tuple[int, ...]) -> list[WorkerEnded]:
         """Start workers of a world in these slots; returns an end for each that could not be created."""
         uses = self._member(world).used

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from data_service.machine import LeaseMachine
 from edl.adapters.activity import activity
@@ -36,6 +36,7 @@ from edl.adapters.etcd_cluster import (
     start_local_member,
     start_private_member,
 )
+from edl.adapters.etcd_disk import roomy_parent
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
 from edl.adapters.knocking import answers
@@ -87,6 +88,8 @@ if TYPE_CHECKING:
     from edl.web.front import Web
 
 # What only some jobs use is imported by the functions that make it: a launcher's start is mostly imports.
+
+T = TypeVar("T")
 
 STORE_RETRY_S = 0.1
 NAMES_RETRY_S = 1.0
@@ -173,6 +176,8 @@ async def _open_store(
             endpoints = (member.endpoint,)
     store = etcd_store(wanted, endpoints)
     cleanup.push_async_callback(store.close)
+    if member is not None:
+        store.expect(await member.cluster_id())
     member = await _reach(store, settings, endpoints, member, serve, log)
     return store, member, endpoints
 
@@ -191,8 +196,11 @@ async def _serve(
             wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
         )
     else:
-        for left in await asyncio.to_thread(sweep, runtime_folder()):
-            log(f"removed {left}: its launcher is gone")
+        for parent in {runtime_folder(), folder.parent}:
+            for left in await asyncio.to_thread(sweep, parent):
+                log(f"removed {left}: its launcher is gone")
+        if folder.parent != runtime_folder() and not wanted.data_dir:
+            log(f"{tempfile.gettempdir()} has no room for the store, which is in {folder}")
         sockets = socket_folder()
         own(sockets)
         cleanup.callback(shutil.rmtree, sockets, ignore_errors=True)
@@ -214,7 +222,7 @@ def data_folder(wanted: StoreSettings, job: JobId) -> Path:
     """Where this launcher's member of an embedded store has its data; it exists then. A private one has a folder of its
     own, because jobs of the same name may run side by side on a host, each with a store that nobody else knows."""
     if not (wanted.data_dir or wanted.endpoints):
-        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder()))
+        private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder(roomy_parent())))
         own(private)
         return private
     folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job
@@ -242,10 +250,8 @@ async def _reach(
     the name is known here. Returns the member that runs here.
     """
     clock = SystemClock()
-    patience_s = settings.store.connect_timeout_s
+    patience_s = _patience_s(settings)
     embedded = settings.store.backend is Backend.EMBEDDED and bool(settings.store.endpoints)
-    if embedded:
-        patience_s = max(patience_s, settings.spec.timeouts.recover_s)
     deadline_s, said, look_s = clock.now_s() + patience_s, False, clock.now_s()
     nameless = endpoints if embedded and member is None else ()
     while True:
@@ -305,7 +311,7 @@ async def _take_place(
     """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` where the last launcher
     of this node was part of a job that has just ended."""
     registration = place.registration
-    await registration.agree()
+    await _patiently(registration.agree, settings)
     keeper = await _state_keeper(settings, place, log)
     cleanup.push_async_callback(keeper.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
@@ -315,26 +321,45 @@ async def _take_place(
     try:
         if place.web is not None:
             place.web.listen(host)
-        place.info = await registration.join(
-            NodeInfo(
-                NodeId(settings.node),
-                Incarnation(0),
-                host,
-                port,
-                settings.slots,
-                settings.node_rank,
-                state_port=keeper.start(host),
-                rack=settings.rack,
-                index=settings.index,
-                members=place.members,
-                spare_slots=settings.spare_slots,
-                devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
-                role=settings.role,
-            )
+        info = NodeInfo(
+            NodeId(settings.node),
+            Incarnation(0),
+            host,
+            port,
+            settings.slots,
+            settings.node_rank,
+            state_port=keeper.start(host),
+            rack=settings.rack,
+            index=settings.index,
+            members=place.members,
+            spare_slots=settings.spare_slots,
+            devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
+            role=settings.role,
         )
+        place.info = await _patiently(lambda: registration.join(info), settings)
     except EdlError:
         await place.server.stop()
         raise
+
+
+async def _patiently(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
+    """An action that may be done again, until the store answers in time or has not for as long as it may be away."""
+    clock = SystemClock()
+    deadline_s = clock.now_s() + _patience_s(settings)
+    while True:
+        try:
+            return await action()
+        except StoreUnavailable:
+            if clock.now_s() >= deadline_s:
+                raise
+        await asyncio.sleep(STORE_RETRY_S)
+
+
+def _patience_s(settings: LaunchSettings) -> float:
+    """How long the store may be away at the start. Launchers that bring it up themselves wait for one another."""
+    if settings.store.backend is Backend.EMBEDDED and settings.store.endpoints:
+        return max(settings.store.connect_timeout_s, settings.spec.timeouts.recover_s)
+    return settings.store.connect_timeout_s
 
 
 def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Web | None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import click
 
+from edl.adapters.leftovers import own, sweep
 from edl.agent.log_tree import PADDLE_FOLDER
 from edl.config import LogLayout, LogPlan
 from edl.errors import SettingError
+from edl.launch.state_options import bytes_from
 from edl.ports import CommandKind, WorkerCommand
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -26,6 +28,8 @@ _TORCHRUNS = {
     "duplicate_stderr_filters": "",
 }
 """Options by which torchrun is told where output goes, and their defaults; Paddle's launcher has none of them."""
+KEPT_LAUNCHES = 100
+"""Launches that are over and whose temporary folders of logs stay."""
 _ESCAPED = "\0"
 
 LOG_OPTIONS: list[Callable[[Any], Any]] = [
@@ -65,7 +69,19 @@ LOG_OPTIONS: list[Callable[[Any], Any]] = [
         type=click.IntRange(0),
         default=100,
         metavar="N",
-        help="Rounds whose files are kept, the first and the newest; 0: all. Default: 100.",
+        help="Rounds, and launches, whose files are kept: the newest, and the first round; 0: all. Default: 100.",
+    ),
+    click.option(
+        "--log-size",
+        default="10G",
+        metavar="BYTES",
+        help="Most that log files of this job on this node take: the oldest go; 0: no limit. Default: 10G.",
+    ),
+    click.option(
+        "--log-reserve",
+        default="",
+        metavar="BYTES",
+        help="Free space that logs leave on their disk; 0: none. Default: 5 % of the disk, at most 1G.",
     ),
     click.option(
         "--log-overwrite",
@@ -112,6 +128,9 @@ def log_plan(
         links=str(base) if base is not None and layout is LogLayout.PADDLE else "",
         overwrite=options["log_overwrite"],
         rounds=options["log_rounds"],
+        most_bytes=bytes_from("--log-size", options["log_size"]),
+        workers=max(1, slots),
+        reserve=bytes_from("--log-reserve", options["log_reserve"]) if options["log_reserve"] else -1,
     )
 
 
@@ -180,7 +199,15 @@ def _base(log_dir: str, layout: LogLayout, job: str) -> Path | None:
         return None
     if not log_dir and layout is LogLayout.PADDLE:
         log_dir = PADDLE_FOLDER
-    return Path(log_dir or tempfile.mkdtemp(prefix=f"edl-{job}-")).absolute()
+    return Path(log_dir or _temporary(job)).absolute()
+
+
+def _temporary(job: str) -> Path:
+    """A new folder. Those of launches that are long over go: nobody else would remove them."""
+    sweep(Path(tempfile.gettempdir()), "edl-*", keep=KEPT_LAUNCHES)
+    folder = Path(tempfile.mkdtemp(prefix=f"edl-{job}-"))
+    own(folder)
+    return folder
 
 
 def _ranks(option: str, text: str, slots: int) -> list[int]:

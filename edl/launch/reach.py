@@ -35,7 +35,15 @@ def store_identity(wanted: StoreSettings) -> Identity | None:
 
 def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
     """The store at these endpoints, with the credentials and time limits of the settings."""
-    return EtcdStore(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
+    return EtcdStore(
+        endpoints,
+        wanted.request_timeout_s,
+        _tls(wanted),
+        wanted.user or None,
+        wanted.password or None,
+        # Launchers come and go with their members, and in between anybody may listen on those ports.
+        one_cluster=wanted.backend is Backend.EMBEDDED,
+    )
 
 
 def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdLeases:

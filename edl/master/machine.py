@@ -59,6 +59,7 @@ from edl.wire.messages import (
     Leaving,
     NodeInfo,
     NotKept,
+    NotLogged,
     Pace,
     Preparing,
     Ready,
@@ -340,8 +341,8 @@ def _said(turn: Turn, event: NodeSaid) -> None:
         case WorkersDone(round=number, saving=saving, unsaved=unsaved):
             if turn.record.phase is Phase.RUNNING and number == turn.record.round:
                 _done(turn, entry, saving, unsaved)
-        case NotKept(why):
-            planning.not_kept(turn, entry, why)
+        case NotKept() | NotLogged() as message:
+            planning.not_kept(turn, entry, message)
         case Leaving() as leaving:
             _leaving(turn, entry, leaving)
 

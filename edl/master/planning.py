@@ -26,6 +26,8 @@ from edl.wire.messages import (
     KeepWith,
     Kept,
     Leaving,
+    NotKept,
+    NotLogged,
     Purpose,
     Switch,
     Underway,
@@ -293,9 +295,12 @@ def _left(turn: Turn, version: Version) -> bool:
     return world is not None and version.era < world.era and version > world.restore
 
 
-def not_kept(turn: Turn, entry: NodeEntry, why: str) -> None:
-    """Commits of a node find no memory, or find it again: people hear of it where they look."""
-    if why != entry.not_kept:
+def not_kept(turn: Turn, entry: NodeEntry, message: NotKept | NotLogged) -> None:
+    """A node has no memory for commits or no room for logs, or has it again: people hear of it where they look."""
+    why = message.why
+    if isinstance(message, NotLogged):
+        turn.update(entry, not_logged=why)
+    elif why != entry.not_kept:
         node, what = entry.info.node, f"not kept in memory: {why}" if why else "kept in memory again"
         turn.update(entry, not_kept=why)
         turn.note(Kind.STATE, f"commits of node {node} are {what}", node)

@@ -168,6 +168,8 @@ class NodeEntry:
     """It wants to leave, and has not the time to write a checkpoint: the others do."""
     not_kept: str = ""
     """Why its workers' commits are not kept in memory, as it has said last."""
+    not_logged: str = ""
+    """Why what its workers write is not kept in files, as it has said last."""
     step_s: float = 0.0
     """What a step takes there, as it has said last; 0: it has not."""
     uses: tuple[int, ...] = ()

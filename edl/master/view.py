@@ -64,10 +64,11 @@ def job_status(
 
 
 def _warnings(state: MasterState) -> tuple[str, ...]:
-    """What is wrong now with the keeping of the state."""
+    """What is wrong now with what is kept: of the state, and of the logs."""
     without = {node: entry.not_kept for node, entry in sorted(state.nodes.items()) if entry.not_kept}
     unkept = (f"commits of node {node} are not kept in memory: {why}" for node, why in without.items())
-    return tuple(text for text in (state.unwritten[1], *unkept) if text)
+    unlogged = (f"node {node}: {entry.not_logged}" for node, entry in sorted(state.nodes.items()) if entry.not_logged)
+    return tuple(text for text in (state.unwritten[1], *unkept, *unlogged) if text)
 
 
 def _is_out(entry: NodeEntry, record: Record) -> bool:

@@ -39,6 +39,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.ServiceSaid: "service_said",
     messages.Pace: "pace",
     messages.NotKept: "not_kept",
+    messages.NotLogged: "not_logged",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",

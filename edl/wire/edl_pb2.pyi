@@ -298,6 +298,12 @@ class NotKept(_message.Message):
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
+class NotLogged(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
 class ServiceSaid(_message.Message):
     __slots__ = ("service", "slot", "round", "body")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
@@ -321,7 +327,7 @@ class Pace(_message.Message):
     def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_said", "pace", "not_kept")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_said", "pace", "not_kept", "not_logged")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +342,7 @@ class FromAgent(_message.Message):
     SERVICE_SAID_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
     NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
+    NOT_LOGGED_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -350,7 +357,8 @@ class FromAgent(_message.Message):
     service_said: ServiceSaid
     pace: Pace
     not_kept: NotKept
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_said: _Optional[_Union[ServiceSaid, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ...) -> None: ...
+    not_logged: NotLogged
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_said: _Optional[_Union[ServiceSaid, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")

@@ -395,6 +395,14 @@ class NotKept:
 
 
 @dataclass(frozen=True, slots=True)
+class NotLogged:
+    """What this node's workers write is not kept in files, so that the disk has room for what matters more."""
+
+    why: str
+    """Empty: it is again."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSaid:
     """A worker here says something to one of the services that the Master hosts, such as the one for data."""
 
@@ -421,6 +429,7 @@ AgentMessage = (
     | Leaving
     | Pace
     | NotKept
+    | NotLogged
     | ServiceSaid
 )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.adapters import etcd_room
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_room import keep_room, make_room
 from edl.adapters.etcd_server import EtcdMember
@@ -72,6 +73,33 @@ def test_it_does_so_before_it_is_full(tmp_path: Path) -> None:
             assert len(said) >= 5
         finally:
             keeping.cancel()
+            await store.close()
+            await member.stop()
+
+    asyncio.run(body())
+
+
+def test_it_takes_little_of_a_disk_that_has_little_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far below its quota, and only while that gains something."""
+    free = [etcd_room.LOW_BYTES]
+    monkeypatch.setattr(etcd_room, "free_bytes", lambda folder: free[0])
+
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        store = EtcdStore([member.endpoint])
+        try:
+            for number in range(250):
+                await store.write([Put("/history", BALLAST[: 1 << 17]), Put("/count", str(number).encode())])
+            assert await make_room(member) == "", "the disk has room"
+            free[0] -= 1
+            assert await make_room(member) == "", "what is retained is nearly all of it"
+            for _ in range(200):
+                await store.write([Put("/count", b"")])
+            said = await make_room(member)
+            assert said.startswith("the embedded etcd took room on a disk that has little left: compacted"), said
+            assert await make_room(member) == ""
+            assert [len(entry.value) for entry in (await store.read("/history")).entries] == [1 << 17]
+        finally:
             await store.close()
             await member.stop()
 

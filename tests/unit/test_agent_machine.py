@@ -22,6 +22,7 @@ from edl.wire.messages import (
     Member,
     NodeInfo,
     NotKept,
+    NotLogged,
     StartRound,
     StopRound,
     WorkerFailed,
@@ -245,6 +246,13 @@ def test_commits_without_memory_are_told_once_and_to_each_master() -> None:
     assert node.said() == [NotKept("no room")]
     assert NotKept("no room") in node.feed(ev.Disconnected(), ev.Connected()).said()
     assert node.feed(ev.KeepingChanged("")).said() == [NotKept("")]
+
+
+def test_logs_without_room_are_told_once_and_to_each_master() -> None:
+    node = running().feed(ev.LoggingChanged("no room"), ev.LoggingChanged("no room"))
+    assert node.said() == [NotLogged("no room")]
+    assert NotLogged("no room") in node.feed(ev.Disconnected(), ev.Connected()).said()
+    assert node.feed(ev.LoggingChanged("")).said() == [NotLogged("")]
 
 
 def test_a_cause_that_shows_while_stopping_is_told() -> None:

@@ -73,6 +73,9 @@ class Stuck:
     def place(self, pid: int) -> None:
         return None
 
+    def warn_by(self, warn: object) -> None:
+        pass
+
     def meet_at(self, desk: str) -> None:
         pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,22 @@ def test_what_a_killed_launcher_has_left_goes(left: Path) -> None:
     own(mine)
     assert sweep(left.parent) == [left]
     assert sorted(os.listdir(left.parent)) == ["job-b", "job-c"]
+    assert sweep(left.parent) == []
+
+
+def test_the_newest_may_be_kept(left: Path) -> None:
+    folders = [left.parent / f"job-{number}" for number in range(4)]
+    for age, folder in enumerate(folders):
+        shutil.copytree(left, folder)
+        os.utime(folder / OWNER, (1000 - age, 1000 - age))
+    shutil.copytree(left, left.parent / "another")
+    assert sorted(sweep(left.parent, "job-*", keep=2)) == folders[1:]
+    assert sorted(os.listdir(left.parent)) == ["another", "job-0", "job-a"]
+    assert sweep(left.parent, "job-*", keep=2) == []
+
+
+def test_what_somebody_else_has_marked_stays(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
     assert sweep(left.parent) == []
 
 

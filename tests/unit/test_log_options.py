@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import click
 import pytest
 
+from edl.adapters.leftovers import OWNER
 from edl.agent.log_tree import server_log
 from edl.config import LogLayout, LogPlan, StreamTarget
 from edl.errors import SettingError
+from edl.launch import log_options
 from edl.launch.log_options import LOG_OPTIONS, log_plan, remarks, server_folder, stream_map, texts
 from edl.ports import CommandKind, WorkerCommand
 
@@ -52,7 +55,18 @@ class TestFolder:
         made = plan()
         assert Path(made.folder).parent.name.startswith("edl-job-")
         assert Path(made.folder).parent.is_dir()
-        assert made == LogPlan(made.folder)
+        assert made == LogPlan(made.folder, workers=4)
+
+    def test_of_temporary_ones_those_stay_whose_launcher_lives(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(log_options, "KEPT_LAUNCHES", 1)
+        folders = [Path(plan().folder).parent for _ in range(4)]
+        for number, gone in enumerate(folders[:3]):
+            (gone / OWNER).write_text(json.dumps({**json.loads((gone / OWNER).read_text()), "began": "long ago"}))
+            os.utime(gone / OWNER, (1000 + number, 1000 + number))
+        plan()
+        assert [path.exists() for path in folders] == [False, False, True, True]
 
     def test_it_is_absolute_for_scripts_change_their_directory(self, folder: Path) -> None:
         assert plan("--log-dir=logs").folder == str(folder / "logs" / "job_a")

@@ -62,9 +62,10 @@ class TestFiles:
     ("taken", "name"),
     [
         ([], "job_a"),
-        (["job_b", "job_a.2"], "job_a"),
+        (["job_b", "job_ab", "job_a.b"], "job_a"),
         (["job_a"], "job_a.2"),
-        (["job_a", "job_a.2", "job_a.4"], "job_a.3"),
+        (["job_a", "job_a.2", "job_a.4"], "job_a.5"),
+        (["job_a.7"], "job_a.8"),
     ],
 )
 def test_each_launch_has_a_folder_of_its_own(taken: list[str], name: str) -> None:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from edl.agent import logs
+from edl.agent import log_file
 from edl.agent.logs import CHUNK_BYTES, DRAIN_CHUNKS, TAIL_BYTES, TAIL_LINES, OutputStream, StreamPlan
 from edl.agent.scribe import Scribe
 
@@ -229,7 +229,7 @@ class TestFile:
                 kept.append(bytes(data))  # type: ignore[call-overload]
                 return 0
 
-        monkeypatch.setattr(logs, "open", lambda *_: Filling(), raising=False)
+        monkeypatch.setattr(log_file, "open", lambda *_: Filling(), raising=False)
 
         async def scene() -> None:
             async with worker(tmp_path / "stdout.log") as it:

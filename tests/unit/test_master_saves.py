@@ -6,7 +6,7 @@ from edl.exit_codes import ExitCode
 from edl.master.state import NodeStatus, Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
-from edl.wire.messages import Finish, Kept, Leaving, NotKept, StopRound, Version, WorkersDone
+from edl.wire.messages import Finish, Kept, Leaving, NotKept, NotLogged, StopRound, Version, WorkersDone
 from tests.unit.test_master_machine import Rule, pair
 
 LOST = "commit 9, the newest that the workers saved, is not in the checkpoint directory: no room is left"
@@ -76,6 +76,14 @@ def test_what_was_missing_in_an_earlier_world_is_forgotten_with_the_next() -> No
     assert rule.state.record.round == 2 and not rule.state.record.flaws
     rule.say("a", WorkersDone(Round(2)))
     assert rule.state.record.outcome is not None and rule.state.record.outcome.exit_code == 0
+
+
+def test_status_warns_while_a_node_leaves_its_logs_out() -> None:
+    rule = pair()
+    rule.say("b", NotLogged("the disk has 1 MiB left"))
+    assert job_status(rule.state, NodeId("a"), ()).warnings == ("node b: the disk has 1 MiB left",)
+    rule.say("b", NotLogged(""))
+    assert job_status(rule.state, NodeId("a"), ()).warnings == ()
 
 
 def test_status_warns_until_a_later_checkpoint_is_written() -> None:

@@ -28,8 +28,9 @@ def play(plan: LogPlan, scene: Callable[[Outputs], None], *, told_again: bool = 
     async def whole() -> None:
         outputs = Outputs(plan, "a", {"HOME": "/root"}, said.append, told_again=told_again)
         scene(outputs)
-        assert await outputs.done(10)
-        await asyncio.sleep(0)  # its warnings
+        for _ in range(2):  # what it has found of earlier launches may have to be removed
+            assert await outputs.done(10)
+            await asyncio.sleep(0)  # its warnings
 
     asyncio.run(whole())
     return said
@@ -209,7 +210,35 @@ class TestPaddle:
         self.run(self.plan(tmp_path), 1, 2)
         self.run(self.plan(tmp_path, overwrite=True), 1)
         assert (tmp_path / "workerlog.0").read_text() == "round 1 rank 0 out\nround 1 rank 0 err\n"
-        assert sorted(path.name for path in (tmp_path / "job_a").iterdir()) == ["attempt_0", "latest"]
+        assert sorted(path.name for path in (tmp_path / "job_a").iterdir()) == [".launch", "attempt_0", "latest"]
+
+
+class TestSize:
+    def test_the_oldest_launches_and_parts_go_when_it_is_too_much(self, tmp_path: Path) -> None:
+        plan = LogPlan(str(tmp_path / "job_a"), redirect_all=1, most_bytes=8 * 64 * 1024)
+        stranger = tmp_path / "job_a.2"  # the first launch on a node called a.2
+        stranger.mkdir()
+        (stranger / ".launch").write_text("job_a.2")
+
+        def scene(outputs: Outputs) -> None:
+            output = outputs.open(outputs.files(attempt(1)), NODE)
+            for number in range(20):
+                os.write(output.stdout.write_fd, b"%06d " % number + b"x" * 50_000 + b"\n")
+                output.stdout.tail()
+            output.close()
+
+        folders = []
+        for _ in range(3):
+            made = claim(plan)
+            folders.append(Path(made.folder))
+            play(made, scene)
+            assert sum(path.stat().st_size for path in folders[-1].rglob("*.log*")) <= plan.most_bytes
+        assert [folder.name for folder in folders] == ["job_a.3", "job_a.4", "job_a.5"]
+        assert not folders[0].exists() and stranger.exists()
+        kept = folders[2] / "attempt_0" / "0"
+        last = (kept / "stdout.log").read_text().splitlines()
+        assert last[0].startswith("[edl: older lines are in stdout.log.") and last[-1].startswith("000019 ")
+        assert not (kept / "stdout.log.1").exists()
 
 
 class TestClaim:

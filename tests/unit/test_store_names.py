@@ -128,8 +128,28 @@ def test_what_is_waited_for_is_said(known: set[str], folder: Path, monkeypatch: 
     assert log == ["waiting for the store at there:2379 (no address yet for there)"]
 
 
+def test_an_answer_that_is_late_while_a_launcher_registers_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compose, "STORE_RETRY_S", 0)
+    tries = iter([StoreUnavailable("late"), StoreUnavailable("late"), None])
+
+    async def action() -> str:
+        if (error := next(tries)) is not None:
+            raise error
+        return "registered"
+
+    settings = read("--rdzv-endpoint=there:2379", "--rdzv-backend=etcd", "train.py")
+    assert asyncio.run(compose._patiently(action, settings)) == "registered"
+
+    now = iter(range(100))
+    monkeypatch.setattr(SystemClock, "now_s", lambda _: float(next(now)))
+    tries = iter([StoreUnavailable("late")] * 100)
+    with pytest.raises(StoreUnavailable, match="late"):
+        asyncio.run(compose._patiently(action, settings))
+    assert next(now) == 11, "connect_timeout is 10 s"
+
+
 def test_private_stores_of_jobs_of_one_name_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "runtime_folder", lambda: tmp_path)
+    monkeypatch.setattr(compose, "runtime_folder", lambda *_: tmp_path)
     job, private = JobId("mine"), StoreSettings(Backend.EMBEDDED)
     found = {compose.data_folder(private, job) for _ in range(3)}
     assert len(found) == 3

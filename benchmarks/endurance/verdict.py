@@ -1,0 +1,100 @@
+"""Whether something grows, and whether each step was made on the state of the step before. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+CHAIN_FACTOR = 6_364_136_223_846_793_005
+CHAIN_MODULUS = 1 << 61
+SIGMAS = 2.0
+
+
+def chained(chain: int, step: int) -> int:
+    """The chain after a step: a number that only this order of steps leads to."""
+    return (chain * CHAIN_FACTOR + step) % CHAIN_MODULUS
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A least-squares line through the second half of a series. ``growth``: over that half, with ``error`` being two
+    standard errors of it."""
+
+    samples: int
+    mean: float
+    growth: float
+    error: float
+
+    def flat(self, allowed: float) -> bool:
+        """Whether the growth is within what is allowed, or cannot be told from none."""
+        return self.growth <= allowed or self.growth <= self.error
+
+
+def fit_second_half(series: Sequence[tuple[float, float]]) -> Fit:
+    """``series``: time and value, in order of time."""
+    middle = (series[0][0] + series[-1][0]) / 2 if series else 0.0
+    half = [(t, value) for t, value in series if t >= middle]
+    count = len(half)
+    if count < 3:
+        return Fit(count, sum(value for _, value in half) / max(1, count), 0.0, math.inf)
+    mean_t = sum(t for t, _ in half) / count
+    mean = sum(value for _, value in half) / count
+    spread = sum((t - mean_t) ** 2 for t, _ in half)
+    slope = sum((t - mean_t) * (value - mean) for t, value in half) / spread
+    residual = sum((value - mean - slope * (t - mean_t)) ** 2 for t, value in half)
+    span = half[-1][0] - half[0][0]
+    return Fit(count, mean, slope * span, SIGMAS * span * math.sqrt(residual / (count - 2) / spread))
+
+
+@dataclass(slots=True)
+class Steps:
+    """Follows the steps that workers report."""
+
+    last: int = 0
+    made: int = 0
+    """By rank 0, those that were made again included."""
+    redone: int = 0
+    wrong: list[str] = field(default_factory=list)
+    """Steps that were left out, or made on another state than that of the step before."""
+    _chains: list[int] = field(default_factory=lambda: [0])
+
+    def take(self, rank: int, step: int, chain: int) -> None:
+        """One line of one worker. Lines of several workers may come in any order, those of one in its own."""
+        while len(self._chains) <= step:
+            self._chains.append(chained(self._chains[-1], len(self._chains)))
+        if self._chains[step] != chain:
+            self.wrong.append(f"step {step} of rank {rank} was made on another state than that of step {step - 1}")
+        if rank:
+            return
+        self.made += 1
+        if step <= self.last:
+            self.redone += 1
+        elif step != self.last + 1:
+            self.wrong.append(f"step {step} came after step {self.last}")
+        self.last = max(self.last, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the verdict."""
+
+    what: str
+    good: bool
+    figures: str
+
+
+def growth(what: str, series: Sequence[tuple[float, float]], allowed: float, unit: str) -> Finding:
+    """Whether one figure stays as it is."""
+    fit = fit_second_half(series)
+    peak = max((value for _, value in series), default=0.0)
+    text = (
+        f"mean {fit.mean:.1f}{unit}, peak {peak:.1f}{unit}; growth over the second half {fit.growth:+.2f}{unit} "
+        f"± {fit.error:.2f} (allowed {allowed:g})"
+    )
+    return Finding(what, fit.flat(allowed), text)
+
+
+def report(findings: Iterable[Finding]) -> list[str]:
+    """Lines for a person."""
+    return [f"{'ok  ' if one.good else 'FAIL'} {one.what}: {one.figures}" for one in findings]

@@ -1,0 +1,85 @@
+"""A disk with a megabyte left: training goes on, and what cannot be written is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edl.exit_codes import ExitCode
+from tests.process.harness import WORKERS, Job, OutsideEtcd, free_endpoints, until
+
+TALKATIVE = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1].removeprefix("--folder="))
+step = 0
+while not (folder / "last-step").exists():
+    step += 1
+    print(f"step {step} ".ljust(20_000, "."), flush=True)
+    (folder / "step").write_text(str(step))
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a megabyte, where one may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"may not mount a small file system: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def step(job: Job) -> int:
+    file = job.steps_folder / "step"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def test_logs_leave_room_and_go_on_when_there_is_more(tmp_path: Path, etcd: OutsideEtcd, disk: Path) -> None:
+    script = tmp_path / "talkative.py"
+    script.write_text(TALKATIVE)
+    other = disk / "of somebody else"
+    other.write_bytes(b"." * 600_000)
+    options = ("--redirects=3", "--log-reserve=200K")
+    with Job(tmp_path, [etcd.endpoint], script=(str(script),), options=options) as job:
+        node = job.start("a", options=[f"--log-dir={disk}"])
+        node.says("less than the 0.2 that logs leave free (--log-reserve)")
+        status = job.wait_status(lambda status: bool(status["warnings"]), "a warning")
+        assert status["warnings"][0].startswith(f"node a: the disk of {disk}")
+        before = step(job)
+        until(lambda: step(job) > before + 10, "steps without logs")
+        other.unlink()
+        node.says("has room again")
+        job.wait_status(lambda status: not status["warnings"], "no warning any more")
+        (job.steps_folder / "last-step").touch()
+        assert node.exit_code() == 0, node.text
+        assert node.text.count("logs leave free") <= 2, "it is said once each time"
+        (written,) = disk.glob("*/attempt_0/0/stdout.log")
+        assert "lines are missing here, the disk had no room for them]" in written.read_text()
+
+
+def test_a_private_store_goes_where_there_is_room(tmp_path: Path, disk: Path) -> None:
+    job = Job(tmp_path, free_endpoints(1), environment={"TMPDIR": str(disk)})
+    with job:
+        launch = [sys.executable, "-m", "edl.launch", str(WORKERS / "plain.py"), f"--folder={job.steps_folder}"]
+        node = job.start("a", command=[*launch, "--steps=5"])
+        assert node.exit_code() == 0, node.text
+        assert f"{disk} has no room for the store, which is in " in node.text
+        assert job.steps()[-1].step == 5
+
+
+def test_a_store_without_room_is_refused_in_words(tmp_path: Path, disk: Path) -> None:
+    options = (f"--rdzv-conf=data_dir={disk}",)
+    with Job(tmp_path, free_endpoints(1), "etcd-embedded", options=options) as job:
+        node = job.start("a")
+        assert node.exit_code() == ExitCode.STORE_UNREACHABLE
+        assert f"the embedded etcd needs 136 MB in {disk}" in node.text
+        assert "MB left. Free some space" in node.text and "goroutine" not in node.text

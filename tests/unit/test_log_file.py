@@ -1,0 +1,141 @@
+"""A log file leaves room for others, is parted when it is long, and says what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edl.agent.log_file import Bounds, LogFile, LogRoom
+from edl.agent.scribe import Scribe
+
+BLOCK = 4096
+MIB = 1 << 20
+
+
+class Disk:
+    """What ``statvfs`` is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, free: int) -> None:
+        self.size, self.free, self.looks = size, free, 0
+        monkeypatch.setattr(os, "statvfs", self.statvfs)
+
+    def statvfs(self, path: str) -> object:
+        self.looks += 1
+        return SimpleNamespace(f_bavail=self.free // BLOCK, f_blocks=self.size // BLOCK, f_frsize=BLOCK)
+
+
+class Room:
+    """A disk that is shut when the test says so."""
+
+    def __init__(self) -> None:
+        self.shut = False
+
+    def admits(self, size: int) -> bool:
+        return not self.shut
+
+
+def room(reserve: int) -> tuple[LogRoom, list[str], list[str]]:
+    said: list[str] = []
+    warned: list[str] = []
+    return LogRoom("/logs", reserve, said.append, warned.append), said, warned
+
+
+class TestRoom:
+    def test_logs_stop_below_the_mark_and_go_on_well_above_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk(monkeypatch, 1000 * MIB, 500 * MIB)
+        asked, said, warned = room(100 * MIB)
+        assert asked.admits(1)
+        disk.free = 99 * MIB
+        assert not asked.admits(2 * MIB)
+        disk.free = 110 * MIB
+        assert not asked.admits(1)
+        disk.free = 126 * MIB
+        assert asked.admits(1)
+        assert [text.partition(" has ")[2][:12] for text in said] == ["99.0 MiB lef", "room again ("]
+        assert "/logs" in warned[0] and "--log-reserve" in warned[0] and warned[1:] == [""]
+
+    def test_the_usual_mark_is_a_share_of_the_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk(monkeypatch, 100 * MIB, 6 * MIB)
+        asked, _, _ = room(-1)
+        assert asked.admits(1)
+        disk.free = 4 * MIB
+        assert not asked.admits(2 * MIB)
+
+    def test_but_not_more_than_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Disk(monkeypatch, 10_000_000 * MIB, 1025 * MIB)
+        assert room(-1)[0].admits(1)
+
+    def test_it_is_not_asked_for_each_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk(monkeypatch, 1000 * MIB, 500 * MIB)
+        asked, _, _ = room(100 * MIB)
+        for _ in range(100):
+            assert asked.admits(100)
+        assert disk.looks == 1
+
+    def test_without_a_reserve_nobody_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = Disk(monkeypatch, 1000 * MIB, 0)
+        assert room(0)[0].admits(MIB) and not disk.looks
+
+    def test_a_disk_that_says_nothing_is_written_to(self) -> None:
+        assert LogRoom("/nowhere/at/all", 1 << 60, print, print).admits(MIB)
+
+
+def play(scene: Callable[[Scribe], None]) -> None:
+    async def whole() -> None:
+        scribe = Scribe()
+        scene(scribe)
+        assert await scribe.done(10)
+
+    asyncio.run(whole())
+
+
+def wait(scribe: Scribe) -> None:
+    """Until all is done that was asked for so far."""
+    done = os.pipe()
+    scribe.do(lambda: os.close(done[1]))
+    os.read(done[0], 1)
+    os.close(done[0])
+
+
+class TestFile:
+    def test_lines_without_room_are_counted_where_they_are_missing(self, tmp_path: Path) -> None:
+        disk, took = Room(), list[int]()
+
+        def scene(scribe: Scribe) -> None:
+            file = LogFile(tmp_path / "stdout.log", scribe, print, Bounds(disk, took=took.append))
+            for lines in ([b"1"], [b"2", b"3"], [b"4"], [b"5"]):
+                wait(scribe)
+                disk.shut = lines in ([b"2", b"3"], [b"4"])
+                file.write(lines)
+            file.close()
+
+        play(scene)
+        missing = "[edl: 3 lines are missing here, the disk had no room for them]"
+        assert (tmp_path / "stdout.log").read_text().splitlines() == ["1", missing, "5"]
+        assert took == [2, 2], "what is not written does not count"
+
+    def test_a_long_file_is_parted_and_says_where_it_goes_on(self, tmp_path: Path) -> None:
+        names: list[str] = []
+
+        def parted(path: Path, size: int) -> Path:
+            names.append(f"{path.name}.{len(names) + 1}")
+            assert size == 20
+            return path.with_name(names[-1])
+
+        def scene(scribe: Scribe) -> None:
+            file = LogFile(tmp_path / "stdout.log", scribe, print, Bounds(Room(), 20, parted=parted))
+            for number in range(10):
+                file.write([b"line %04d" % number])
+            file.close()
+
+        play(scene)
+        assert sorted(os.listdir(tmp_path)) == ["stdout.log", *names] and len(names) == 4
+        assert (
+            tmp_path / "stdout.log.4"
+        ).read_text() == "[edl: older lines are in stdout.log.3]\nline 0006\nline 0007\n"
+        assert (tmp_path / "stdout.log").read_text().endswith("line 0008\nline 0009\n")

@@ -1,0 +1,73 @@
+"""Which log files go: the oldest, never one that is written into."""
+
+from __future__ import annotations
+
+from edl.agent.log_pieces import LEAST_PART_BYTES, LogPieces, part_bytes
+
+KB = 1000
+
+
+def pieces(rounds: int = 0, most_bytes: int = 0, *names: str, size: int = KB) -> LogPieces:
+    made = LogPieces(rounds, most_bytes)
+    for name in names:
+        made.grow(name, size)
+    return made
+
+
+def test_without_limits_everything_stays() -> None:
+    made = pieces(0, 0, *"abcdef", size=1 << 40)
+    made.found({"old": 1 << 40})
+    assert made.surplus(()) == []
+
+
+def test_of_many_rounds_the_first_and_the_newest_stay() -> None:
+    made = pieces(3, 0, *"abcdef")
+    assert made.surplus(()) == ["b", "c", "d"]
+    assert made.surplus(()) == []
+
+
+def test_rounds_that_are_written_into_stay() -> None:
+    made = pieces(3, 0, *"abcdef")
+    assert made.surplus({"b", "c"}) == ["d", "e"]
+
+
+def test_of_many_launches_the_newest_stay() -> None:
+    made = pieces(2, 0, "a")
+    made.found({"1": KB, "2": KB, "3": KB, "4": KB})
+    assert made.surplus(()) == ["1", "2"]
+
+
+def test_what_is_too_large_loses_the_oldest_first_launches_before_rounds() -> None:
+    made = pieces(0, 5 * KB, *"abcd")
+    made.found({"1": KB, "2": KB, "3": KB})
+    assert made.surplus(()) == ["1", "2"]
+    made.grow("d", 2 * KB)
+    assert made.surplus(()) == ["3", "b"]
+    assert made.surplus(()) == []
+
+
+def test_of_one_long_round_the_oldest_parts_go() -> None:
+    made = LogPieces(0, 4 * KB)
+    for number in range(6):
+        too_much = made.grow("a", KB)
+        assert too_much == (number >= 4)
+        if number < 5:
+            made.part("a", f"part {number}", KB)
+    assert made.surplus({"a"}) == ["part 0", "part 1"]
+
+
+def test_a_round_goes_with_its_parts() -> None:
+    made = pieces(0, 3 * KB, *"abc")
+    made.part("b", "part of b", KB)
+    made.grow("c", 2 * KB)
+    assert made.surplus(()) == ["b"]
+    assert made.surplus(()) == []
+    made.grow("c", KB)
+    assert made.surplus(()) == [], "there is nothing left that may go"
+
+
+def test_what_is_written_into_is_a_part_of_the_whole_whatever_the_number_of_workers() -> None:
+    for workers in (1, 8, 64):
+        assert part_bytes(10 << 30, workers) * 2 * workers <= (10 << 30) // 4
+    assert part_bytes(1, 1) == LEAST_PART_BYTES
+    assert part_bytes(0, 8) == 0
