@@ -26,20 +26,24 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any
 
 import click
 import psutil
 
 from benchmarks.common.etcd import PrivateEtcd
+from benchmarks.common.loglog import draw
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
+from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import MasterShell, Surroundings
 from edl.ports import Condition, Delete, Operation, Put
+from edl.tasks import Pauses
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import codec, edl_pb2, plain
 from edl.wire.keys import JobKeys
@@ -108,12 +112,15 @@ class Node:
         self.task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
+        pauses = Pauses(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
         while True:
             connection = LightConnection(HOST, self._port, SECRET, LEASE_S)
             heard = _Heard(self, connection)
             await connection.run(heard.opened, heard.heard)
+            if self.attached.is_set():
+                pauses.reset()
             self.attached.clear()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(pauses.next())
 
     def say(self, connection: Connection) -> None:
         """What a launcher says when it has attached."""
@@ -460,7 +467,8 @@ def exponents(results: Sequence[Result]) -> str:
 @click.command()
 @click.option("--nodes", default="50,100,200,300,1000", help="Numbers of nodes.")
 @click.option("--minutes", default=0, help="Afterwards lose a node each minute for so long, and once the Master.")
-def main(nodes: str, minutes: int) -> None:
+@click.option("--plot", type=click.Path(path_type=Path), help="Where a picture (SVG) of the Master's CPU time goes.")
+def main(nodes: str, minutes: int, plot: Path | None) -> None:
     """Print the table and the exponents."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -470,6 +478,12 @@ def main(nodes: str, minutes: int) -> None:
             results.append(asyncio.run(measure(count, etcd.endpoints, minutes)))
             print(table(results[-1:]), flush=True)
     print("\n" + table(results) + "\n\n" + exponents(results))
+    if plot is not None:
+        lines = {
+            phase: [(float(one.nodes), max(one.phases[phase].cpu_s, 1e-3)) for one in results]
+            for phase in results[0].phases
+        }
+        plot.write_text(draw(lines, "nodes", "CPU seconds of the Master"))
 
 
 if __name__ == "__main__":
