@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow.flight as fl
@@ -23,6 +23,7 @@ from edl.types import JobId
 from edl.wire.keys import JobKeys
 
 SCRIPT = "rejoin_torch.py"
+LINE = "a line that only its owner may read\n"
 OTHER_SCRIPT = "print('I am something else')\n"
 
 
@@ -75,7 +76,7 @@ def _tickets(job: Job, store: Listening, readers: Sequence[Listening], folder: P
     said, answer = stranger.ask(_reader_key, store.target, job.plan.job_id)
     step("S1: a reader's password from the store", f"{said}: {answer[:4] + '…' if answer else 'none'}")
     port = int(readers[0].where.rpartition(":")[2])
-    (mine := folder / "mine.txt").write_text("a line that only its owner may read\n")
+    (mine := folder / "mine.txt").write_text(LINE)
     mine.chmod(0o600)
     mark = folder / "ran"
     code = f"open({str(mark)!r}, 'w')"
@@ -90,7 +91,8 @@ def _tickets(job: Job, store: Listening, readers: Sequence[Listening], folder: P
 
 
 def _ticket(format: str, file: str, options: Mapping[str, object], decode: str = "") -> bytes:
-    return Ticket("x", format, 0, file, 0, 1, -1, options=options, decode=decode).encode()
+    end = len(LINE) if format == "text" else 1
+    return Ticket("x", format, 0, file, 0, end, -1, options=options, decode=decode).encode()
 
 
 def _reader_key(target: str, job: str) -> tuple[str, str]:
@@ -140,8 +142,11 @@ def _joining(job: Job, store: Listening, folder: Path) -> None:
     stop = ["-m", "edl.cli", "stop", "--yes", "--no-wait"]
     step("S2: another user says edl stop, and no more", _said(stranger.run(stop, folder)))
     step("S2: another user says edl stop with endpoint and name", _said(stranger.run([*stop, *where], folder)))
+    with suppress(subprocess.TimeoutExpired):
+        for process in job.nodes.values():
+            process.wait(10)
     ended = [process.poll() for process in job.nodes.values()]
-    step("the job", "trains on" if set(ended) == {None} else f"has ended or is about to: {ended}")
+    step("the job", "trains on" if set(ended) == {None} else f"HAS ENDED: {ended}")
 
 
 def _as_owner(words: Sequence[str], job: Job) -> subprocess.CompletedProcess[str]:

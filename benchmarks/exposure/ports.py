@@ -19,7 +19,7 @@ COLUMNS = ("connect", "GET", "etcd's JSON", "range", "Status", "wrong token", "T
 _SIGNS = (
     ("launcher", "Status", ("UNAUTHENTICATED", "OK"), "gRPC"),
     ("launcher", "GET", ("40",), "HTTP"),
-    ("launcher", "TLS", ("wants a certificate",), "gRPC"),
+    ("launcher", "TLS", ("refused, shows",), "gRPC"),
     ("launcher", "connect", ("yes",), "copies of commits"),
 )
 """By whose, probe and answer: what a socket is."""
@@ -31,6 +31,7 @@ class Told(Edl):
 
     options: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
+    deadline_s: float = 240.0
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command, tail = Edl.command(self, plan, node), plan.tail()

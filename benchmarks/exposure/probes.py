@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - before this process is somebody who may not read it
+import asyncio
+import concurrent.futures.thread  # noqa: F401 - before this process is somebody who may not read it
+import encodings.idna  # noqa: F401
 import socket
 import ssl
 from typing import Any
 
 import grpc
+
+from edl.adapters.identity import secret_at
 
 WAIT_S = 3.0
 KINDS = {"datagram": socket.SOCK_DGRAM, "packet": socket.SOCK_SEQPACKET}
@@ -59,7 +63,13 @@ def http(family: str, address: Any, request: str = "GET /version") -> str:
 
 
 def tls(family: str, address: Any) -> str:
-    """A handshake without a certificate that asks for nobody's, and what comes after it."""
+    """A handshake without a certificate that asks for nobody's, and what comes after it. A job's certificates show the
+    fingerprint of the secret that they were made with."""
+    shown = asyncio.run(secret_at(*address)) if family == "tcp" else None
+    return _handshake(family, address) + (f", shows {shown}" if shown else "")
+
+
+def _handshake(family: str, address: Any) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -69,7 +79,7 @@ def tls(family: str, address: Any) -> str:
             return "OPEN" if one.recv(1) else "refused"
     except ssl.SSLError as error:
         reason = error.reason or str(error)
-        return "wants a certificate" if "CERTIFICATE" in reason else "no TLS"
+        return "refused" if "CERTIFICATE" in reason else "no TLS"
     except TimeoutError:
         return "no TLS"
     except OSError:

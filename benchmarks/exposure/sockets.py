@@ -59,8 +59,8 @@ def listening(run: str) -> list[Listening]:
             process = psutil.Process(one.pid)
             node, whose, urls = _node(one.pid), _whose(process), _etcd_urls(process)
             for family, where in (*_internet(process), *_unix(one.pid, bound)):
-                port = where.rpartition(":")[2]
-                hint = next((name for name, url in urls if url.endswith(f":{port}")), "")
+                end = f":{where.rpartition(':')[2]}" if family == "tcp" else where.rpartition("/")[2]
+                hint = next((name for name, url in urls if url.endswith(end)), "")
                 found.setdefault((family, where), Listening(node, whose, family, where, hint))
     return sorted(found.values(), key=lambda one: (one.node, one.whose, one.family, one.where))
 
