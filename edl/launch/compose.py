@@ -410,8 +410,8 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers:
         # Their time to finish comes after that of the workers, so it is short.
-        functions = settings.reader_functions
-        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions))
+        functions, authority = settings.reader_functions, readers.authority_of(settings.store.secret, spec.job)
+        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions, authority))
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
@@ -442,7 +442,7 @@ def _put_together(
             log,
             wall_clock_s,
             settings.state.checkpoint_dir,
-            services=lambda: _services(spec),
+            services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
             companions=scaling.companions(settings, store, place.endpoints, log),
         ),
@@ -496,15 +496,16 @@ def _rule(place: _Place, shell: MasterShell | None) -> None:
         place.web.rule(shell)
 
 
-def _services(spec: JobSpec) -> tuple[Service, ...]:
+def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     """What the Master hosts."""
+    leases = LeaseMachine(readers_authority)
     if not spec.servers:
-        return (LeaseMachine(),)
+        return (leases,)
     from ps.book import Limits
     from ps.machine import PlacementMachine
 
     limits = Limits(recover_s=spec.timeouts.recover_s)
-    return (LeaseMachine(), PlacementMachine(training_of(spec.servers), limits=limits))
+    return (leases, PlacementMachine(training_of(spec.servers), limits=limits))
 
 
 def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
