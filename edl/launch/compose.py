@@ -433,15 +433,8 @@ def _put_together(
     spec, clock, info = settings.spec, SystemClock(), place.info
     candidate = Candidate(
         MasterSurroundings(
-            store,
-            clock,
-            JobKeys(spec.job),
-            spec,
-            info.node,
-            refuses,
-            log,
-            wall_clock_s,
-            settings.state.checkpoint_dir,
+            *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
+            checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
             companions=scaling.companions(settings, store, place.endpoints, log),

@@ -13,76 +13,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from edl.adapters.etcd import EtcdStore, EtcdTls
+from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
-from edl.adapters.etcd_lease import EtcdLeases
 from edl.adapters.etcd_plan import plan_members
-from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
 from edl.adapters.host_notes import socket_folder
-from edl.errors import PortInUse, SettingError, StoreError, StoreRefused, StoreUnavailable
+from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import ModifiedAt, Put
+from tests.process.etcd_bench import ROOT, keys_seen, kill, persistently, run, start, three_members
 from tests.process.harness import free_endpoints, lone_member
-
-LIMIT_S = 40.0
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(body: Coroutine[Any, Any, None]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(body, LIMIT_S)
-
-    asyncio.run(main())
-
-
-async def start(endpoints: list[str], folder: Path) -> EtcdMember:
-    member = await start_local_member(endpoints, folder)
-    assert member is not None
-    return member
-
-
-@contextlib.asynccontextmanager
-async def three_members(folder: Path) -> AsyncIterator[tuple[list[str], list[EtcdMember]]]:
-    endpoints = free_endpoints(3)
-    members = [await start(endpoints, folder) for _ in endpoints]
-    try:
-        assert [member.endpoint for member in members] == endpoints
-        await asyncio.gather(*(member.wait_ready(15) for member in members))
-        yield endpoints, members
-    finally:
-        for member in members:
-            kill(member)
-        await asyncio.gather(*(member.stop(0) for member in members))
-
-
-def kill(member: EtcdMember, number: signal.Signals = signal.SIGKILL) -> None:
-    if member.running and member.pid is not None:
-        os.kill(member.pid, number)
-
-
-async def persistently(call: Callable[[], Awaitable[Any]]) -> Any:
-    """As a caller does it that may repeat: until the store answers."""
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            await asyncio.sleep(0.02)
-
-
-async def keys_seen(store: EtcdStore, prefix: str, after: int, last: str) -> list[str]:
-    seen = []
-    async for change in store.watch(prefix, after):
-        seen.append(change.entry.key.removeprefix(prefix))
-        if seen[-1] == last:
-            break
-    return seen
 
 
 def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path) -> None:
@@ -398,129 +342,41 @@ def test_an_etcd_that_does_not_start_says_why(tmp_path: Path) -> None:
     run(body())
 
 
-# --- credentials -----------------------------------------------------------------------------------------------------
-
-
-async def enable_login(member: EtcdMember, password: str) -> None:
-    store = EtcdStore([member.endpoint])
-    await store.write([Put("/j/a", b"1")])
-    auth = rpc_pb2_grpc.AuthStub((await store._connections.pick(None)).channel)
-    await auth.UserAdd(rpc_pb2.AuthUserAddRequest(name="root", password=password))
-    await auth.RoleAdd(rpc_pb2.AuthRoleAddRequest(name="root"))
-    await auth.UserGrantRole(rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
-    await auth.AuthEnable(rpc_pb2.AuthEnableRequest())
-    await store.close()
-
-
-def test_login_by_user_and_password(tmp_path: Path) -> None:
-    async def body() -> None:
-        member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint], user="root", password="right")
-        await store.read("/j/")  # a user is no harm where none is needed
-        await enable_login(member, "right")
-        after = (await store.read("/j/")).revision
-        watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "2"))
-        await store.write([Put("/j/1", b"")])
-        lease = await store.grant_lease(5)
-        assert await store.renew_lease(lease) == 5.0
-        beside = EtcdLeases([member.endpoint], 2.0, user="root", password="right")
-        assert await asyncio.to_thread(beside.renew, lease)
-        await store.revoke_lease(lease)
-        assert not await asyncio.to_thread(beside.renew, lease)
-        beside.close()
-        wrong = EtcdLeases([member.endpoint], 2.0, user="root", password="wrong")
-        assert not await asyncio.to_thread(wrong.renew, await store.grant_lease(5))
-        wrong.close()
-        kill(member)  # which forgets the tokens it gave out
-        await member.wait_exit()
-        member.start()
-        await persistently(lambda: store.write([Put("/j/2", b"")]))
-        assert await watch == ["1", "2"]
-        await store.close()
-        await member.stop(0)
-
-    run(body())
-
-
-@pytest.mark.parametrize(("user", "password"), [("root", "wrong"), ("nobody", "right"), (None, None)])
-def test_wrong_credentials_are_refused_at_once(tmp_path: Path, user: str | None, password: str | None) -> None:
-    async def body() -> None:
-        member = await lone_member(tmp_path)
-        await enable_login(member, "right")
-        store = EtcdStore([member.endpoint], user=user, password=password)
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: store.read("/j/"),
-            lambda: store.write([Put("/j/a", b"")]),
-            lambda: keys_seen(store, "/j/", 1, "never"),
-        ]
-        for call in calls:
-            with pytest.raises(StoreRefused, match="Check the user name and password"):
-                await asyncio.wait_for(call(), 3)
-        await store.close()
-        await member.stop(0)
-
-    run(body())
-
-
-def make_certificate(folder: Path, name: str) -> tuple[str, str]:
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    return str(certificate), str(key)
-
-
-def test_tls(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path, "right")
-    other, _ = make_certificate(tmp_path, "other")
-    endpoint, peer, nobody = free_endpoints(3)
-    urls = [f"--listen-client-urls=https://{endpoint}", f"--advertise-client-urls=https://{endpoint}"]
-    urls += [f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"]
-    flags = [f"--initial-cluster=default=http://{peer}", f"--cert-file={certificate}", f"--key-file={key}"]
-    flags += [f"--data-dir={tmp_path / 'data'}", "--log-level=error", "--unsafe-no-fsync"]
-    etcd = subprocess.Popen([find_binary(), *urls, *flags], stderr=subprocess.DEVNULL)
+def test_an_etcd_of_others_that_has_taken_the_port_of_a_member_is_not_believed(tmp_path: Path) -> None:
+    """It knows no key and no lease of this job, which therefore is neither over nor lost."""
 
     async def body() -> None:
-        store = EtcdStore([endpoint], tls=EtcdTls(certificate))
-        await persistently(lambda: store.write([Put("/j/a", b"")]))
-        lease = await store.grant_lease(5)
-        # The first address is nobody's: the second one has half of the time.
-        for addresses, trusted in (([nobody, endpoint], certificate), ([endpoint], other)):
-            beside = EtcdLeases(addresses, 4.0, EtcdTls(trusted))
-            assert await asyncio.to_thread(beside.renew, lease) is (trusted == certificate)
-            beside.close()
-        await store.close()
-        store = EtcdStore([endpoint], tls=EtcdTls(other), request_timeout_s=0.5)
-        with pytest.raises(StoreRefused, match="no TLS connection"):
-            await store.read("/j/")
-        await store.close()
-        store = EtcdStore([endpoint], tls=EtcdTls(str(tmp_path / "missing.pem")))
-        with pytest.raises(StoreRefused, match=r"cannot read the CA file .*missing\.pem"):
-            await store.read("/j/")
-        store = EtcdStore([endpoint], request_timeout_s=0.5)
-        with pytest.raises(StoreUnavailable):
-            await store.read("/j/")
-        await store.close()
-
-    try:
-        run(body())
-    finally:
-        etcd.kill()
-        etcd.wait()
-
-
-def test_tls_against_an_etcd_without_is_named(tmp_path: Path) -> None:
-    certificate, _ = make_certificate(tmp_path, "right")
-
-    async def body() -> None:
-        member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint], request_timeout_s=1.0, tls=EtcdTls(certificate))
+        member = await lone_member(tmp_path / "ours")
+        (plan,) = plan_members([member.endpoint])
+        stranger = EtcdMember(plan, tmp_path / "theirs", token="another job")
+        store = EtcdStore([member.endpoint], request_timeout_s=2.0, one_cluster=True)
+        store.expect(ours := await member.cluster_id())
+        watch = store.watch("a", 0)
         try:
-            with pytest.raises(StoreUnavailable, match="Something answers there, and not in TLS"):
-                await store.read("a")
+            await store.write([Put("a", b"1")])
+            assert (await anext(watch)).entry.key == "a"
+            lease = await store.grant_lease(60)
+            kill(member)
+            await member.stop(0)
+            stranger.start()
+            await stranger.wait_ready(15)
+            assert await stranger.cluster_id() not in (0, ours)
+            for call in (lambda: store.read("a"), lambda: store.renew_lease(lease), lambda: store.revoke_lease(lease)):
+                with pytest.raises(StoreUnavailable, match="an etcd of another cluster"):
+                    await call()
+            with pytest.raises(StoreUnavailable, match="an etcd of another cluster"):
+                await store.write([Put("b", b"")], [ModifiedAt("a", 2)])
+            await stranger.stop(0)
+            member.start()
+            await member.wait_ready(15)
+            assert [entry.value for entry in (await store.read("a")).entries] == [b"1"]
+            assert await store.renew_lease(lease) > 0
+            await store.write([Put("a", b"2")])
+            assert (await anext(watch)).entry.value == b"2", "the watch has gone on, and told nothing else"
         finally:
             await store.close()
-            await member.stop()
+            for one in (stranger, member):
+                await one.stop(0)
 
     run(body())
 
@@ -606,42 +462,3 @@ def test_members_compare_their_data_before_they_serve_and_an_etcd_with_a_known_f
     assert "--experimental-initial-corrupt-check=true" in flags
     flags = EtcdMember(one_of_three, tmp_path, binary=of_version("3.6.1"))._flags("", existing=False)
     assert "--feature-gates=InitialCorruptCheck=true" in flags
-
-
-def test_an_etcd_of_others_that_has_taken_the_port_of_a_member_is_not_believed(tmp_path: Path) -> None:
-    """It knows no key and no lease of this job, which therefore is neither over nor lost."""
-
-    async def body() -> None:
-        member = await lone_member(tmp_path / "ours")
-        (plan,) = plan_members([member.endpoint])
-        stranger = EtcdMember(plan, tmp_path / "theirs", token="another job")
-        store = EtcdStore([member.endpoint], request_timeout_s=2.0, one_cluster=True)
-        store.expect(ours := await member.cluster_id())
-        watch = store.watch("a", 0)
-        try:
-            await store.write([Put("a", b"1")])
-            assert (await anext(watch)).entry.key == "a"
-            lease = await store.grant_lease(60)
-            kill(member)
-            await member.stop(0)
-            stranger.start()
-            await stranger.wait_ready(15)
-            assert await stranger.cluster_id() not in (0, ours)
-            for call in (lambda: store.read("a"), lambda: store.renew_lease(lease), lambda: store.revoke_lease(lease)):
-                with pytest.raises(StoreUnavailable, match="an etcd of another cluster"):
-                    await call()
-            with pytest.raises(StoreUnavailable, match="an etcd of another cluster"):
-                await store.write([Put("b", b"")], [ModifiedAt("a", 2)])
-            await stranger.stop(0)
-            member.start()
-            await member.wait_ready(15)
-            assert [entry.value for entry in (await store.read("a")).entries] == [b"1"]
-            assert await store.renew_lease(lease) > 0
-            await store.write([Put("a", b"2")])
-            assert (await anext(watch)).entry.value == b"2", "the watch has gone on, and told nothing else"
-        finally:
-            await store.close()
-            for one in (stranger, member):
-                await one.stop(0)
-
-    run(body())
