@@ -68,6 +68,9 @@ class FakeProcesses:
     def entitle(self, until_s: float) -> None:
         pass
 
+    def entitle_aside(self, until_s: float) -> None:
+        pass
+
     async def signal(self, pid: int, number: int) -> None:
         self.signals.append((pid, number))
 

@@ -10,4 +10,4 @@ import paddle.distributed as dist
 dist.init_parallel_env()
 total = paddle.to_tensor([int(os.environ["PADDLE_TRAINER_ID"])])
 dist.all_reduce(total)
-(Path(sys.argv[1]) / os.environ["PADDLE_TRAINER_ID"]).write_text(str(int(total.item())))
+(Path(sys.argv[1]) / os.environ["PADDLE_TRAINER_ID"]).write_text(str(total.numpy()[0]))
