@@ -39,13 +39,14 @@ _OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a connection for each channel: streams are bounded for each connection
 ]
 DEFAULT_LEASE_TTL_S = 3.0
+LEAST_CONNECT_S = 1.0
+"""A Master that has just been elected hears from all nodes at once, and may need that long to answer each."""
 
 
 def _options(lease_ttl_s: float) -> list[tuple[str, int]]:
@@ -54,7 +55,13 @@ def _options(lease_ttl_s: float) -> list[tuple[str, int]]:
     What is decided about an isolated node counts from there: see docs/decisions/0007-when-isolated.md.
     """
     quarter_ms = max(100, int(lease_ttl_s * 250))
-    return [*_OPTIONS, ("grpc.keepalive_time_ms", quarter_ms), ("grpc.keepalive_timeout_ms", quarter_ms)]
+    return [
+        *_OPTIONS,
+        ("grpc.keepalive_time_ms", quarter_ms),
+        ("grpc.keepalive_timeout_ms", quarter_ms),
+        # gRPC's time limit for one connection attempt: what is given up has cost the Master its work all the same.
+        ("grpc.min_reconnect_backoff_ms", max(int(LEAST_CONNECT_S * 1000), 2 * quarter_ms)),
+    ]
 
 
 def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None) -> grpc.aio.Channel:

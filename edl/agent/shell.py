@@ -52,6 +52,8 @@ from edl.wire.messages import (
 )
 
 RECONNECT_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.8
+"""Between two calls that reach no Master: the pause doubles up to there, for all nodes call at once."""
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
 """How long the agent waits for the stacks of its workers, all together."""
@@ -177,6 +179,7 @@ class AgentShell:
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
+        self._pause_s = RECONNECT_PAUSE_S
         self._chores = Chores(self._chore_failed)
         self._introduced: Stream | None = None
         self._desk = Desk(around.workers.place, around.keeper, self.post, self._relay, around.log)
@@ -429,6 +432,7 @@ class AgentShell:
         while True:
             await self._redial.wait()
             self._redial.clear()
+            self._pause_s = RECONNECT_PAUSE_S
             while not self._redial.is_set() and self._ruler is not None:
                 call = asyncio.ensure_future(self._call(*self._ruler))
                 hang_up = asyncio.ensure_future(self._redial.wait())
@@ -446,6 +450,7 @@ class AgentShell:
         def opened() -> None:
             nonlocal attached
             attached = True
+            self._pause_s = RECONNECT_PAUSE_S
             self._stream = stream
             self.post(ev.Connected())
 
@@ -457,7 +462,8 @@ class AgentShell:
                 self.post(ev.Disconnected())
         if await self._around.refuses(host, port):
             self._around.ruler_refused(token)
-        await asyncio.sleep(RECONNECT_PAUSE_S)
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     async def _hear(self, message: MasterMessage) -> None:
         if isinstance(message, ServiceTold):

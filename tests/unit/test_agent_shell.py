@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -19,7 +21,7 @@ from edl.agent.state import AgentState, Outcome
 from edl.agent.workers import WorkerGroup
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
-from edl.types import Incarnation, NodeId
+from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import NodeInfo
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
@@ -191,3 +193,47 @@ def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 7
     assert done.stderr == "edl: a thread still waits, maybe for a file system that hangs: exit status 7\n"
+
+
+class Unheard:
+    """A stream to a Master that takes some calls and not others."""
+
+    def __init__(self, takes: bool) -> None:
+        self._takes = takes
+
+    async def run(self, opened: Callable[[], None], heard: object) -> str:
+        if self._takes:
+            opened()
+        return ""
+
+
+def test_a_master_that_takes_no_stream_is_called_at_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes call a new Master at once; one that has been reached is called again at once."""
+    monkeypatch.setattr(shell_module, "RECONNECT_PAUSE_S", 0.001)
+    monkeypatch.setattr(shell_module, "LONGEST_PAUSE_S", 0.004)
+    takes = iter([False, False, False, False, True, False])
+    pauses: list[float] = []
+
+    async def scene() -> None:
+        shell, over = shell_of(Stuck()), asyncio.Event()
+
+        def connect(host: str, port: int) -> Any:
+            pauses.append(shell._pause_s)
+            if (taken := next(takes, None)) is None:
+                over.set()
+            return Unheard(bool(taken))
+
+        async def refuses(host: str, port: int) -> bool:
+            return False
+
+        shell._around = dataclasses.replace(shell._around, connect=connect, refuses=refuses)
+        attached = asyncio.ensure_future(shell._stay_attached())
+        shell.follow("host-b", 1, Token(1))
+        await over.wait()
+        attached.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await attached
+        shell._desk.close()
+
+    play(scene())
+    assert pauses[:7] == [0.001, 0.002, 0.004, 0.004, 0.004, 0.002, 0.004]
