@@ -79,7 +79,7 @@ def test_half_of_twelve_are_killed_at_once(tmp_path: Path, etcd: OutsideEtcd, wi
     stampede(tmp_path, etcd, 12, (), DEADLINE_S, with_master=with_master)
 
 
-OVERLOADED = ("--lease-ttl=60", "--recover-timeout=1200", "--rdzv-conf=connect_timeout=600,request_timeout=30")
+OVERLOADED = ("--lease-ttl=30", "--recover-timeout=1200", "--rdzv-conf=connect_timeout=600,request_timeout=30")
 """Two hundred share the processors of one machine here: these limits are about networks, not about that."""
 
 

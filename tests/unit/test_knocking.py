@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
+import grpc
+import pytest
+
 from edl.adapters.knocking import answers
-from edl.adapters.transport import MasterServer, refuses
+from edl.adapters.transport import MasterClient, MasterServer, refuses
 
 HOST = "127.0.0.1"
 SHORT_S = 0.2
@@ -49,3 +53,32 @@ def test_nobody_does_not_answer() -> None:
         port = gone.getsockname()[1]
     assert not asyncio.run(answers(HOST, port, 30.0))
     assert asyncio.run(refuses(HOST, port))
+
+
+def test_a_master_that_is_slow_to_answer_is_not_given_up() -> None:
+    """It hears from all nodes at once when it is new, and an attempt that is given up has cost it as much as any."""
+
+    async def main() -> None:
+        server = MasterServer(lambda: "token")
+        port = await server.start(HOST)
+
+        async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.6)  # gRPC's first limit would be a tenth of that
+            far_reader, far_writer = await asyncio.open_connection(HOST, port)
+            await asyncio.gather(pipe(reader, far_writer), pipe(far_reader, writer))
+
+        async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+            writer.close()
+
+        async with await asyncio.start_server(slowly, HOST, 0) as proxy:
+            client = MasterClient(HOST, proxy.sockets[0].getsockname()[1], "token", timeout_s=30.0)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await client.status()
+            assert caught.value.details() == "this launcher is not the Master"
+            await client.close()
+            await server.stop()
+
+    asyncio.run(main())
