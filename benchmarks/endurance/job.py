@@ -93,6 +93,7 @@ class Endurance:
         """Processes of launchers that were killed, seen just after that."""
         self._workers: dict[str, dict[int, Worker]] = {}
         self._read_bytes: Counter[str] = Counter()
+        self._early: list[dict[str, object]] = []
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._kinds: list[str] = []
@@ -170,7 +171,7 @@ class Endurance:
 
     def poll(self) -> None:
         """Read the workers' new lines, and do what is due."""
-        lines: list[dict[str, object]] = []
+        lines, now_s = self._early, time.monotonic()
         for path in sorted((self.plan.work / "steps").glob("*.steps")):
             with path.open("rb") as file:
                 file.seek(self._read_bytes[path.stem])
@@ -178,8 +179,11 @@ class Endurance:
             whole = data.rfind(b"\n") + 1
             self._read_bytes[path.stem] += whole
             lines += map(json.loads, data[:whole].splitlines())
+        # What was written while the files were read: of another worker an earlier line may still be to come.
+        self._early = [line for line in lines if float(str(line["t"])) >= now_s]
         for line in sorted(lines, key=lambda line: float(str(line["t"]))):
-            self._take(line)
+            if float(str(line["t"])) < now_s:
+                self._take(line)
         while self._later and self._later[0][0] <= time.monotonic():
             heapq.heappop(self._later)[2]()
         for node, process in self.launchers.items() if not self.ending else ():

@@ -52,11 +52,14 @@ class Steps:
     """Follows the steps that workers report."""
 
     last: int = 0
+    """That any worker has made."""
     made: int = 0
     """By rank 0, those that were made again included."""
     redone: int = 0
     wrong: list[str] = field(default_factory=list)
     """Steps that were left out, or made on another state than that of the step before."""
+    _last_of_first: int = 0
+    """The last that rank 0 has written down."""
     _chains: list[int] = field(default_factory=lambda: [0])
 
     def take(self, rank: int, step: int, chain: int) -> None:
@@ -65,14 +68,15 @@ class Steps:
             self._chains.append(chained(self._chains[-1], len(self._chains)))
         if self._chains[step] != chain:
             self.wrong.append(f"step {step} of rank {rank} was made on another state than that of step {step - 1}")
-        if rank:
-            return
-        self.made += 1
-        if step <= self.last:
-            self.redone += 1
-        elif step != self.last + 1:
+        if step > self.last + 1:
             self.wrong.append(f"step {step} came after step {self.last}")
         self.last = max(self.last, step)
+        if rank:
+            return  # it may have written a step down that rank 0 has made as well and was killed before it said so
+        self.made += 1
+        if step <= self._last_of_first:
+            self.redone += 1
+        self._last_of_first = max(self._last_of_first, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from edl.adapters.etcd_disk import free_bytes
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
-from edl.adapters.etcd_server import EtcdMember
+from edl.adapters.etcd_server import HISTORY, EtcdMember
 from edl.errors import StoreError, StoreUnavailable
 
 LOOK_S = 20.0
@@ -25,7 +25,7 @@ LIMIT_S = 60.0
 """Time limit of each call; a defragmentation copies the whole file."""
 MIB = 1 << 20
 LOW_BYTES = 256 * MIB
-"""Where its disk has less than that left, a member takes no more than ``SMALL_BYTES`` that it could do without."""
+"""Where its disk has less than that left, a member's file is made smaller from ``SMALL_BYTES`` on."""
 SMALL_BYTES = 16 * MIB
 
 
@@ -51,13 +51,13 @@ async def make_room(member: EtcdMember) -> str:
         before = await room.status()
         full = await room.is_full(before)
         grown = before.dbSize >= HALF * member.quota_bytes
-        if not (full or grown or (before.dbSize >= SMALL_BYTES and _is_low(member))):
+        if not (full or grown or (before.dbSize >= max(SMALL_BYTES, 2 * member.tidy_bytes) and _is_low(member))):
+            await _forget(room, member, before.header.revision)
             return ""
         await room.compact(before.header.revision - (0 if full else RETAINED))
-        if not (full or grown) and 2 * (await room.status()).dbSizeInUse > before.dbSize:
-            return ""  # all of it is in use
         await room.defragment()
         after = await room.status()
+        member.tidy_bytes = after.dbSize
         if full and after.dbSize < member.quota_bytes:
             await room.take_alarm_back(after)
         state = "was full" if full else "had grown" if grown else "took room on a disk that has little left"
@@ -65,6 +65,13 @@ async def make_room(member: EtcdMember) -> str:
         return f"the embedded etcd {state}: compacted and defragmented {sizes}"
     finally:
         await connections.close()
+
+
+async def _forget(room: _Room, member: EtcdMember, revision: int) -> None:
+    """What etcd does by itself every five minutes, if the members' leader lives that long."""
+    if revision > member.compacted + 2 * HISTORY:
+        member.compacted = revision - HISTORY
+        await room.compact(member.compacted)
 
 
 def _is_low(member: EtcdMember) -> bool:

@@ -44,6 +44,9 @@ VERSION_S = 10.0
 QUOTA_BYTES = 2 << 30
 """Size that a member's file may reach: etcd's own default, a hundred times what a job of a thousand nodes takes."""
 
+HISTORY = 2000
+"""Revisions that are kept."""
+
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
 """From and below: releases in which a killed member may come back with other data than the rest (etcd#13766)."""
 
@@ -127,6 +130,10 @@ class EtcdMember:
         self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
         self._binary = binary
+        self.compacted = 0
+        """Revision up to which its launcher has had history deleted."""
+        self.tidy_bytes = 0
+        """Size of its file after it was made smaller."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -208,7 +215,7 @@ class EtcdMember:
             "election-timeout": "100" if plan.size == 1 else "300",
             # Watches that were away for a while still find what they missed; nothing else needs the past.
             "auto-compaction-mode": "revision",
-            "auto-compaction-retention": "2000",
+            "auto-compaction-retention": str(HISTORY),
             "quota-backend-bytes": str(self.quota_bytes),
             # Files of the log that is written ahead have 64 MB each; etcd keeps five, after ten times as many writes.
             "snapshot-count": "10000",

@@ -13,7 +13,7 @@ from edl.adapters import etcd_room
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_room import keep_room, make_room
 from edl.adapters.etcd_server import EtcdMember
-from edl.errors import StoreFull, StoreUnavailable
+from edl.errors import StoreError, StoreFull, StoreUnavailable
 from edl.ports import Put
 from tests.process.harness import DEADLINE_S, Job, OutsideEtcd, lone_member, until
 
@@ -80,7 +80,7 @@ def test_it_does_so_before_it_is_full(tmp_path: Path) -> None:
 
 
 def test_it_takes_little_of_a_disk_that_has_little_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far below its quota, and only while that gains something."""
+    """Far below its quota, and not again before it has doubled."""
     free = [etcd_room.LOW_BYTES]
     monkeypatch.setattr(etcd_room, "free_bytes", lambda folder: free[0])
 
@@ -88,17 +88,39 @@ def test_it_takes_little_of_a_disk_that_has_little_left(tmp_path: Path, monkeypa
         member = await lone_member(tmp_path)
         store = EtcdStore([member.endpoint])
         try:
-            for number in range(250):
-                await store.write([Put("/history", BALLAST[: 1 << 17]), Put("/count", str(number).encode())])
+            for number in range(32):
+                await store.write([Put(f"/ballast/{number % 20}", BALLAST)])
+            for _ in range(etcd_room.RETAINED):
+                await store.write([Put("/count", b"")])
             assert await make_room(member) == "", "the disk has room"
             free[0] -= 1
-            assert await make_room(member) == "", "what is retained is nearly all of it"
-            for _ in range(200):
-                await store.write([Put("/count", b"")])
             said = await make_room(member)
             assert said.startswith("the embedded etcd took room on a disk that has little left: compacted"), said
+            assert await make_room(member) == "", "it would gain nothing: 20 MiB are in use"
+            assert len((await store.read("/ballast/")).entries) == 20
+        finally:
+            await store.close()
+            await member.stop()
+
+    asyncio.run(body())
+
+
+def test_history_goes_also_where_no_leader_lives_for_five_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_room, "HISTORY", 10)
+
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        store = EtcdStore([member.endpoint])
+        try:
+            for number in range(30):
+                await store.write([Put("/count", str(number).encode())])
             assert await make_room(member) == ""
-            assert [len(entry.value) for entry in (await store.read("/history")).entries] == [1 << 17]
+            with pytest.raises(StoreError, match="no longer kept"):
+                await anext(store.watch("/count", 5))
+            last = await anext(store.watch("/count", member.compacted + 1))
+            assert last.entry.value == str(member.compacted).encode(), "the newest revisions are kept"
         finally:
             await store.close()
             await member.stop()

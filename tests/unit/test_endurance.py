@@ -50,6 +50,13 @@ def test_a_step_that_is_left_out_is_wrong() -> None:
     assert fed(1, 2, 4).wrong == ["step 4 came after step 2"]
 
 
+def test_a_step_that_rank_0_could_not_write_down_counts_if_another_rank_did() -> None:
+    steps = fed(1, 2)
+    steps.take(1, 3, chained(chained(chained(0, 1), 2), 3))
+    steps.take(0, 4, chained(chained(chained(chained(0, 1), 2), 3), 4))
+    assert (steps.last, steps.redone, steps.wrong) == (4, 0, [])
+
+
 def test_a_step_on_another_state_is_wrong_on_any_rank() -> None:
     steps = fed(1, 2)
     steps.take(1, 3, chained(chained(0, 1), 3))
