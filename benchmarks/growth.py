@@ -26,24 +26,28 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import Any
 
 import click
 import psutil
 
 from benchmarks.common.etcd import PrivateEtcd
+from benchmarks.common.loglog import draw
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
+from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import MasterShell, Surroundings
 from edl.ports import Condition, Delete, Operation, Put
-from edl.types import Incarnation, JobId, NodeId, Round
-from edl.wire import plain
+from edl.tasks import Pauses
+from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire import codec, edl_pb2, plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Attach, MasterMessage, NodeInfo, Ready, StartRound, StopRound
+from edl.wire.messages import Attach, MasterMessage, Member, NodeInfo, Ready, StartRound, StopRound, World
 
 HOST = "127.0.0.1"
 SECRET = "growth"  # noqa: S105 - of nothing
@@ -54,11 +58,45 @@ PATIENCE_S = 300.0
 SETTLE_S = 1.0
 IDLE_S = 5.0
 MINUTE_S = 60.0
+LOOK_S = 0.02
+"""Between two looks at how late the event loop is; they are a part of what it costs to do nothing."""
 AT_ONCE = 100
 """Keys of nodes in one transaction."""
 
 
 # --- the nodes -------------------------------------------------------------------------------------------------------
+
+
+def light(data: bytes) -> MasterMessage:
+    """A message of the Master, without the members of its world: each launcher makes them on its own host, and all of
+    the nodes here share one core. ``decoding_s`` measures what that leaves out."""
+    envelope = edl_pb2.FromMaster.FromString(data)
+    if envelope.WhichOneof("body") != "start_round":
+        return codec.decode_master(data)
+    start = envelope.start_round
+    return StartRound(World(Round(start.world.round), (), start.world.restarts), start.reason)
+
+
+def decoding_s(infos: Sequence[NodeInfo]) -> float:
+    """Seconds for which one launcher decodes the start of such a world: the median of five times."""
+    members = tuple(
+        Member(info.node, info.incarnation, info.host, info.slots, Rank(8 * index), (1, 2))
+        for index, info in enumerate(infos)
+    )
+    data = codec.encode_master(StartRound(World(Round(1), members, 0), ""))
+
+    def once() -> float:
+        began_s = time.perf_counter()
+        codec.decode_master(data)
+        return time.perf_counter() - began_s
+
+    return statistics.median(once() for _ in range(5))
+
+
+class LightConnection(Connection):
+    """See ``light``."""
+
+    decode = staticmethod(light)
 
 
 class Node:
@@ -74,12 +112,15 @@ class Node:
         self.task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
+        pauses = Pauses(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
         while True:
-            connection = Connection(HOST, self._port, SECRET, LEASE_S)
+            connection = LightConnection(HOST, self._port, SECRET, LEASE_S)
             heard = _Heard(self, connection)
             await connection.run(heard.opened, heard.heard)
+            if self.attached.is_set():
+                pauses.reset()
             self.attached.clear()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(pauses.next())
 
     def say(self, connection: Connection) -> None:
         """What a launcher says when it has attached."""
@@ -186,8 +227,8 @@ class Meter:
     async def watch(self) -> None:
         """Measure how late the event loop is."""
         while True:
-            due_s = time.monotonic() + 0.01
-            await asyncio.sleep(0.01)
+            due_s = time.monotonic() + LOOK_S
+            await asyncio.sleep(LOOK_S)
             self.lag_s = max(self.lag_s, time.monotonic() - due_s)
 
     def begin(self) -> None:
@@ -270,6 +311,7 @@ class Result:
     idle_share: float = 0.0
     deposed: int = 0
     peak_mb: float = 0.0
+    decoding_s: float = 0.0
 
 
 Ask = Callable[..., Any]
@@ -334,6 +376,13 @@ async def _endure(masters: Masters, meter: Meter, ask: Ask, minutes: int, keys: 
         )
 
 
+async def _register(store: EtcdStore, keys: JobKeys, infos: Sequence[NodeInfo]) -> None:
+    """A new job, and the keys of its nodes."""
+    await store.write([Delete(keys.prefix, prefix=True)])
+    for begin in range(0, len(infos), AT_ONCE):
+        await store.write([Put(keys.node(info.node), plain.dumps(info)) for info in infos[begin : begin + AT_ONCE]])
+
+
 async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
     """All that is measured with so many nodes. ``minutes``: of losses afterwards."""
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
@@ -348,9 +397,8 @@ async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
         NodeInfo(NodeId(f"node-{index:04}"), Incarnation(index + 1), HOST, listens, 8)
         for index, listens in enumerate([*[port] * (count - 1), victim.getsockname()[1]])
     ]
-    await store.write([Delete(keys.prefix, prefix=True)])
-    for begin in range(0, count, AT_ONCE):
-        await store.write([Put(keys.node(info.node), plain.dumps(info)) for info in infos[begin : begin + AT_ONCE]])
+    result.decoding_s = decoding_s(infos)
+    await _register(store, keys, infos)
     await masters.begin()
     meter.begin()
     async with _nodes_beside(infos, port) as ask:
@@ -396,7 +444,7 @@ def table(results: Sequence[Result]) -> str:
             )
         lines.append(
             f"{one.nodes:5}  status {one.status_s:.3f} s, idle {one.idle_share:.1%} of a core, {one.deposed} times "
-            f"deposed, at most {one.peak_mb:.0f} MB"
+            f"deposed, at most {one.peak_mb:.0f} MB; a launcher decodes the start in {1000 * one.decoding_s:.1f} ms"
         )
     return "\n".join(lines)
 
@@ -419,7 +467,8 @@ def exponents(results: Sequence[Result]) -> str:
 @click.command()
 @click.option("--nodes", default="50,100,200,300,1000", help="Numbers of nodes.")
 @click.option("--minutes", default=0, help="Afterwards lose a node each minute for so long, and once the Master.")
-def main(nodes: str, minutes: int) -> None:
+@click.option("--plot", type=click.Path(path_type=Path), help="Where a picture (SVG) of the Master's CPU time goes.")
+def main(nodes: str, minutes: int, plot: Path | None) -> None:
     """Print the table and the exponents."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -429,6 +478,12 @@ def main(nodes: str, minutes: int) -> None:
             results.append(asyncio.run(measure(count, etcd.endpoints, minutes)))
             print(table(results[-1:]), flush=True)
     print("\n" + table(results) + "\n\n" + exponents(results))
+    if plot is not None:
+        lines = {
+            phase: [(float(one.nodes), max(one.phases[phase].cpu_s, 1e-3)) for one in results]
+            for phase in results[0].phases
+        }
+        plot.write_text(draw(lines, "nodes", "CPU seconds of the Master"))
 
 
 if __name__ == "__main__":

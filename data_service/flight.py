@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from data_service.door import serving_at
 from data_service.manifest import ShardRef
 from data_service.readers import Reader, open_reader
 from data_service.readers.options import Options
@@ -235,13 +236,15 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         secret: str,
         capacity: int = DEFAULT_CAPACITY,
         functions: Collection[str] = (),
+        authority: str = "",
     ) -> None:
-        """``functions``: those, as ``module:function``, that tickets may name; nothing else is imported for one."""
+        """``functions``: those, as ``module:function``, that tickets may name; nothing else is imported for one.
+        ``authority``: of the certificates that whoever connects has to have; empty for a job without a secret."""
         if not secret:
             raise ValueError("a reader without a secret would serve anybody")
         self._functions = frozenset(functions)
         try:
-            super().__init__(f"grpc://{address(host, port)}", middleware={"door": _Door(secret)})
+            super().__init__(**serving_at(host, port, authority), middleware={"door": _Door(secret)})
         except (pa.ArrowException, OSError) as error:
             raise PortInUse(
                 f"cannot listen on {address(host, port)}: {error}. Name an address of this host with --local-addr"

@@ -136,7 +136,7 @@ class WithFiles:
 
         def news(word: Any) -> None:
             if isinstance(word, Readers) and pool is not None:
-                pool.update(word.readers)
+                pool.update(word.readers, word.authority)
             elif isinstance(word, AddFiles):
                 self._on_thread(place, client, lambda check: self._order(client, source, word, check))
 

@@ -62,10 +62,11 @@ class LeaseMachine:
 
     name = "data"
 
-    def __init__(self) -> None:
+    def __init__(self, authority: str = "") -> None:
+        """``authority``: of the readers of a job with a secret."""
         self.sets: dict[str, DataSet] = {}
         self._shelf = Shelf()
-        self._readers = ReadersKnown()
+        self._readers = ReadersKnown(authority)
         self._world: World | None = None
         self._ranks: Mapping[Caller, Rank] = {}
         self._same: dict[Caller, Caller] = {}

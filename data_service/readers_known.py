@@ -16,7 +16,9 @@ _SHOWN = 8
 class ReadersKnown:
     """The list, and who has heard it. It is not kept: the keys of living readers tell it to the next Master."""
 
-    def __init__(self) -> None:
+    def __init__(self, authority: str = "") -> None:
+        """``authority``: told beside the list, in a job with a secret."""
+        self._authority = authority
         self._readers: dict[str, tuple[str, str, int, str]] = {}
         self._told: set[Caller] = set()
         self._ever: set[Caller] = set()
@@ -75,5 +77,5 @@ class ReadersKnown:
         self._ever.update(missing)
         if not missing:
             return []
-        text = encode(Readers(tuple(self._readers[name] for name in sorted(self._readers))))
+        text = encode(Readers(tuple(self._readers[name] for name in sorted(self._readers)), self._authority))
         return [Tell(caller, text) for caller in missing]

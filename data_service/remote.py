@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from data_service.door import calling_at
 from data_service.flight import Kind, Ticket, cut, function_named
 from data_service.manifest import ShardRef
 from data_service.readers import Reader
@@ -56,6 +57,8 @@ class Address(NamedTuple):
     host: str
     port: int
     secret: str
+    authority: str
+    """Of its certificate and ours; empty: it speaks no TLS."""
 
 
 class _Link:
@@ -73,9 +76,8 @@ class _Link:
     def client(self) -> fl.FlightClient:
         if self._client is None:
             # Addresses of a cluster are not for a proxy.
-            self._client = fl.FlightClient(
-                f"grpc://{address(self.where.host, self.where.port)}", generic_options=[("grpc.enable_http_proxy", 0)]
-            )
+            where = calling_at(self.where.host, self.where.port, self.where.authority)
+            self._client = fl.FlightClient(**where, generic_options=[("grpc.enable_http_proxy", 0)])
         return self._client
 
     def close(self) -> None:
@@ -100,9 +102,11 @@ class Pool:
         self._turn = first
         self._closed = False
 
-    def update(self, readers: Iterable[Sequence[Any]]) -> None:
-        """The new list, each ``(id, host, port, secret)``. Streams of readers that have left it may still end well."""
-        listed = {str(one[0]): Address(str(one[0]), str(one[1]), int(one[2]), str(one[3])) for one in readers}
+    def update(self, readers: Iterable[Sequence[Any]], authority: str = "") -> None:
+        """The new list, each ``(id, host, port, secret)``. Streams of readers that have left it may still end well.
+        ``authority``: of a job with a secret."""
+        found = (Address(str(one[0]), str(one[1]), int(one[2]), str(one[3]), authority) for one in readers)
+        listed = {one.id: one for one in found}
         with self._changed:
             for name, link in list(self._links.items()):
                 if listed.get(name) != link.where:

@@ -1,7 +1,8 @@
 """A reader process: ``python -m data_service reader``, a child of a launcher, which it talks to in lines.
 
-The launcher writes ``{"secret": …}`` and then ``?`` now and then; the process writes ``{"port": …}`` once it listens
-and answers each ``?`` with ``!``. It ends when the launcher has gone. SIGTERM lets it finish what it streams.
+The launcher writes ``{"secret": …, "authority": …}`` (see ``door.py``) and then ``?`` now and then; the process writes
+``{"port": …}`` once it listens and answers each ``?`` with ``!``. It ends when the launcher has gone. SIGTERM lets it
+finish what it streams.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import NoReturn
 import click
 
 from data_service.flight import DEFAULT_CAPACITY, ReaderServer
-from edl.adapters.child import at_sigterm, private_stdout, secret_line
+from edl.adapters.child import at_sigterm, order_line, private_stdout
 from edl.wire.address import address
 
 
 def serve(host: str, port: int, capacity: int, grace_s: float, functions: Collection[str] = ()) -> int:
     """Be a reader process; returns its exit status. Raises ``PortInUse``."""
     answers = private_stdout()
-    secret = secret_line("Readers", "--role=reader")
-    server = ReaderServer(host, port, secret, capacity, functions)
+    order = order_line("Readers", "--role=reader")
+    server = ReaderServer(host, port, order["secret"], capacity, functions, order.get("authority", ""))
 
     def leave() -> None:
         if server.drain(grace_s):

@@ -25,7 +25,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from data_service import fields as needs
@@ -298,6 +298,8 @@ class Readers:
 
     readers: tuple[tuple[str, str, int, str], ...]
     """Name, host, port and secret of each."""
+    authority: str = field(default="", repr=False)
+    """In a job with a secret: by what readers and workers make certificates for one another, and for nothing else."""
 
 
 Answer = Registered | Opened | Granted | Done | Listed | Grown | Refused
@@ -556,5 +558,8 @@ _CHECKS: dict[type[Any], dict[str, Callable[[object], Any]]] = {
         "text": needs.string,
         "last": needs.natural,
     },
-    Readers: {"readers": needs.rows(needs.string, needs.string, needs.natural, needs.string)},
+    Readers: {
+        "readers": needs.rows(needs.string, needs.string, needs.natural, needs.string),
+        "authority": needs.string,
+    },
 }

@@ -271,6 +271,29 @@ class SlotRules:
         return {"--slot-strikes": str(self.strikes), "--slot-cooldown": f"{self.cooldown_s:g}"}
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptServers:
+    """Pservers that run the script themselves, as under Paddle's launcher: slots of the nodes, like the trainers."""
+
+    each: int = 0
+    """The first slots of each node are pservers; 0: they are named one by one, or there are none."""
+    servers: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()
+    """``host:port`` of each, where they are named."""
+    gloo: str = "1"
+    """``--with_gloo``: 1 trainers meet over Paddle's gloo, 2 pservers as well, 0 nobody."""
+
+    def __bool__(self) -> bool:
+        return bool(self.each or self.servers)
+
+    def flags(self) -> dict[str, str]:
+        """Each option and its value, as every launcher of a job must give them."""
+        if not self:
+            return {}
+        listed = {"--servers": ",".join(self.servers), "--trainers": ",".join(self.trainers)}
+        return {"--with_gloo": self.gloo, **(listed if self.servers else {"--server_num": str(self.each)})}
+
+
 class OnMismatch(enum.Enum):
     """What happens when ranks turn out to hold different parameters or optimizer values."""
 
@@ -329,6 +352,8 @@ class JobSpec:
     servers: str = ""
     """How a job with parameter servers trains, as JSON: options of the launcher and their values. Empty: it has none,
     and its workers step together."""
+    script_servers: ScriptServers = ScriptServers()
+    """Those that run the script."""
     scheduler: str = ""
     """Which scheduler its nodes come from, as JSON: options of the launcher and their values. Empty: none is known."""
     cooldown_s: float = 0.0
@@ -394,8 +419,10 @@ class JobSpec:
             "--loading-timeout": f"{self.timeouts.loading_s:g}",
             "--data": self.data or "''",
             **self.hyper.flags(),
-            "--run-mode": "ps" if self.servers else "collective",
+            "--run-mode": "ps" if self.servers or self.script_servers else "collective",
+            "--pservers": "script" if self.script_servers else "edl",
             **(json.loads(self.servers) if self.servers else {}),
+            **self.script_servers.flags(),
             "--scheduler": "''",
             "--scale-cooldown": f"{self.cooldown_s:g}",
             **self.autoscale.flags(),
@@ -497,6 +524,8 @@ class LogPlan:
     """Slots of this launcher, which share ``most_bytes``."""
     name: str = ""
     """Name of the folder that was asked for, of which those of further launches are made; empty: there are none."""
+    servers: int = 0
+    """The first local ranks that are pservers, with files of their own names in Paddle's layout."""
 
     def stdout(self, local_rank: int) -> StreamTarget:
         """Target of a worker's stdout."""

@@ -300,6 +300,10 @@ class Processes(Protocol):
         (``WorkersStopped``), even if this process is frozen. Before the first call there is no limit."""
         ...
 
+    def entitle_aside(self, until_s: float) -> None:
+        """The same from a thread beside the event loop."""
+        ...
+
     async def signal(self, pid: int, number: int) -> None:
         """Signal the worker's whole process group. A worker that has ended meanwhile is no error."""
         ...

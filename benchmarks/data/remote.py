@@ -1,6 +1,6 @@
 """Remote readers on one host: what a shard costs through them, how readers add up, and what a takeover costs.
 
-    python -m benchmarks.data.remote [--records=200000] [--readers=1,2]
+    python -m benchmarks.data.remote [--records=200000] [--readers=1,2] [--secret]
 
 Reader processes and the trainer share this machine's cores, so this shows cost, not the speed of a cluster.
 """
@@ -64,8 +64,8 @@ def write(folder: Path, records: int) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def readers(count: int) -> Iterator[tuple[Pool, list[subprocess.Popen[str]]]]:
-    """Reader processes and the pool of them."""
+def readers(count: int, authority: str) -> Iterator[tuple[Pool, list[subprocess.Popen[str]]]]:
+    """Reader processes and the pool of them; over TLS, unless ``authority`` is empty."""
     processes, addresses = [], []
     for number in range(count):
         process = subprocess.Popen(
@@ -75,12 +75,12 @@ def readers(count: int) -> Iterator[tuple[Pool, list[subprocess.Popen[str]]]]:
             text=True,
         )
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"secret": SECRET}) + "\n")
+        process.stdin.write(json.dumps({"secret": SECRET, "authority": authority}) + "\n")
         process.stdin.flush()
         addresses.append([f"r{number}", "127.0.0.1", json.loads(process.stdout.readline())["port"], SECRET])
         processes.append(process)
     pool = Pool()
-    pool.update(addresses)
+    pool.update(addresses, authority)
     try:
         yield pool, processes
     finally:
@@ -114,7 +114,7 @@ def cpu_of(processes: Sequence[subprocess.Popen[str]]) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def compare(paths: dict[str, Path], records: int, counts: Sequence[int], epochs: int) -> None:
+def compare(paths: dict[str, Path], records: int, counts: Sequence[int], epochs: int, authority: str) -> None:
     print(f"{'format':9}{'readers':>8}{'M rec/s':>9}{'GB/s':>7}{'trainer CPU s/GB':>18}{'reader CPU s/GB':>17}")
     for name, path in paths.items():
         manifest = scan(str(path), shard_records=records // SHARDS, shard_bytes=path.stat().st_size // SHARDS)
@@ -130,7 +130,7 @@ def compare(paths: dict[str, Path], records: int, counts: Sequence[int], epochs:
         read_all(here, refs, 1)
         show("here", *read_all(here, refs, epochs), 0.0)
         for count in counts:
-            with readers(count) as (pool, processes):
+            with readers(count, authority) as (pool, processes):
                 there = RemoteReader(pool, "set", manifest.format, policy="only")
                 read_all(there, refs, 1)
                 before = cpu_of(processes)
@@ -138,17 +138,17 @@ def compare(paths: dict[str, Path], records: int, counts: Sequence[int], epochs:
                 show(str(count), *measured, cpu_of(processes) - before)
 
 
-def decoding(path: Path, records: int, counts: Sequence[int]) -> None:
+def decoding(path: Path, records: int, counts: Sequence[int], authority: str) -> None:
     refs = shards(scan(str(path), shard_records=records // SHARDS))
     name = HEAVY
     print("\nan expensive decode, Arrow IPC: M records/s and CPU seconds of the trainer for a million records")
-    with readers(1) as (pool, _):
+    with readers(1, authority) as (pool, _):
         pool.update([])
         alone = RemoteReader(pool, "set", "ipc", local=open_reader("ipc"), policy="prefer", decode=name, ahead=1)
         wall, cpu, _size = read_all(alone, refs, 1)
         print(f"  here      {records / wall / 1e6:6.2f}  {cpu / records * 1e6:6.2f}")
     for count in counts:
-        with readers(count) as (pool, _):
+        with readers(count, authority) as (pool, _):
             there = RemoteReader(pool, "set", "ipc", policy="only", decode=name)
             read_all(there, refs[:2], 1)
             wall, cpu, _size = read_all(there, refs, 1)
@@ -157,10 +157,10 @@ def decoding(path: Path, records: int, counts: Sequence[int]) -> None:
             )
 
 
-def latency(path: Path, records: int) -> None:
+def latency(path: Path, records: int, authority: str) -> None:
     ref = shards(scan(str(path), shard_records=records // SHARDS))[0]
     small = ShardRef(0, ref.file, 0, 100, 100)
-    with readers(1) as (pool, _):
+    with readers(1, authority) as (pool, _):
         there = RemoteReader(pool, "set", "ipc", policy="only")
         there.read(small)
         times = []
@@ -171,11 +171,11 @@ def latency(path: Path, records: int) -> None:
     print(f"\na shard of 100 records: p50 {np.percentile(times, 50):.2f} ms, p99 {np.percentile(times, 99):.2f} ms")
 
 
-def takeover(path: Path, records: int) -> None:
+def takeover(path: Path, records: int, authority: str) -> None:
     ref = ShardRef(0, str(path), 0, records, records)
     times = []
     for _ in range(5):
-        with readers(2) as (pool, processes):
+        with readers(2, authority) as (pool, processes):
             stream = RemoteReader(pool, "set", "ipc", policy="only").batches(ref)
             got = next(stream).num_rows
             (busy,) = [int(name[1:]) for name, link in pool._links.items() if link.streams]
@@ -194,16 +194,17 @@ def takeover(path: Path, records: int) -> None:
 @click.option("--records", default=200_000, show_default=True)
 @click.option("--epochs", default=3, show_default=True)
 @click.option("--readers", "wanted", default="1,2", show_default=True, help="Numbers of readers to compare.")
-def main(records: int, epochs: int, wanted: str) -> None:
+@click.option("--secret", is_flag=True, help="As in a job with a secret: over TLS.")
+def main(records: int, epochs: int, wanted: str, secret: bool) -> None:
     """Reading here against reading through remote readers."""
-    counts = [int(count) for count in wanted.split(",")]
+    counts, authority = [int(count) for count in wanted.split(",")], SECRET if secret else ""
     print(f"{os.cpu_count()} cores, {records} records of {8 + 13 * 4 + 26 * 8} bytes in {SHARDS} shards")
     with tempfile.TemporaryDirectory() as folder:
         paths = write(Path(folder), records)
-        compare(paths, records, counts, epochs)
-        decoding(paths["ipc"], records, counts)
-        latency(paths["ipc"], records)
-        takeover(paths["ipc"], records)
+        compare(paths, records, counts, epochs, authority)
+        decoding(paths["ipc"], records, counts, authority)
+        latency(paths["ipc"], records, authority)
+        takeover(paths["ipc"], records, authority)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,18 @@ def at_sigterm(leave: Callable[[], None]) -> None:
 
 
 def secret_line(who: str, option: str) -> str:
-    """The first line of standard input: ``{"secret": …}``. Raises ``ProtocolError``, naming ``who`` this is for and the
-    option of the launcher that starts them."""
+    """The secret of ``order_line``."""
+    return order_line(who, option)["secret"]
+
+
+def order_line(who: str, option: str) -> dict[str, str]:
+    """The first line of standard input: ``{"secret": …}``, perhaps with more. Raises ``ProtocolError``, naming ``who``
+    this is for and the option of the launcher that starts them."""
     order = sys.stdin.readline()
     try:
-        return str(json.loads(order)["secret"])
-    except (ValueError, TypeError, KeyError) as error:
+        told = json.loads(order)
+        return {**{name: str(value) for name, value in told.items()}, "secret": str(told["secret"])}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ProtocolError(
             f'the first line of standard input must be {{"secret": "…"}}. {who} are started by a launcher: '
             f"python -m edl.launch {option}"

@@ -168,7 +168,6 @@ class EtcdStore:
     def __init__(
         self,
         endpoints: Sequence[str],
-        *,
         request_timeout_s: float = 2.0,
         tls: EtcdTls | Identity | None = None,
         user: str | None = None,

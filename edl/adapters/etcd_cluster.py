@@ -10,17 +10,19 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edl.adapters.claims import claim
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan, is_socket, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
+from edl.adapters.host_notes import runtime_folder
 from edl.adapters.identity import Identity, secret_at
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.wire.address import address
@@ -124,27 +126,27 @@ async def _start_unless_taken(
 
 @contextlib.asynccontextmanager
 async def _claim(plan: MemberPlan, timeout_s: float) -> AsyncIterator[None]:
-    """Keep other launchers on this host from starting the same member at the same moment.
+    """Keep other launchers of this user from starting the same member at the same moment.
 
-    An abstract unix socket belongs to the network namespace, as the ports do, and goes away with its process.
-    Where there are none, etcd's own failure to bind has to do.
+    Launchers of other users are kept away by the port alone: etcd's own failure to bind has to do.
     """
-    if sys.platform != "linux":
+    lock = runtime_folder() / f"etcd-{plan.client_port}-{_network()}.lock"
+    async with contextlib.AsyncExitStack() as held:
+        try:
+            await held.enter_async_context(claim(lock, timeout_s))
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"another launcher has been starting the etcd member {plan.endpoint} for {timeout_s:g} s: {lock}"
+            ) from None
         yield
-        return
-    deadline_s = _now_s() + timeout_s
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
-        while True:
-            try:
-                claim.bind(f"\0edl-etcd-{plan.client_port}")
-                break
-            except OSError:
-                if _now_s() >= deadline_s:
-                    raise StoreUnavailable(
-                        f"another launcher has been starting the etcd member {plan.endpoint} for {timeout_s:g} s"
-                    ) from None
-                await asyncio.sleep(POLL_S)
-        yield
+
+
+def _network() -> int:
+    """Number of the network namespace that ports belong to here; containers may share the folder, but no ports."""
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return 0
 
 
 def can_bind(address: str, port: int) -> bool:

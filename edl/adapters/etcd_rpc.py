@@ -197,6 +197,22 @@ def _read_file(path: str | None, what: str) -> bytes | None:
         raise StoreRefused(f"cannot read the {what} file {path}: {error.strerror}. Check the TLS settings") from error
 
 
+def credentials_of(
+    tls: EtcdTls | Identity | None,
+) -> tuple[grpc.ChannelCredentials | None, Sequence[tuple[str, str]]]:
+    """What a channel needs, and its further options. Raises ``StoreRefused`` for a file that cannot be read."""
+    if tls is None:
+        return None, ()
+    if isinstance(tls, Identity):
+        return tls.of_client(), tls.channel_options
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read_file(tls.ca, "CA"),
+        private_key=_read_file(tls.key, "key"),
+        certificate_chain=_read_file(tls.cert, "certificate"),
+    )
+    return credentials, ()
+
+
 class Connections:
     """The endpoints of one store, opened on the first call."""
 
@@ -236,15 +252,7 @@ class Connections:
             raise StoreUnavailable(f"the connection to etcd at {self.names} has been closed by this process")
         if self._endpoints:
             return
-        credentials, more = None, list[tuple[str, str]]()
-        if isinstance(self._tls, Identity):
-            credentials, more = self._tls.of_client(), self._tls.channel_options
-        elif self._tls is not None:
-            credentials = grpc.ssl_channel_credentials(
-                root_certificates=_read_file(self._tls.ca, "CA"),
-                private_key=_read_file(self._tls.key, "key"),
-                certificate_chain=_read_file(self._tls.cert, "certificate"),
-            )
+        credentials, more = credentials_of(self._tls)
         self._endpoints = [Endpoint(address, credentials, more) for address in self.addresses]
 
     async def pick(self, deadline_s: float | None) -> Endpoint:

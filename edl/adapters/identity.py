@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from edl.errors import SettingError
 from edl.wire.secret import Secret
 
 if TYPE_CHECKING:
+    import grpc
     from cryptography.hazmat.primitives.asymmetric import ec
 
 NAME = "member.edl.invalid"
@@ -54,10 +53,14 @@ class Identity:
 
     def of_client(self) -> grpc.ChannelCredentials:
         """For a channel; it needs ``channel_options`` as well."""
+        import grpc  # only now: workers make certificates, too, and have no use for it
+
         return grpc.ssl_channel_credentials(self.ca, self.key, self.client)
 
     def of_server(self) -> grpc.ServerCredentials:
         """For a port: clients without a certificate of this authority are refused in the handshake."""
+        import grpc
+
         return grpc.ssl_server_credentials([(self.key, self.server)], self.ca, require_client_auth=True)
 
     @property

@@ -198,11 +198,16 @@ class NurseryProcesses:
 
     def entitle(self, until_s: float) -> None:
         """See ``Processes.entitle``. A nursery that is still importing has no workers, and does not listen."""
-        self._until_s = until_s
         if self._warmed and self._socket is not None and not self._closing:
             self._expect_answer()
+        self.entitle_aside(until_s)
+
+    def entitle_aside(self, until_s: float) -> None:
+        """See ``Processes.entitle_aside``. Sockets take whole messages from any thread."""
+        self._until_s, opened = until_s, self._socket
+        if self._warmed and opened is not None and not self._closing:
             with contextlib.suppress(OSError):
-                self._socket.send(encode(Entitled(until_s)))
+                opened.send(encode(Entitled(until_s)))
 
     async def signal(self, pid: int, number: int) -> None:
         """See ``Processes.signal``."""

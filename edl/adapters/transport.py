@@ -208,6 +208,8 @@ class MasterServer:
 class Connection:
     """An agent's stream to the Master."""
 
+    decode: Callable[[bytes], MasterMessage] = staticmethod(codec.decode_master)
+
     def __init__(
         self,
         host: str,
@@ -229,7 +231,7 @@ class Connection:
 
         Returns why the stream ended.
         """
-        method = self._channel.stream_stream(f"/{SERVICE}/Join", codec.encode_agent, codec.decode_master)
+        method = self._channel.stream_stream(f"/{SERVICE}/Join", codec.encode_agent, self.decode)
         try:
             call: Any = method(self._requests(), metadata=self._metadata)
             if _ACCEPTED in tuple(await call.initial_metadata() or ()):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from edl.agent import paddle_environment, torch_environment
 from edl.agent.devices import Devices, visible
-from edl.agent.paddle_environment import PaddleKind
+from edl.agent.paddle_environment import NOWHERE, PaddleKind, ScriptPlaces
 from edl.arithmetic import hyper
 from edl.config import JobSpec, VerifyRules
 from edl.types import NodeId, Rank
@@ -49,6 +49,8 @@ class Local:
     """``--signals-to-handle``."""
     cores: tuple[tuple[int, ...], ...] = ()
     """Processor cores by slot that its worker is bound to; empty: none is bound."""
+    scripts: ScriptPlaces = NOWHERE
+    """Which of them are pservers that run the script."""
 
 
 def nursery_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
@@ -74,7 +76,7 @@ def worker_environment(
     member = world.members[position]
     environment = nursery_environment(base, member.slots)
     environment.update(torch_environment.place(spec, world, member, position, local_rank))
-    environment.update(_paddle(base, world, node, member, local_rank, around))
+    environment.update(_paddle(base, spec, world, node, member, local_rank, around))
     environment.update(_everywhere(base, spec, node, paths, around))
     environment.update(_in_slot(around, member.used, member.used[local_rank]))
     environment.update(hyper.environment(world.settings, world.size, member.first_rank + local_rank))
@@ -104,7 +106,8 @@ def _everywhere(
         environment["EDL_VERIFY"] = spec.verify.text
     if spec.servers:
         environment["EDL_PS"] = "1"
-    environment.update(paddle_environment.backend(base, around.paddle, around.gpus))
+    if not spec.script_servers:
+        environment.update(paddle_environment.backend(base, around.paddle, around.gpus))
     return environment
 
 
@@ -143,8 +146,17 @@ def _gpus(around: Local, used: Sequence[int]) -> int:
 
 
 def _paddle(
-    base: Mapping[str, str], world: World, node: NodeId, member: Member, local_rank: int, around: Local
+    base: Mapping[str, str],
+    spec: JobSpec,
+    world: World,
+    node: NodeId,
+    member: Member,
+    local_rank: int,
+    around: Local,
 ) -> dict[str, str]:
+    if spec.script_servers:
+        places = (spec.script_servers, around.scripts, world, node, member, _endpoints(world), local_rank)
+        return paddle_environment.in_role(base, *places)
     devices = paddle_environment.selected(around.paddle, _gpus(around, member.used), local_rank, member.slots)
     return paddle_environment.place(base, world, node, member, _endpoints(world), local_rank, devices)
 

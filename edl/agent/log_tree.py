@@ -7,17 +7,22 @@ process takes the same place in the same round, and where the same job is starte
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
 from edl.config import LogLayout
 from edl.types import Round
+from edl.wire.address import address
+from edl.wire.messages import World
 
 LATEST = "latest"
 """Link in the launcher's folder that leads to the newest round."""
 REPORT = "error.json"
 """In the launcher's folder: how the job has failed."""
+HISTORY = "events.jsonl"
+"""In the folder of the launcher that was Master at the end of the job: its history."""
 PADDLE_FOLDER = "log"
 """Where Paddle's launcher writes when nothing else is said."""
 PREFIX_ALONE = "[${role_name}${rank}]:"
@@ -56,6 +61,13 @@ class WorkerFiles:
     again: int = 1
     """The how manieth process at this place in this round."""
     layout: LogLayout = LogLayout.TORCHRUN
+    servers: int = 0
+    """The first local ranks that are pservers."""
+
+    @property
+    def of_server(self) -> bool:
+        """Whether the worker is a pserver."""
+        return self.attempt.local_rank < self.servers
 
     @property
     def folder(self) -> str:
@@ -97,11 +109,11 @@ class WorkerFiles:
         if not self.root or self.attempt.ahead:
             return {}
         rank = self.attempt.local_rank
-        return {
-            f"workerlog.{rank}": self.stdout,
-            f"envlog.{rank}": self.environment,
-            f"backup_env.{rank}.json": self.backup_environment,
-        }
+        links = {f"envlog.{rank}": self.environment}
+        if self.of_server:
+            return {**links, f"serverlog.{rank}": self.stdout}
+        number = rank - self.servers
+        return {**links, f"workerlog.{number}": self.stdout, f"backup_env.{number}.json": self.backup_environment}
 
     def _in_folder(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.root else ""
@@ -128,6 +140,26 @@ def number_of(name: str, folder: str) -> int:
 def server_log(folder: str, index: int) -> str:
     """File of a pserver of this launcher under Paddle's name; empty where there is no folder for it."""
     return f"{folder}/serverlog.{index}" if folder else ""
+
+
+def pod_log(folder: str, job: str, node: str) -> str:
+    """File in which Paddle's launcher notes the nodes of each round, named after job and pod."""
+    return f"{folder}/{job}.{node}.log"
+
+
+def peers(world: World) -> str:
+    """Its line about a round: the nodes by rank, in JSON."""
+    nodes = [
+        {
+            "round": world.round,
+            "name": member.node,
+            "rank": position,
+            "replicas": member.slots,
+            "endpoints": [address(member.host, port) for port in member.ports[1 : 1 + member.slots]],
+        }
+        for position, member in enumerate(world.members)
+    ]
+    return json.dumps(nodes) + "\n"
 
 
 def prefix(template: str, attempt: Attempt, node: str, role: str = "default", host: str = "") -> str:

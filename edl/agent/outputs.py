@@ -21,11 +21,24 @@ from pathlib import Path
 
 from edl.agent.log_file import UNBOUNDED, Bounds, LogRoom
 from edl.agent.log_pieces import LogPieces, part_bytes
-from edl.agent.log_tree import LATEST, REPORT, Attempt, WorkerFiles, launch_folder, number_of, prefix, told
+from edl.agent.log_tree import (
+    HISTORY,
+    LATEST,
+    REPORT,
+    Attempt,
+    WorkerFiles,
+    launch_folder,
+    number_of,
+    peers,
+    pod_log,
+    prefix,
+    told,
+)
 from edl.agent.logs import OutputStream, StreamPlan
 from edl.agent.paddle_environment import shortened, too_long
 from edl.agent.scribe import Scribe, in_loop, said_by_loop
 from edl.config import LogPlan, StreamTarget
+from edl.wire.messages import World
 
 PATIENCE_S = 2.0
 """For what has to lie on the disk before a worker starts, or is read when it has ended."""
@@ -42,7 +55,7 @@ def claim(plan: LogPlan) -> LogPlan:
     wanted = Path(plan.folder)
     with contextlib.suppress(OSError):
         if plan.overwrite:
-            for old in (*wanted.glob("attempt_*"), wanted / LATEST, wanted / REPORT):
+            for old in (*wanted.glob("attempt_*"), wanted / LATEST, wanted / REPORT, wanted / HISTORY):
                 if old.is_dir() and not old.is_symlink():
                     shutil.rmtree(old)
                 else:
@@ -134,6 +147,8 @@ class Outputs:
         """Once there is something to write."""
         self._warn: Callable[[str], None] = lambda why: None
         self._busy: Callable[[], set[str]] = set
+        self._noted = 0
+        """The newest round that is."""
 
     async def done(self, limit_s: float) -> bool:
         """Wait until all is written that was to be; False when the time is up."""
@@ -143,7 +158,7 @@ class Outputs:
         """Files that nobody has had before, in a folder that is about to exist."""
         place = (attempt.folder, attempt.local_rank)
         self._made[place] = again = self._made.get(place, 0) + 1
-        files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout)
+        files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout, self._plan.servers)
         if files.folder:
             log = said_by_loop(self._log)
 
@@ -159,6 +174,21 @@ class Outputs:
             self._pieces.begin(attempt.folder)
             self._forget()
         return files
+
+    def met(self, job: str, world: World) -> None:
+        """A round begins: in Paddle's layout its nodes are noted."""
+        if not self._plan.links or world.round <= self._noted:
+            return
+        self._noted = world.round
+        path, line = Path(pod_log(self._plan.links, job, self._node)), peers(world)
+
+        def append() -> None:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(line)
+
+        self._scribe.do(append)
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
         """``warn`` gets why nothing is written for a while, and an empty text when it is again."""
@@ -229,8 +259,9 @@ class Outputs:
 
     async def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
         """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
-        Paddle's layout everybody has the file, as there. Without a folder, or when it cannot be written, all of it."""
-        if not files.folder or not (self._plan.links or too_long(environment)):
+        Paddle's layout all but pservers have the file, as there. Without a folder, or when it cannot be written, all of
+        it."""
+        if not files.folder or not ((self._plan.links and not files.of_server) or too_long(environment)):
             return environment
         news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         text, why = json.dumps(news, indent=4, sort_keys=True), ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edl.config import ScriptServers
 from edl.types import NodeId
 from edl.wire.address import address
 
@@ -72,7 +73,6 @@ def place(
         "PADDLE_WORKER_ENDPOINT": endpoints[rank],
         # By this Paddle's auto parallel API knows that a launcher has started it, and sets up what it needs.
         "POD_NAME": base.get("POD_NAME", "") or str(node),
-        "TRAINING_ROLE": "TRAINER",
         **devices,
     }
 
@@ -102,7 +102,69 @@ def trainer(endpoint: str) -> dict[str, str]:
     """What Paddle's launcher adds for a trainer with parameter servers."""
     host, _, port = endpoint.rpartition(":")
     # Our pservers do not run the script, so nobody would serve the rendezvous of Paddle's gloo.
-    return {"PADDLE_ROLE": "TRAINER", "POD_IP": host.strip("[]"), "PADDLE_PORT": port, "PADDLE_WITH_GLOO": "0"}
+    return {**_role("TRAINER"), "POD_IP": host.strip("[]"), "PADDLE_PORT": port, "PADDLE_WITH_GLOO": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptPlaces:
+    """The pservers and trainers of a node that run the script."""
+
+    servers: int = 0
+    """Its first local ranks that are pservers."""
+    addresses: tuple[str, ...] = ()
+    """``host:port`` by local rank, where they are named one by one."""
+
+
+NOWHERE = ScriptPlaces()
+
+
+def in_role(
+    base: Mapping[str, str],
+    job: ScriptServers,
+    here: ScriptPlaces,
+    world: World,
+    node: NodeId,
+    member: Member,
+    endpoints: Sequence[str],
+    local_rank: int,
+) -> dict[str, str]:
+    """What Paddle's launcher tells a pserver or a trainer that runs the script. It knows no ranks of the world."""
+    servers, trainers = (job.servers, job.trainers) if job.servers else _by_role(job.each, world, endpoints)
+    mine = here.addresses[local_rank] if here.addresses else endpoints[member.first_rank + local_rank]
+    host, _, port = mine.rpartition(":")
+    meeting = servers[0].rpartition(":")[0]
+    environment = {
+        **_role("PSERVER" if local_rank < here.servers else "TRAINER"),
+        "PADDLE_NNODES": str(len(world.members)),
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
+        "PADDLE_TRAINERS_NUM": str(len(trainers)),
+        "PADDLE_PORT": port,
+        "POD_IP": host.strip("[]"),
+        "POD_NAME": base.get("POD_NAME", "") or str(node),
+        # The first pserver serves it. A job's own store may have --gloo_port; this one is free in each round.
+        "PADDLE_WITH_GLOO": job.gloo,
+        "PADDLE_GLOO_RENDEZVOUS": "3",
+        "PADDLE_GLOO_HTTP_ENDPOINT": f"{meeting}:{world.master_port}",
+    }
+    if local_rank >= here.servers:
+        environment["PADDLE_TRAINER_ID"] = str(trainers.index(mine))
+    return environment
+
+
+def _role(name: str) -> dict[str, str]:
+    return {"PADDLE_ROLE": name, "TRAINING_ROLE": name}
+
+
+def _by_role(each: int, world: World, endpoints: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Addresses of all pservers and of all trainers, node by node."""
+    servers: list[str] = []
+    trainers: list[str] = []
+    for member in world.members:
+        mine = endpoints[member.first_rank : member.first_rank + member.slots]
+        servers += mine[:each]
+        trainers += mine[each:]
+    return servers, trainers
 
 
 def too_long(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from edl.ports import (
     WorkersStopped,
     WorkerSuspended,
 )
-from edl.tasks import Alarm, Chores, end
+from edl.tasks import Alarm, Chores, Pauses, end
 from edl.types import Round, Token
 from edl.wire.messages import (
     AgentMessage,
@@ -52,8 +52,9 @@ from edl.wire.messages import (
 )
 
 RECONNECT_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 0.8
-"""Between two calls that reach no Master: the pause doubles up to there, for all nodes call at once."""
+LONGEST_RECONNECT_PAUSE_S = 2.0
+"""Between two calls to one Master: each pause twice the last one, until a call has lasted for so long. A new Master is
+called at once."""
 REGISTER_PAUSE_S = 0.5
 STACKS_S = 10.0
 """How long the agent waits for the stacks of its workers, all together."""
@@ -179,7 +180,6 @@ class AgentShell:
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
-        self._pause_s = RECONNECT_PAUSE_S
         self._chores = Chores(self._chore_failed)
         self._introduced: Stream | None = None
         self._desk = Desk(around.workers.place, around.keeper, self.post, self._relay, around.log)
@@ -432,9 +432,9 @@ class AgentShell:
         while True:
             await self._redial.wait()
             self._redial.clear()
-            self._pause_s = RECONNECT_PAUSE_S
+            pauses = Pauses(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
             while not self._redial.is_set() and self._ruler is not None:
-                call = asyncio.ensure_future(self._call(*self._ruler))
+                call = asyncio.ensure_future(self._call(*self._ruler, pauses))
                 hang_up = asyncio.ensure_future(self._redial.wait())
                 try:
                     await asyncio.wait({call, hang_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -442,15 +442,14 @@ class AgentShell:
                     await end(call)
                     await end(hang_up)
 
-    async def _call(self, host: str, port: int, token: Token) -> None:
+    async def _call(self, host: str, port: int, token: Token, pauses: Pauses) -> None:
         """Attach to a Master until the stream ends, and find out whether that Master is dead."""
-        stream = self._around.connect(host, port)
-        attached = False
+        stream, now_s = self._around.connect(host, port), self._around.clock.now_s
+        attached, opened_s = False, 0.0
 
         def opened() -> None:
-            nonlocal attached
-            attached = True
-            self._pause_s = RECONNECT_PAUSE_S
+            nonlocal attached, opened_s
+            attached, opened_s = True, now_s()
             self._stream = stream
             self.post(ev.Connected())
 
@@ -460,10 +459,11 @@ class AgentShell:
             if attached:
                 self._stream = None
                 self.post(ev.Disconnected())
+        if attached and now_s() - opened_s >= LONGEST_RECONNECT_PAUSE_S:
+            pauses.reset()
         if await self._around.refuses(host, port):
             self._around.ruler_refused(token)
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        await asyncio.sleep(pauses.next())
 
     async def _hear(self, message: MasterMessage) -> None:
         if isinstance(message, ServiceTold):

@@ -88,6 +88,7 @@ class WorkerGroup:
     async def start(self, world: World, slots: tuple[int, ...]) -> list[WorkerEnded]:
         """Start workers of a world in these slots; returns an end for each that could not be created."""
         uses = self._member(world).used
+        self._outputs.met(self._spec.job, world)
         starting = (self._start_one(world.round, slot, uses, self._attempt(world, slot), world) for slot in slots)
         return [end for end in await asyncio.gather(*starting) if end is not None]
 
@@ -101,6 +102,7 @@ class WorkerGroup:
         """The place of a worker that lives. What it writes from now on belongs to that world's round."""
         worker = next((one for one in self._running.values() if one.slot == slot), None)
         attempt, uses = self._attempt(world, slot), self._member(world).used
+        self._outputs.met(self._spec.job, world)
         if worker is None or worker.output.files.attempt == attempt:
             files = worker.output.files if worker is not None else WorkerFiles("", attempt)
             environment = self._worker_environment(world, slot, uses, files)

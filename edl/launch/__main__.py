@@ -125,9 +125,14 @@ def settle(told: Told, env: Mapping[str, str]) -> None:
         worlds.apply(told, env)
 
 
-def main() -> None:
-    """Entry point. Every expected error ends in one message and its exit status, never in a traceback."""
+def main(dialect: str = "") -> None:
+    """Entry point. Every expected error ends in one message and its exit status, never in a traceback.
+
+    ``dialect``: the one that is spoken unless the line says otherwise; empty: it has to be found out.
+    """
     open_console()
+    if dialect:
+        sys.argv.insert(1, f"--dialect={dialect}")
     forget_exports()
     try:
         run.main(args=with_both_spellings(sys.argv[1:]), standalone_mode=False)

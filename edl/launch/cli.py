@@ -22,6 +22,7 @@ import click
 
 from edl.adapters.etcd_plan import parse_endpoints
 from edl.adapters.secret_file import secret_from
+from edl.agent.paddle_environment import NOWHERE
 from edl.config import (
     FaultTolerance,
     JobSpec,
@@ -44,6 +45,7 @@ from edl.launch.origin import ORIGIN_OPTIONS, allowed_from
 from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
 from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
+from edl.launch.script_servers import roles_from
 from edl.launch.settings import (
     CONF_KEYS,
     Backend,
@@ -177,6 +179,7 @@ def settings_from(
     ``command``: what the workers run, where that is no script, module or program.
     """
     nodes, slots, servers, training = _sizes(options)
+    roles = roles_from(options, slots_from)
     beside = with_spares(options, slots)
     slots = beside.workers
     store = _store(options)
@@ -185,6 +188,8 @@ def settings_from(
     job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
     store = _with_secret(store, options, job)
     spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler_from(scheduler))
+    if roles is not None:
+        spec = dataclasses.replace(spec, script_servers=roles.job)
     _check_node_rank(options["node_rank"], nodes)
     node = _node(options, node_name(scheduler, environment()))
     http, leave = http_from(options), leave_from(options)
@@ -192,6 +197,8 @@ def settings_from(
     workers = workers_from(options, slots + beside.spare, environment())
     # The last one: it makes a folder, and nothing is made before everything has been checked.
     logs = log_plan(options, job, node, slots, command, environment())
+    if roles is not None:
+        logs = dataclasses.replace(logs, servers=roles.here.servers)
     return LaunchSettings(
         spec=spec,
         store=store,
@@ -217,6 +224,7 @@ def settings_from(
         worker_status=options["exit_code"] == "worker",
         remarks=(beside.remark,) if beside.remark else (),
         allowed=allowed_from(options),
+        scripts=roles.here if roles is not None else NOWHERE,
         **workers,
     )
 
@@ -264,7 +272,10 @@ def _is_private(options: Mapping[str, Any], nodes: NodeRange, store: StoreSettin
 
 
 def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, str]:
-    """Nodes of the job, workers here, pservers here, and how a job with pservers trains."""
+    """Nodes of the job, workers here, pservers here, and how a job with pservers of edl's own trains."""
+    roles = roles_from(options, slots_from)
+    if roles is not None:
+        return roles.nodes, roles.slots, ServerSettings(), ""
     if not wants_servers(options):
         nodes = parse_nnodes(options["nnodes"], options["node_unit"])
         return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), ""

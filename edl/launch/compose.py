@@ -69,7 +69,7 @@ from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
 from edl.launch.ps_options import training_of
-from edl.launch.reach import address_towards, etcd_store, identity_for, store_identity
+from edl.launch.reach import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.watchdog import LoopWatch
@@ -410,8 +410,8 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers:
         # Their time to finish comes after that of the workers, so it is short.
-        functions = settings.reader_functions
-        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions))
+        functions, authority = settings.reader_functions, readers.authority_of(settings.store.secret, spec.job)
+        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions, authority))
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
@@ -433,16 +433,9 @@ def _put_together(
     spec, clock, info = settings.spec, SystemClock(), place.info
     candidate = Candidate(
         MasterSurroundings(
-            store,
-            clock,
-            JobKeys(spec.job),
-            spec,
-            info.node,
-            refuses,
-            log,
-            wall_clock_s,
-            settings.state.checkpoint_dir,
-            services=lambda: _services(spec),
+            *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
+            checkpoint_dir=settings.state.checkpoint_dir,
+            services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
             companions=scaling.companions(settings, store, place.endpoints, log),
         ),
@@ -474,6 +467,8 @@ def _put_together(
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.worker_status,
+            leases=etcd_leases(settings.store, place.endpoints),
+            entitle_aside=processes.entitle_aside,
             kill_workers=processes.kill,
         )
     )
@@ -494,15 +489,16 @@ def _rule(place: _Place, shell: MasterShell | None) -> None:
         place.web.rule(shell)
 
 
-def _services(spec: JobSpec) -> tuple[Service, ...]:
+def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     """What the Master hosts."""
+    leases = LeaseMachine(readers_authority)
     if not spec.servers:
-        return (LeaseMachine(),)
+        return (leases,)
     from ps.book import Limits
     from ps.machine import PlacementMachine
 
     limits = Limits(recover_s=spec.timeouts.recover_s)
-    return (LeaseMachine(), PlacementMachine(training_of(spec.servers), limits=limits))
+    return (leases, PlacementMachine(training_of(spec.servers), limits=limits))
 
 
 def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
@@ -532,6 +528,7 @@ def _agent(
         virtual=settings.virtual_local_rank,
         signals=settings.leave.handled,
         cores=settings.cores,
+        scripts=settings.scripts,
     )
     own = changed(environment(), settings.for_workers)
     base = {**own, **pservers.environment_of(settings.servers)}

@@ -17,12 +17,15 @@ from edl.adapters.transport import MasterServer
 from edl.agent.events import Interrupted, LeaseGone, Noticed
 from edl.agent.registration import JobEnded, Registration
 from edl.agent.shell import AgentShell
+from edl.agent.state import Outcome
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
+from edl.launch.lease_guard import LeaseGuard, Leases
 from edl.launch.notices import Poller
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
+from edl.master.journal import KEPT
 from edl.master.shell import MasterShell
 from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import Pauses, end
@@ -33,6 +36,9 @@ from edl.wire.messages import Failure, NodeInfo
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
 """How long a Master whose job has ended, or the host of the store, waits for the others to go first."""
+
+REPORT_S = 5.0
+"""How long the end of a launcher waits for the disk of its report."""
 
 AT_ONCE = 3
 """Signals to leave by: the first is obeyed in good order, the second one sooner, this one at once."""
@@ -72,6 +78,8 @@ class Parts:
     """Tells ``edl status`` on this host where the job is."""
     log: Callable[[str], None]
     reporter: Reporter
+    leases: Leases
+    """Renews this launcher's lease from a thread; see ``LeaseGuard``."""
     beside: Sequence[Beside] = ()
     """What else this launcher has, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
@@ -79,6 +87,8 @@ class Parts:
     """Looks whether this host is about to be taken away."""
     worker_status: bool = False
     """End a failed job with the status of the worker that failed first."""
+    entitle_aside: Callable[[float], None] = lambda until_s: None
+    """Tells the fork server from a thread until when workers may run."""
     kill_workers: Callable[[], None] = lambda: None
     """SIGKILL every worker, and what starts them, without waiting for anything."""
     exit_now: Callable[[int], object] = os._exit
@@ -95,6 +105,7 @@ class Launcher:
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
+        self._guard: LeaseGuard
 
     async def run(self) -> int:
         """Take part in the job; returns the exit status."""
@@ -110,6 +121,7 @@ class Launcher:
         for forwarded in parts.leave.forwarded:
             loop.add_signal_handler(forwarded, parts.agent.forward, forwarded)
         parts.note.write()
+        self._guard = LeaseGuard(parts.lease_ttl_s, parts.leases, parts.entitle_aside, parts.agent.leased, parts.log)
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
         stores = [asyncio.ensure_future(self._keep_member())]
@@ -125,15 +137,28 @@ class Launcher:
                     helper.result()
             outcome = await agent
             status = status_of_worker(outcome.exit_code, outcome.failures) if parts.worker_status else outcome.exit_code
-            parts.reporter.keep(status, outcome.reason, outcome.failures)
+            await self._report(status, outcome)
             await self._let_master_finish(parts.candidate.shell)
         finally:
+            self._guard.end()
             parts.note.remove()
             for task in (notices, *stores, lease, election):
                 await end(task)
         left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         await self._say_farewell(ended=not left)
         return status
+
+    async def _report(self, status: int, outcome: Outcome) -> None:
+        """In a thread, and not for ever: the files may lie on a disk that hangs."""
+        parts, shell = self._parts, self._parts.candidate.shell
+        history = shell.journal.last(KEPT) if shell is not None and shell.ended else ()
+        keep = parts.reporter.keep
+        writing = asyncio.ensure_future(asyncio.to_thread(keep, status, outcome.reason, outcome.failures, history))
+        await asyncio.wait({writing}, timeout=REPORT_S)
+        if writing.done():
+            writing.result()
+        else:
+            parts.log(f"{parts.reporter.folder} does not answer: not waiting for the report that goes there")
 
     async def register_again(self) -> NodeInfo:
         """A new lease after the last one was lost."""
@@ -147,8 +172,10 @@ class Launcher:
         parts = self._parts
         while True:
             self._touched_s = parts.clock.now_s()
+            self._guard.holds(parts.registration.lease, self._touched_s)
             await parts.registration.keep(self._renewed, self._missed)
             parts.registration.lease = Incarnation(0)
+            self._guard.holds(0, 0.0)
             parts.candidate.unregistered()
             self._renewing.clear()
             parts.agent.post(LeaseGone())
@@ -165,18 +192,19 @@ class Launcher:
                 parts.log(f"the embedded etcd has ended with status {code}: starting it again with its data")
             else:
                 parts.log(f"the embedded etcd keeps ending: {member.failure()}")
-            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S
             try:
                 member.start()
             except (StoreError, OSError) as error:
                 parts.log(f"the embedded etcd does not start: {error}")
             await asyncio.sleep(pauses.next())
+            settled_s = parts.clock.now_s() + LONGEST_MEMBER_PAUSE_S  # from now on: it may have ended in the pause
 
     def _renewed(self, asked_s: float) -> None:
         if self._store_away:
             self._store_away = False
             self._parts.log("the store answers again")
         self._touched_s = self._parts.clock.now_s()
+        self._guard.holds(self._parts.registration.lease, asked_s)
         self._parts.agent.leased(asked_s)
 
     def _missed(self) -> None:

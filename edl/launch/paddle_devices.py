@@ -13,12 +13,13 @@ from edl.launch.told import Told
 CUDA = "CUDA_VISIBLE_DEVICES"
 DEVICE_OPTIONS: dict[tuple[str, ...], str] = {
     ("--devices",): "devices",
-    ("--gpus", "--selected-gpus"): "GPUs",
+    ("--gpus",): "GPUs",
+    ("--selected-gpus",): "GPUs",
     ("--npus", "--selected-npus"): "NPUs",
     ("--xpus", "--selected-xpus"): "XPUs",
 }
 """Spellings, and what they name."""
-VARIABLE_OF = {"gpus": CUDA, "npus": "ASCEND_RT_VISIBLE_DEVICES", "xpus": "XPU_VISIBLE_DEVICES"}
+VARIABLE_OF = {"gpus": CUDA, "selected_gpus": CUDA, "npus": "ASCEND_RT_VISIBLE_DEVICES", "xpus": "XPU_VISIBLE_DEVICES"}
 _ORDER = ("ASCEND_RT_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", CUDA)
 """Which kind ``--devices`` means where several lists are set: as Paddle looks for them. Without any it is the kind that
 the installed Paddle is made for."""
@@ -26,14 +27,15 @@ the installed Paddle is made for."""
 
 def choose(told: Told, env: Mapping[str, str]) -> None:
     """Have workers see these devices only. Raises ``SettingError`` for one that this node does not have."""
+    _pass_over(told, env)
     given = [name for name in ("devices", *VARIABLE_OF) if told.values[name]]
     if not given:
         return
     name, *others = given
-    origin, text = told.origin(name) or f"--{name}", told.values[name]
+    origin, text = _said(told, name), told.values[name]
     if others:
         raise SettingError(
-            f"--{others[0]}", told.values[others[0]], f"{origin}={text} is given, too", "Give one of them"
+            _said(told, others[0]), told.values[others[0]], f"{origin}={text} is given, too", "Give one of them"
         )
     entries = listed(text)
     if not entries or len(set(entries)) < len(entries):
@@ -50,6 +52,18 @@ def choose(told: Told, env: Mapping[str, str]) -> None:
     if slots.isdecimal() and int(slots) > 1:
         entries = entries[: int(slots)]  # as there: the rest stay unused
     told.environment[variable] = ",".join(entries)
+
+
+def _said(told: Told, name: str) -> str:
+    return told.origin(name) or f"--{name}"
+
+
+def _pass_over(told: Told, env: Mapping[str, str]) -> None:
+    """The legacy launcher's option, which a Paddle without GPUs does not know and so leaves out."""
+    text = told.values["selected_gpus"]
+    if text and CUDA not in env and not count_gpus():
+        told.remark(f"{_said(told, 'selected_gpus')}={text} is not used: this node has no GPUs")
+        told.values["selected_gpus"] = ""
 
 
 def _check(origin: str, text: str, entries: tuple[str, ...], variable: str, env: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ import click
 
 from edl.config import parse_nnodes
 from edl.errors import SettingError
+from edl.launch import script_servers
 from edl.launch.accelerators import paddle_devices
 from edl.launch.dropin_table import Fate
 from edl.launch.paddle_devices import DEVICE_OPTIONS, choose
@@ -93,6 +94,7 @@ PADDLE_OPTIONS: list[Callable[[Any], Any]] = [
     _no("--heter-devices"),
     _no("--heter-worker-num"),
     _no("--elastic-pre-hook"),
+    _no("--hosts"),
     _no("--scale", type=int, default=0),
     _no("--force", type=bool, default=False),
 ]
@@ -123,6 +125,7 @@ _SIZES_OF_SERVERS = ("servers", "trainers", "server_nnodes")
 
 def apply(told: Told, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
+    script_servers.take_words(told)
     closed = told.values["dialect"] in ("edl", TORCH_LAUNCH) or inside_worker(env)
     variables = {} if closed else {name: value for name, value in env.items() if value}
     spoken = _is_spoken(told)
@@ -133,6 +136,7 @@ def apply(told: Told, env: Mapping[str, str]) -> None:
     paddle = spoken or bool(telling)
     if paddle:
         _take_variables(told, variables)
+    script_servers.settle(told, paddle, script_servers.imports_of)
     _answer(told)
     for translate in (_mode, _elastic_server, _job, _ips, _rank, _endpoint_lists, _master, _host, _faults, _workers):
         translate(told)
@@ -146,7 +150,8 @@ def _is_spoken(told: Told) -> bool:
     """Whether the command line speaks Paddle's dialect: by an option that only Paddle has."""
     if told.values["dialect"] != "auto":
         return bool(told.values["dialect"] == "paddle")
-    return any(told.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
+    only_paddles = any(told.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
+    return only_paddles or script_servers.named_in_paddles_words(told)
 
 
 def _telling(told: Told, env: Mapping[str, str]) -> list[str]:

@@ -29,7 +29,7 @@ BASE: tuple[Row, ...] = (
     Row(
         *("--devices", HONOURED, "CUDA_VISIBLE_DEVICES"),
         why="workers see only these devices, and count them from 0",
-        aliases=("--gpus", "--npus", "--xpus", "--selected_gpus", "--selected_xpus"),
+        aliases=("--gpus", "--npus", "--xpus", "--selected_xpus"),
         variables=("PADDLE_DEVICES",),
     ),
     Row(
@@ -89,12 +89,12 @@ BASE: tuple[Row, ...] = (
 SERVERS: tuple[Row, ...] = (
     Row(
         *("--servers", HONOURED, "--servers"),
-        why="MIN:MAX is understood as well; pservers are edl's own and do not run the script",
+        why="MIN:MAX is understood as well, and means edl's own pservers",
         variables=("PADDLE_SERVERS_ENDPOINTS",),
     ),
     Row(
         *("--trainers", HONOURED, "--trainers"),
-        why="MIN:MAX is understood as well; the ports are not used",
+        why="MIN:MAX is understood as well; beside edl's own pservers the ports are not used",
         aliases=("--workers",),
         variables=("PADDLE_TRAINERS_ENDPOINTS",),
     ),
@@ -108,9 +108,9 @@ SERVERS: tuple[Row, ...] = (
         variables=("PADDLE_GLOO_PORT",),
     ),
     Row(
-        *("--with_gloo", EXPLAINED),
+        *("--with_gloo", HONOURED),
         default="1",
-        why="trainers with pservers find PADDLE_WITH_GLOO=0: pservers do not run the script, so none would serve gloo",
+        why="trainers find 0 beside edl's own pservers: those do not run the script, so none would serve gloo",
         variables=("PADDLE_WITH_GLOO",),
     ),
 )
@@ -139,6 +139,11 @@ ELASTIC: tuple[Row, ...] = (
 )
 
 LEGACY: tuple[Row, ...] = (
+    Row(
+        *("--selected_gpus", HONOURED, "CUDA_VISIBLE_DEVICES"),
+        why="as --gpus, but on a node without GPUs it is not used, as there",
+    ),
+    Row("--hosts", EXPLAINED, why="Paddle's launchers pass over it; --ips names the nodes"),
     Row(
         *("--backend", HONOURED, "PADDLE_DISTRI_BACKEND"),
         default="auto",

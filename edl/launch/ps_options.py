@@ -23,10 +23,12 @@ MOST_SERVERS_HERE = 256
 """Pservers of one launcher."""
 MOST_SERVERS = 1000
 
+RUN_MODES = ("collective", "ps", "ps-heter", "rpc")
+
 PS_OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
         "--run-mode",
-        type=click.Choice(["collective", "ps", "ps-heter", "rpc"]),
+        type=click.Choice(RUN_MODES),
         default="collective",
         help="ps: trainers with parameter servers; rpc: as collective. Default: collective.",
     ),
@@ -40,6 +42,24 @@ PS_OPTIONS: list[Callable[[Any], Any]] = [
     ),
     click.option(
         *("--trainer-num", "--worker-num"), default="", metavar="N", help="Trainers on this node: --nproc-per-node."
+    ),
+    # In Paddle's own spelling they are Paddle's words.
+    click.option(
+        *("--run_mode", "paddles_run_mode"),
+        type=click.Choice(RUN_MODES),
+        default="collective",
+        hidden=True,
+        allow_from_autoenv=False,
+    ),
+    click.option(*("--server_num", "paddles_server_num"), default="", hidden=True, allow_from_autoenv=False),
+    click.option(
+        *("--trainer_num", "--worker_num", "paddles_trainer_num"), default="", hidden=True, allow_from_autoenv=False
+    ),
+    click.option(
+        "--pservers",
+        type=click.Choice(["auto", "edl", "script"]),
+        default="auto",
+        help="edl's own, or processes that run the script, as under Paddle's launcher. Default: as the line is meant.",
     ),
     click.option("--pserver-memory", default="0", metavar="BYTES", help="For each pserver here. Default: see docs."),
     click.option(
@@ -71,7 +91,7 @@ _FLAGS = {
     "save_every_s": "--ps-save-every",
 }
 """The option for each field of ``Training``."""
-_ONLY_PS = {
+ONLY_OURS = {
     "ps_mode": Mode.ASYNC.value,
     "staleness": "0",
     "staleness_lr": False,
@@ -102,7 +122,7 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
     # A trainer alone is a job's that knows no pservers: torchrun takes any name for the role.
     wanted = wanted or options["role"] == "pserver"
     if not wanted:
-        for name, default in _ONLY_PS.items():
+        for name, default in ONLY_OURS.items():
             if options[name] != default:
                 flag = "--" + name.replace("_", "-")
                 raise SettingError(flag, options[name], "is for parameter servers", "Add --run-mode=ps, or drop it")
@@ -119,20 +139,20 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
 def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Sizes:
     """Who is here, and how many there may be. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
     trainers, servers = options["trainers"].strip(), options["servers"].strip()
-    slots = _slots(options, slots_of)
+    slots = slots_of_trainers(options, slots_of)
     nodes = parse_nnodes(options["nnodes"], options["node_unit"])
-    count = 0 if options["role"] == "trainer" else _count("--servers-per-node", options["servers_per_node"] or "1")
+    count = 0 if options["role"] == "trainer" else count_from("--servers-per-node", options["servers_per_node"] or "1")
     here = ServerSettings(count, memory_bytes=memory)
-    if _is_list(trainers):
-        endpoints = _endpoints("--trainers", trainers)
-        slots = len(_mine(endpoints, options["local_addr"]))
+    if is_list(trainers):
+        endpoints = endpoints_of("--trainers", trainers)
+        slots = len(of_this_host(endpoints, options["local_addr"]))
         total = len({host for host, _ in endpoints})
         nodes = NodeRange(total, total)
     elif trainers:
         nodes = _nodes_of(trainers, slots, options)
-    if _is_list(servers):
-        everywhere = _endpoints("--servers", servers)
-        mine = _mine(everywhere, options["local_addr"]) if options["role"] != "trainer" else []
+    if is_list(servers):
+        everywhere = endpoints_of("--servers", servers)
+        mine = of_this_host(everywhere, options["local_addr"]) if options["role"] != "trainer" else []
         host, ports = (mine[0][0] if mine else ""), tuple(port for _, port in mine)
         here = ServerSettings(len(mine), ports, host, memory, tuple(address(*one) for one in everywhere))
     if not slots and not here.count:
@@ -184,10 +204,11 @@ def training_of(text: str) -> Training:
 # --- counts and addresses --------------------------------------------------------------------------------------------
 
 
-def _slots(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> int:
+def slots_of_trainers(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> int:
+    """Trainers of this node. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
     slots = slots_of(options["nproc_per_node"])
     if options["trainer_num"]:
-        number = _count("--trainer-num", options["trainer_num"], least=1)
+        number = count_from("--trainer-num", options["trainer_num"], least=1)
         if options["nproc_per_node"] not in ("1", str(number)):
             raise SettingError(
                 *("--trainer-num", number, f"--nproc-per-node={options['nproc_per_node']} says the same otherwise"),
@@ -217,13 +238,13 @@ def _nodes_of(text: str, slots: int, options: Mapping[str, Any]) -> NodeRange:
 def _bounds(options: Mapping[str, Any]) -> tuple[int, int]:
     """Least and most pservers of the job."""
     text, nodes = options["servers"].strip(), options["server_nnodes"].strip()
-    if _is_list(text):
-        count = len(_endpoints("--servers", text))
+    if is_list(text):
+        count = len(endpoints_of("--servers", text))
         return count, count
     if text:
         low, high = _range("--servers", text)
     elif nodes:
-        each = _count("--servers-per-node", options["servers_per_node"] or "1", least=1)
+        each = count_from("--servers-per-node", options["servers_per_node"] or "1", least=1)
         low, high = (each * number for number in _range("--server-nnodes", nodes))
     else:
         low, high = Training().servers
@@ -240,11 +261,12 @@ def _range(option: str, text: str) -> tuple[int, int]:
     return low, high
 
 
-def _is_list(text: str) -> bool:
+def is_list(text: str) -> bool:
+    """Whether it names addresses, and does not count."""
     return bool(text) and re.fullmatch(r"[\d:]*", text) is None
 
 
-def _endpoints(option: str, text: str) -> list[tuple[str, int]]:
+def endpoints_of(option: str, text: str) -> list[tuple[str, int]]:
     """``host:port,…``"""
     found: list[tuple[str, int]] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -258,7 +280,7 @@ def _endpoints(option: str, text: str) -> list[tuple[str, int]]:
     return found
 
 
-def _mine(endpoints: list[tuple[str, int]], local_addr: str) -> list[tuple[str, int]]:
+def of_this_host(endpoints: list[tuple[str, int]], local_addr: str) -> list[tuple[str, int]]:
     """Those that this launcher is meant by."""
     if local_addr:
         return [one for one in endpoints if one[0] == local_addr]
@@ -267,7 +289,8 @@ def _mine(endpoints: list[tuple[str, int]], local_addr: str) -> list[tuple[str, 
     return [one for one in endpoints if can_bind(one[0], 0)]
 
 
-def _count(option: str, text: str, least: int = 0) -> int:
+def count_from(option: str, text: str, least: int = 0) -> int:
+    """A number of processes of one launcher. Raises ``SettingError``."""
     if not text.isdecimal() or not least <= int(text) <= MOST_SERVERS_HERE:
         raise SettingError(option, text, f"must be a number from {least} to {MOST_SERVERS_HERE}")
     return int(text)

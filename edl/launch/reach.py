@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import socket
 from collections.abc import Sequence
 
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_plan import is_socket, split_endpoint
+from edl.adapters.etcd_lease import EtcdLeases
+from edl.adapters.etcd_plan import SOCKET, is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.identity import Identity, identity_of
 from edl.errors import SettingError
@@ -33,16 +35,43 @@ def store_identity(wanted: StoreSettings) -> Identity | None:
 
 
 def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
-    """The store at these endpoints, with the credentials and time limits of the settings."""
+    """The store at these endpoints, with the credentials and time limits of the settings. Raises ``SettingError`` for
+    another user's socket."""
+    for endpoint in filter(is_socket, endpoints):
+        _check_may_connect(endpoint)
     return EtcdStore(
         endpoints,
-        request_timeout_s=wanted.request_timeout_s,
-        tls=EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else store_identity(wanted),
-        user=wanted.user or None,
-        password=wanted.password or None,
+        wanted.request_timeout_s,
+        _tls(wanted),
+        wanted.user or None,
+        wanted.password or None,
         # Launchers come and go with their members, and in between anybody may listen on those ports.
         one_cluster=wanted.backend is Backend.EMBEDDED,
     )
+
+
+def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdLeases:
+    """The same for a thread that renews a lease."""
+    return EtcdLeases(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
+
+
+def _tls(wanted: StoreSettings) -> EtcdTls | Identity | None:
+    return EtcdTls(wanted.ca, wanted.cert or None, wanted.key or None) if wanted.ca else store_identity(wanted)
+
+
+def _check_may_connect(endpoint: str) -> None:
+    """A socket that is not there yet may come; one that is closed to this user stays so, however long one waits."""
+    path = endpoint.removeprefix(SOCKET)
+    try:
+        os.stat(path)
+        closed = not os.access(path, os.W_OK, effective_ids=True)
+    except PermissionError:
+        closed = True
+    except OSError:
+        closed = False
+    if closed:
+        what = f"belongs to another user: user {os.geteuid()} may not connect to it"
+        raise SettingError("--rdzv-endpoint", endpoint, what, "A job on one machine is for the user who started it")
 
 
 def address_towards(endpoint: str) -> str:

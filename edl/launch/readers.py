@@ -15,6 +15,8 @@ from edl.errors import SettingError
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import serve_helpers
 from edl.launch.settings import ReaderSettings
+from edl.types import JobId
+from edl.wire.secret import Secret
 
 FAREWELL_S = 0.5
 
@@ -25,6 +27,11 @@ def check_packages(count: int) -> None:
         raise SettingError("--readers", count, "readers need pyarrow", "Run: pip install 'edl[data]'")
 
 
+def authority_of(secret: Secret | None, job: JobId) -> str:
+    """By what readers and workers of this job make certificates for one another; empty: it has no secret."""
+    return "" if secret is None else secret.of_readers(job)
+
+
 class Readers:
     """A ``helpers.Kind``."""
 
@@ -32,8 +39,10 @@ class Readers:
     drain_s = 0.0
     fenced = False
 
-    def __init__(self, count: int, capacity: int, grace_s: float, functions: Sequence[str]) -> None:
+    def __init__(self, count: int, capacity: int, grace_s: float, functions: Sequence[str], authority: str) -> None:
+        """``authority``: see ``authority_of``."""
         self.count = count
+        self._authority = authority
         self._capacity = capacity
         self._functions = tuple(functions)
         self.grace_s = grace_s
@@ -46,7 +55,8 @@ class Readers:
         secret = secrets.token_hex(16)
         functions = [f"--function={name}" for name in self._functions]
         options = (f"--host={host}", f"--capacity={self._capacity}", f"--grace={self.grace_s:g}", *functions)
-        process = await HelperProcess.start(self.what, ("data_service", "reader", *options), {"secret": secret})
+        order = {"secret": secret, "authority": self._authority}
+        process = await HelperProcess.start(self.what, ("data_service", "reader", *options), order)
         self._secrets[process.pid] = secret
         return process
 
@@ -59,5 +69,6 @@ class Readers:
 async def serve_readers(settings: ReaderSettings) -> int:
     """``--role=reader``; returns the exit status."""
     check_packages(settings.count)
-    kind = Readers(settings.count, settings.capacity, settings.grace_s, settings.functions)
+    authority = authority_of(settings.store.secret, settings.job)
+    kind = Readers(settings.count, settings.capacity, settings.grace_s, settings.functions, authority)
     return await serve_helpers(settings, lambda spec, token: kind, "leaving: streams under way end first")

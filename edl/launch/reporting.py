@@ -1,4 +1,4 @@
-"""What a launcher leaves behind about a job that has failed: files for tools at once, the text at the very end."""
+"""What a launcher leaves behind of a job that has ended: files for tools at once, and at the very end how it failed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl.agent.log_tree import REPORT
+from edl.agent.log_tree import HISTORY, REPORT
 from edl.agent.report import error_file, json_report, text_report
 from edl.wire.messages import Failure
+from edl.wire.plain import to_plain
+from edl.wire.status import JournalEntry
 
 
 @dataclass(slots=True)
@@ -25,15 +27,23 @@ class Reporter:
     """Gets the report of any end; empty: nobody asks for it."""
     _text: str = field(default="", init=False)
 
-    def keep(self, exit_code: int, reason: str, failures: Sequence[Failure]) -> None:
-        """The job has ended like this: write the files. One that cannot be written costs a line."""
+    def keep(
+        self, exit_code: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry] = ()
+    ) -> None:
+        """The job has ended like this: write the files. One that cannot be written costs a line.
+
+        ``history``: what the Master leaves of it, which goes from the store with the job.
+        """
+        self._text = text_report(self.job, reason, failures, self.folder) if failures else ""
+        if history and self.folder:
+            lines = [json.dumps(to_plain(entry)) for entry in history]
+            self._write(Path(self.folder) / HISTORY, "\n".join(lines) + "\n")
         if self.report_file:
             ended = json_report(self.job, exit_code, reason, failures, self.folder)
             self._write(Path(self.report_file), json.dumps(ended))
         if not failures:
             self.log(reason)
             return
-        self._text = text_report(self.job, reason, failures, self.folder)
         if self.folder:
             report = json_report(self.job, exit_code, reason, failures, self.folder)
             self._write(Path(self.folder) / REPORT, json.dumps(report, indent=2))
@@ -50,7 +60,7 @@ class Reporter:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         except OSError as error:
-            self.log(f"cannot write the error report {path}: {error.strerror}")
+            self.log(f"cannot write {path}: {error.strerror}")
 
 
 def _read(path: str) -> str:

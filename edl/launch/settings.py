@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.agent import torch_environment
 from edl.agent.copying import Copying
+from edl.agent.paddle_environment import NOWHERE, ScriptPlaces
 from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
 from edl.types import JobId
@@ -182,6 +183,8 @@ class LaunchSettings:
     """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
     allowed: tuple[str, ...] = ()
     """In what this launcher may differ from the one that has founded the job."""
+    scripts: ScriptPlaces = NOWHERE
+    """Which workers are pservers that run the script."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ def one_spelling(arguments: Sequence[str], options: Sequence[Spelling], first: C
         if not name.startswith("--"):
             result.extend(_short(argument, by_name, rest))
             continue
-        name = _full(name.replace("_", "-"), by_name, first)
+        if name not in by_name:  # a few are Paddle's only in Paddle's own spelling
+            name = _full(name.replace("_", "-"), by_name, first)
         result.append(name + equals + value)
         option = by_name.get(name)
         if option is not None and option.takes_value and not equals:

@@ -12,7 +12,7 @@ from edl.master import election as el
 from edl.master.shell import MasterShell, Surroundings
 from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
 from edl.tasks import Chores, Pauses, end
-from edl.types import Incarnation, Token
+from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.messages import Finish
 
@@ -46,6 +46,8 @@ class Candidate:
         self._events: asyncio.Queue[el.ElectionEvent] = asyncio.Queue()
         self._state = el.ElectionState()
         self._lease = Incarnation(0)
+        self._before: NodeId | None = None
+        """The last Master's node."""
         self._rule: asyncio.Task[None] | None = None
         self._campaigns = Chores(self._failed)
         self._campaign = 0
@@ -117,12 +119,13 @@ class Candidate:
                 self._campaigns.begin(self._stand(self._campaign, depose))
             case el.Rule(token):
                 await self._stop_ruling()
-                self.shell = MasterShell(self._around, token)
+                self.shell = MasterShell(self._around, token, self._before)
                 self._rule = asyncio.ensure_future(self._run_rule(self.shell, token))
             case el.StepDown(reason):
                 self._around.log(f"this node is no longer the Master: {reason}")
                 await self._stop_ruling()
             case el.Follow(ruler, token):
+                self._before = ruler.node
                 self._callbacks.follow(ruler, token)
 
     async def _run_rule(self, shell: MasterShell, token: Token) -> None:

@@ -19,19 +19,19 @@ thousand nodes which join do not push the cause of it out of the history."""
 _FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
 
 
-def folded(notes: Sequence[tuple[Note, int]]) -> list[tuple[Note, int]]:
-    """The same notes of one write, each with its round; many of a kind as one."""
-    counts = collections.Counter(note.kind for note, _ in notes)
+def folded(notes: Sequence[Note]) -> list[Note]:
+    """The same notes of one write; many of a kind as one."""
+    counts = collections.Counter(note.kind for note in notes)
     many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
-    found: list[tuple[Note, int]] = []
-    for note, number in notes:
+    found: list[Note] = []
+    for note in notes:
         if note.kind not in many:
-            found.append((note, number))
+            found.append(note)
             continue
-        named = [one.node for one, _ in notes if one.kind is note.kind]
+        named = [one.node for one in notes if one.kind is note.kind]
         if note.node == named[0]:
             some, more = ", ".join(named[:FOLDED]), len(named) - FOLDED
-            found.append((Note(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"), number))
+            found.append(Note(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The Master: one event in, a new state and effects out. No clock, no IO.
+"""The Master: events in, a new state and effects out. No clock, no IO.
 
 The contract with the shell: after each step write ``state.record`` if it changed (guarded by the fencing token), and
 only then run the effects in order. A write that is refused because of the token means that another Master rules: run
@@ -8,7 +8,7 @@ brought up to date, so nothing is ever waited for that was only sent once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
@@ -119,9 +119,16 @@ def _count_out_the_gone(turn: Turn) -> None:
 
 def step(state: MasterState, event: Event, now_s: float) -> Decision:
     """Take one event. Events about incarnations that are no longer current change nothing."""
+    return step_all(state, (event,), now_s)
+
+
+def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decision:
+    """Take events that have come together, in order, then decide once. Deciding looks at every node: doing it after
+    each of the events that a thousand nodes cause would cost the square of their number."""
     turn = Turn(state, now_s)
-    handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
-    handler(turn, event)
+    for event in events:
+        handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
+        handler(turn, event)
     _settle(turn)
     return turn.decision()
 

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from edl.config import JobSpec
 from edl.errors import FencedOut, ProtocolError, StoreError
@@ -21,8 +21,9 @@ from edl.master import service as sv
 from edl.master.guarded import GuardedStore
 from edl.master.hosting import Hosted, Hosting
 from edl.master.journal import KEPT, Journal, folded
-from edl.master.machine import absent, step, take_over
+from edl.master.machine import absent, step, step_all, take_over
 from edl.master.news import OVER, Asking, Companions, News
+from edl.master.probing import Probing, Refuses
 from edl.master.service import Service
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
@@ -70,10 +71,11 @@ from edl.wire.wishes import Granted, Wish
 T = TypeVar("T")
 _Incoming = ev.Event | Hosted | Asking | Exception
 
-PROBE_PAUSE_S = 0.05
-"""Between the first probe of a node and the next one; then longer and longer."""
-LONGEST_PROBE_PAUSE_S = 1.0
-PROBES_AT_ONCE = 64
+MOST_TOGETHER = 500
+"""Events that are taken at once: so many are worked on for some hundredths of a second."""
+RESTS = 4.0
+SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.05
+"""Pause before a decision, as a multiple of what the last one took, and its bounds: below, there is none."""
 TURN_S = 0.02
 """How long events are worked on before others on the event loop have a turn."""
 FAREWELL_TTL_S = 10.0
@@ -82,14 +84,6 @@ COMPANIONS_S = 15.0
 _order_numbers = itertools.count(1)
 MOST_GATHERED = 256
 """Effects of services that may wait for one another before they are carried out."""
-
-
-class Refuses(Protocol):
-    """Whether a host answers that nobody listens on a port."""
-
-    def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
-        """Ask. Silence counts as no."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +111,8 @@ class Surroundings:
 class MasterShell:
     """One rule, from election to stepping down. ``run`` ends when the job has concluded or the rule is lost."""
 
-    def __init__(self, around: Surroundings, token: Token) -> None:
+    def __init__(self, around: Surroundings, token: Token, before: NodeId | None = None) -> None:
+        """``before``: the node that ruled last, as far as this launcher knows."""
         self._around = around
         self._token = token
         self._guard = Guard(around.keys.master, token)
@@ -126,7 +121,7 @@ class MasterShell:
         self._held: _Incoming | None = None
         """Taken from the queue, and to be looked at after what is under way."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
-        self._probes = asyncio.Semaphore(PROBES_AT_ONCE)
+        self._probing = Probing(around.refuses, around.clock, before)
         self._chores = Chores(self._events.put_nowait)
         self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
@@ -138,6 +133,7 @@ class MasterShell:
         self.journal = Journal()
         self._news = News()
         self._companions = Companions(around.log)
+        self._rest_s = 0.0
         self._scaled = 0
         """Store revision of the size; 0: it has not been written yet."""
         self._asking: Asking | None = None
@@ -171,7 +167,8 @@ class MasterShell:
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
                         continue  # one write for many
                 else:
-                    await self._carry_out(*self._decisions(event))
+                    await self._rest()
+                    await self._carry_out(self._decide(event))
                 await self._serve()
                 self._news.tell()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
@@ -183,21 +180,27 @@ class MasterShell:
         event, self._held = self._held, None
         return event if event is not None else await self._events.get()
 
-    def _decisions(self, event: ev.Event | Asking) -> list[ev.Decision]:
-        """What this event leads to, and those that have come meanwhile: one write is enough for all, since nobody hears
-        of any before it. Not so with a wish: its answer tells the revision that it was written with."""
+    def _decide(self, event: ev.Event | Asking) -> ev.Decision:
+        """What this event leads to, and those that have come meanwhile: one decision and one write are enough for all,
+        since nobody hears of any before. A wish is taken by itself: its answer tells the revision it was written with.
+        """
         assert self._state is not None  # noqa: S101 - set by _take_over
-        now_s = self._around.clock.now_s()
-        decisions = [step(self._state, self._opened(event), now_s)]
-        while not self._events.empty() and self._around.clock.now_s() - now_s < TURN_S:
-            if self._asking is not None or decisions[-1].state.record.phase is Phase.ENDED:
-                break
+        events = [self._opened(event)]
+        while self._asking is None and len(events) < MOST_TOGETHER and not self._events.empty():
             following = self._events.get_nowait()
             if isinstance(following, (Hosted, Asking, Exception)):
                 self._held = following
                 break
-            decisions.append(step(decisions[-1].state, following, now_s))
-        return decisions
+            events.append(following)
+        began_s = self._around.clock.now_s()
+        decision = step_all(self._state, events, began_s)
+        self._rest_s = RESTS * (self._around.clock.now_s() - began_s)
+        return decision
+
+    async def _rest(self) -> None:
+        """Let events gather where deciding is costly: in a job of a thousand nodes, when all of them come at once."""
+        if self._rest_s >= SHORTEST_REST_S:
+            await asyncio.sleep(min(self._rest_s, LONGEST_REST_S))
 
     def _opened(self, event: ev.Event | Asking) -> ev.Event:
         """A wish is judged by what the store holds when its turn comes."""
@@ -237,30 +240,25 @@ class MasterShell:
                 return Record(Phase.ENDED, reason=outcome.reason, outcome=outcome)
         return None
 
-    async def _carry_out(self, *decisions: ev.Decision) -> None:
+    async def _carry_out(self, decision: ev.Decision) -> None:
         """Write what changed, then run the effects in order."""
-        notes = [
-            (effect, decision.state.record.round)
-            for decision in decisions
-            for effect in decision.effects
-            if isinstance(effect, ev.Note)
-        ]
-        wall_s, record = self._around.wall_clock_s(), decisions[-1].state.record
-        added = [self.journal.make(note, number, wall_s) for note, number in folded(notes)]
+        record = decision.state.record
+        notes = folded([effect for effect in decision.effects if isinstance(effect, ev.Note)])
+        wall_s = self._around.wall_clock_s()
+        added = [self.journal.make(note, record.round, wall_s) for note in notes]
         if record != self._stored or added:
             await self._write(record, added)
-        self._state = decisions[-1].state
+        self._state = decision.state
         self._stored = record
         self.journal.publish(added)
-        for decision in decisions:
-            wakes = []
-            for effect in decision.effects:
-                if isinstance(effect, ev.WakeAt):
-                    wakes.append(effect.at_s)
-                else:
-                    await self._run(effect, decision.state.record)
-            self._alarm.set(min(wakes, default=None))
-            self._hosting.follow(decision.state.record, self._around.clock.now_s())
+        wakes = []
+        for effect in decision.effects:
+            if isinstance(effect, ev.WakeAt):
+                wakes.append(effect.at_s)
+            else:
+                await self._run(effect, record)
+        self._alarm.set(min(wakes, default=None))
+        self._hosting.follow(record, self._around.clock.now_s())
 
     async def _run(self, effect: ev.Effect, record: Record) -> None:
         match effect:
@@ -396,17 +394,10 @@ class MasterShell:
             self._events.put_nowait(error)  # as above
 
     async def _probe(self, info: NodeInfo) -> None:
-        """Ask again and again while the node stays away: a dying process may accept for a moment longer."""
-        deadline_s = self._around.clock.now_s() + 2 * self._around.spec.timeouts.lease_ttl_s
-        pause_s = PROBE_PAUSE_S
-        while self._around.clock.now_s() < deadline_s and (info.node, info.incarnation) not in self._streams:
-            async with self._probes:
-                refused = await self._around.refuses(info.host, info.port)
-            if refused:
-                self._events.put_nowait(ev.NodeRefused(info.node, info.incarnation))
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_PROBE_PAUSE_S)
+        key = info.node, info.incarnation
+        limit_s = 2 * self._around.spec.timeouts.lease_ttl_s
+        if await self._probing.proves_gone(info, lambda: key not in self._streams, limit_s):
+            self._events.put_nowait(ev.NodeRefused(*key))
 
     async def _revoke(self, incarnation: Incarnation) -> None:
         with contextlib.suppress(StoreError):  # the lease ends by itself a little later

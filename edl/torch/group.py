@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 import threading
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, _unregister_all_process_groups
 from torch.distributed import distributed_c10d as c10d
 
-from edl.torch import nccl
+from edl.torch import devices, nccl
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
 from edl.torch.sockets import connections, deafen, hang_up, listeners, poke
@@ -56,8 +57,8 @@ class TorchGroup:
         self._aborted = threading.Event()
         self._moved = threading.Event()
         self._groups: list[Any] = []
-        self._stores: list[Any] = []
-        """torch's own, and those that gloo sees in its place."""
+        self._held: list[Any] = []
+        """torch's own store, those that gloo sees in its place, and gloo's devices."""
         self.watch = Collectives(self)
 
     # --- any thread ----------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class TorchGroup:
         seat = self.seat
         with _Forming(self):
             store = self._open_store()
-            self._stores.append(store)
+            self._held.append(store)
             hook = sys.excepthook
             try:
                 dist.init_process_group(
@@ -188,11 +189,11 @@ class TorchGroup:
         """Free its threads and descriptors."""
         with self._lock:
             groups, self._groups = self._groups, []
-            stores, self._stores = self._stores, []
+            held, self._held = self._held, []
         self.watch.forget()
         # The destructors wait for threads that look around every ten milliseconds; they release the GIL.
-        garbage: list[Any] = [groups, stores]
-        del groups, stores
+        garbage: list[Any] = [groups, held]
+        del groups, held
         _in_background(garbage.clear, waited_for=True)
 
 
@@ -234,7 +235,11 @@ class _NotingGloo(_Gloo):  # type: ignore[misc]
     def __init__(self, store: Any, *arguments: Any, **named: Any) -> None:
         if self.group is not None:
             store = NotingStore(store, self.group)
-            self.group._stores.append(store)  # C++ holds only its own half
+            self.group._held.append(store)  # C++ holds only its own half
+            if devices.needed(torch.__version__) and len(arguments) == 2 and set(named) == {"timeout"}:
+                options = devices.options(_Gloo, named.pop("timeout"), os.environ)  # noqa: TID251  torch's own settings
+                self.group._held.append(options)
+                arguments = (*arguments, options)
         super().__init__(store, *arguments, **named)
 
 

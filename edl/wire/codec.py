@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -172,18 +173,29 @@ def _member(kind: type[enum.Enum], value: str) -> enum.Enum:
 
 
 def _build(kind: Any, message: Any) -> Any:
-    values = [(getattr(message, name), read) for name, read in _readers(kind)]
-    return kind(*[value if read is None else read(value) for value, read in values])
+    fetch, reads = _plan(kind)
+    values = fetch(message)
+    if reads:
+        values = list(values)
+        for index, read in reads:
+            values[index] = read(values[index])
+    return kind(*values)
 
 
 _Reader = Callable[[Any], Any]
 
 
 @functools.cache
-def _readers(kind: Any) -> tuple[tuple[str, _Reader | None], ...]:
-    """How each field of a dataclass comes out of a message, in order; None: as it is. Looked up once for each kind: a
-    world of a thousand nodes has as many members."""
-    return tuple((field.name, _reader(hints(kind)[field.name])) for field in dataclasses.fields(kind))
+def _plan(kind: Any) -> tuple[Callable[[Any], Any], tuple[tuple[int, _Reader], ...]]:
+    """How a dataclass comes out of a message: what takes all its fields out, in order, and what is made of some of
+    them. Looked up once for each kind: a world of a thousand nodes has as many members."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    known = hints(kind)
+    found = [(index, read) for index, name in enumerate(names) if (read := _reader(known[name])) is not None]
+    several = (
+        operator.attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, one) for one in names]
+    )
+    return several, tuple(found)
 
 
 def _reader(hint: Any) -> _Reader | None:

@@ -37,6 +37,11 @@ class Secret:
         """By which the launchers of this job know one another; those of another job with this secret have another."""
         return self.derive(f"token of job {job}").hex()
 
+    def of_readers(self, job: JobId) -> str:
+        """By which this job's readers of data and its workers know one another. It opens nothing else: workers run
+        whatever the script loads, so they hold this and not the secret."""
+        return self.derive(f"readers of job {job}").hex()
+
     @property
     def fingerprint(self) -> str:
         """Tells secrets apart in messages, and nothing else about them."""

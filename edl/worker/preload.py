@@ -137,12 +137,23 @@ def plan(entry: Source, source_of: SourceOf, extra: tuple[str, ...] = ()) -> Pla
     return Plan(tuple(required), tuple(name for name in optional if name not in required))
 
 
+def imported(entry: Source, source_of: SourceOf) -> frozenset[str]:
+    """Names that the script and the user's modules it leads to import from outside."""
+    return frozenset(_all_imports(entry, source_of))
+
+
 def _framework(name: str) -> str:
     """The framework that importing this module brings in, or empty."""
     root = name.partition(".")[0]
     if root in FRAMEWORKS:
         return root
     return next((framework for key, framework in IMPLIED.items() if name == key or name.startswith(key + ".")), "")
+
+
+def is_library(name: str) -> bool:
+    """Whether a module belongs to a package that is known here, so that it is nobody's own."""
+    root = name.partition(".")[0]
+    return any(root == known.partition(".")[0] for known in (*FRAMEWORKS, *IMPLIED, *SAFE))
 
 
 def _is_safe(name: str) -> bool:

@@ -241,7 +241,16 @@ def _numpy_scalar(content: Any) -> Any:
     if not _NUMPY_SCALARS.fullmatch(kind):
         raise StateError(f"the structure of a snapshot holds a numpy scalar of {kind!r}, which this edl does not know")
     numpy = importlib.import_module("numpy")
-    return numpy.ndarray((), kind, base64.b64decode(data))[()]
+    dtype, content = numpy.dtype(kind), base64.b64decode(data)
+    if dtype.kind in "SU":  # taken out of an array, it would lose the NULs at its end
+        return _numpy_text(numpy, dtype, content[: dtype.itemsize])
+    return numpy.ndarray((), dtype, content)[()]
+
+
+def _numpy_text(numpy: Any, dtype: Any, content: bytes) -> Any:
+    if dtype.kind == "S":
+        return numpy.bytes_(content)
+    return numpy.str_(content.decode("utf-32-be" if dtype.str.startswith(">") else "utf-32-le", "surrogatepass"))
 
 
 _UNTAG: dict[str, Callable[[Any, Callable[[str, bool], Any]], Any]] = {

@@ -10,12 +10,13 @@ import sys
 import time
 import tokenize
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
 from edl.worker import linux
-from edl.worker.preload import FRAMEWORKS, Plan, Source, plan
+from edl.worker.preload import FRAMEWORKS, Plan, Source, imported, is_library, plan
+from edl.worker.search_path import added_folders
 
 
 class ImportFailed(Exception):
@@ -44,10 +45,32 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
     """What to import for this command. Raises ``ImportFailed`` when the script or module does not exist."""
     if kind == "program":
         return Plan(extra, ())
-    if kind == "module":
-        return _plan_module(target, extra)
     if kind == "call" and not os.path.exists(target):
         return plan(Source("", ""), lambda _: None, extra)
+    found = _find_module(target) if kind == "module" else _find_script(target)
+    return _without_namesakes(plan(found.entry, found.source_of, extra), found.folders, extra)
+
+
+def imported_by(kind: str, target: str) -> frozenset[str]:
+    """Names of modules from outside that a script or module imports; empty when it does not exist."""
+    try:
+        found = _find_module(target) if kind == "module" else _find_script(target)
+    except ImportFailed:
+        return frozenset()
+    return imported(found.entry, found.source_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A script or module, and the user's modules that it may import."""
+
+    entry: Source
+    source_of: Callable[[str], Source | None]
+    folders: list[str]
+    """Where the user's modules are found before libraries of the same name."""
+
+
+def _find_script(target: str) -> _Found:
     path = os.path.abspath(target)
     if os.path.isdir(path):
         entry_path, folder = os.path.join(path, "__main__.py"), path
@@ -56,11 +79,10 @@ def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> Plan:
     entry = _read(entry_path, "")
     if entry is None and not os.path.exists(path):
         raise ImportFailed(target, f"there is no file {path}", "")
-    found = plan(entry or Source("", ""), _Folder(folder), extra)
-    return _without_namesakes(found, folder, extra)
+    return _found(entry or Source("", ""), entry_path, _Folder(folder), folder)
 
 
-def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
+def _find_module(target: str) -> _Found:
     """Finds a module without importing the packages it is in."""
     search: list[str] | None = [os.getcwd(), *sys.path]
     parts = target.split(".")
@@ -78,15 +100,34 @@ def _plan_module(target: str, extra: tuple[str, ...]) -> Plan:
     entry = _read(path, package) or Source("", "")
     # Beside an installed package lie other people's; only the package itself counts as the user's.
     only = "" if root == os.getcwd() else parts[0]
-    return _without_namesakes(plan(entry, _Folder(root, only), extra), root if not only else os.getcwd(), extra)
+    return _found(entry, path, _Folder(root, only), root if not only else os.getcwd())
 
 
-def _without_namesakes(found: Plan, folder: str, extra: tuple[str, ...]) -> Plan:
-    """Leave out modules that the user's folder has its own version of."""
+def _found(entry: Source, path: str, own: _Folder, folder: str) -> _Found:
+    """``path``: of the entry; it may add folders to those that its modules are found in."""
+    added = added_folders(entry.text, path, os.getcwd())
+    beside = [_Folder(one.folder) for one in added]
+
+    def source_of(name: str) -> Source | None:
+        source = own(name)
+        # What is known as a library is one, also where the script adds a folder with libraries.
+        if source is None and not is_library(name):
+            source = next(filter(None, (one(name) for one in beside)), None)
+        return source
+
+    return _Found(entry, source_of, [folder, *(one.folder for one in added if one.first)])
+
+
+def _without_namesakes(found: Plan, folders: list[str], extra: tuple[str, ...]) -> Plan:
+    """Leave out modules that the user's folders have their own version of."""
 
     def is_kept(name: str) -> bool:
-        spec = PathFinder.find_spec(name.partition(".")[0], [folder])
-        return name in extra or name.startswith("edl.") or spec is None or spec.loader is None
+        root = name.partition(".")[0]
+        spec = PathFinder.find_spec(root, folders)
+        if name in extra or name.startswith("edl.") or spec is None or spec.loader is None:
+            return True
+        library = PathFinder.find_spec(root)
+        return library is not None and library.origin == spec.origin  # the folder is that of the libraries
 
     return Plan(tuple(filter(is_kept, found.required)), tuple(filter(is_kept, found.optional)))
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reas
 THEIRS, OURS = "paddle.distributed.launch", "edl.launch"
 ADDITIONS = re.compile(r"EDL_|TORCH|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|ROLE_NAME$|MASTER_(ADDR|PORT)$")
 """What else every worker of ours is told: docs/environment.md."""
-PADDLES = {"PADDLE_MASTER_ENDPOINT", "PADDLE_WORKER_ENDPOINT", "TRAINING_ROLE"}
+PADDLES = {"PADDLE_MASTER_ENDPOINT", "PADDLE_WORKER_ENDPOINT"}
 """Paddle's own in other modes; ours are there in all."""
 LEFT_OUT = {"CUSTOM_DEVICE_ROOT"}
 """Paddle sets it, to nothing, where it is imported; its launcher imports it, ours does not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import os
@@ -12,75 +13,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from edl.adapters.etcd import EtcdStore, EtcdTls
+from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
-from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
 from edl.adapters.host_notes import socket_folder
-from edl.errors import PortInUse, SettingError, StoreError, StoreRefused, StoreUnavailable
+from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import Put
+from tests.process.etcd_bench import ROOT, keys_seen, kill, persistently, run, start, three_members
 from tests.process.harness import free_endpoints, lone_member
-
-LIMIT_S = 40.0
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(body: Coroutine[Any, Any, None]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(body, LIMIT_S)
-
-    asyncio.run(main())
-
-
-async def start(endpoints: list[str], folder: Path) -> EtcdMember:
-    member = await start_local_member(endpoints, folder)
-    assert member is not None
-    return member
-
-
-@contextlib.asynccontextmanager
-async def three_members(folder: Path) -> AsyncIterator[tuple[list[str], list[EtcdMember]]]:
-    endpoints = free_endpoints(3)
-    members = [await start(endpoints, folder) for _ in endpoints]
-    try:
-        assert [member.endpoint for member in members] == endpoints
-        await asyncio.gather(*(member.wait_ready(15) for member in members))
-        yield endpoints, members
-    finally:
-        for member in members:
-            kill(member)
-        await asyncio.gather(*(member.stop(0) for member in members))
-
-
-def kill(member: EtcdMember, number: signal.Signals = signal.SIGKILL) -> None:
-    if member.running and member.pid is not None:
-        os.kill(member.pid, number)
-
-
-async def persistently(call: Callable[[], Awaitable[Any]]) -> Any:
-    """As a caller does it that may repeat: until the store answers."""
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            await asyncio.sleep(0.02)
-
-
-async def keys_seen(store: EtcdStore, prefix: str, after: int, last: str) -> list[str]:
-    seen = []
-    async for change in store.watch(prefix, after):
-        seen.append(change.entry.key.removeprefix(prefix))
-        if seen[-1] == last:
-            break
-    return seen
 
 
 def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path) -> None:
@@ -213,6 +159,18 @@ def test_launchers_that_start_together_share_the_members_out(tmp_path: Path) -> 
             await asyncio.gather(*(member.wait_ready(15) for member in members))
         finally:
             await asyncio.gather(*(member.stop(0) for member in members))
+
+    run(body())
+
+
+def test_no_name_that_others_can_take_keeps_a_member_from_starting(tmp_path: Path) -> None:
+    async def body() -> None:
+        endpoints = free_endpoints(1)
+        port = plan_members(endpoints)[0].client_port
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            stranger.bind(f"\0edl-etcd-{port}")
+            member = await start(endpoints, tmp_path)
+            await member.stop(0)
 
     run(body())
 
@@ -384,118 +342,6 @@ def test_an_etcd_that_does_not_start_says_why(tmp_path: Path) -> None:
     run(body())
 
 
-# --- credentials -----------------------------------------------------------------------------------------------------
-
-
-async def enable_login(member: EtcdMember, password: str) -> None:
-    store = EtcdStore([member.endpoint])
-    await store.write([Put("/j/a", b"1")])
-    auth = rpc_pb2_grpc.AuthStub((await store._connections.pick(None)).channel)
-    await auth.UserAdd(rpc_pb2.AuthUserAddRequest(name="root", password=password))
-    await auth.RoleAdd(rpc_pb2.AuthRoleAddRequest(name="root"))
-    await auth.UserGrantRole(rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
-    await auth.AuthEnable(rpc_pb2.AuthEnableRequest())
-    await store.close()
-
-
-def test_login_by_user_and_password(tmp_path: Path) -> None:
-    async def body() -> None:
-        member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint], user="root", password="right")
-        await store.read("/j/")  # a user is no harm where none is needed
-        await enable_login(member, "right")
-        after = (await store.read("/j/")).revision
-        watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "2"))
-        await store.write([Put("/j/1", b"")])
-        assert await store.renew_lease(await store.grant_lease(5)) == 5.0
-        kill(member)  # which forgets the tokens it gave out
-        await member.wait_exit()
-        member.start()
-        await persistently(lambda: store.write([Put("/j/2", b"")]))
-        assert await watch == ["1", "2"]
-        await store.close()
-        await member.stop(0)
-
-    run(body())
-
-
-@pytest.mark.parametrize(("user", "password"), [("root", "wrong"), ("nobody", "right"), (None, None)])
-def test_wrong_credentials_are_refused_at_once(tmp_path: Path, user: str | None, password: str | None) -> None:
-    async def body() -> None:
-        member = await lone_member(tmp_path)
-        await enable_login(member, "right")
-        store = EtcdStore([member.endpoint], user=user, password=password)
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: store.read("/j/"),
-            lambda: store.write([Put("/j/a", b"")]),
-            lambda: keys_seen(store, "/j/", 1, "never"),
-        ]
-        for call in calls:
-            with pytest.raises(StoreRefused, match="Check the user name and password"):
-                await asyncio.wait_for(call(), 3)
-        await store.close()
-        await member.stop(0)
-
-    run(body())
-
-
-def make_certificate(folder: Path, name: str) -> tuple[str, str]:
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    return str(certificate), str(key)
-
-
-def test_tls(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path, "right")
-    other, _ = make_certificate(tmp_path, "other")
-    endpoint, peer = free_endpoints(2)
-    urls = [f"--listen-client-urls=https://{endpoint}", f"--advertise-client-urls=https://{endpoint}"]
-    urls += [f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"]
-    flags = [f"--initial-cluster=default=http://{peer}", f"--cert-file={certificate}", f"--key-file={key}"]
-    flags += [f"--data-dir={tmp_path / 'data'}", "--log-level=error", "--unsafe-no-fsync"]
-    etcd = subprocess.Popen([find_binary(), *urls, *flags], stderr=subprocess.DEVNULL)
-
-    async def body() -> None:
-        store = EtcdStore([endpoint], tls=EtcdTls(certificate))
-        await persistently(lambda: store.write([Put("/j/a", b"")]))
-        await store.close()
-        store = EtcdStore([endpoint], tls=EtcdTls(other), request_timeout_s=0.5)
-        with pytest.raises(StoreRefused, match="no TLS connection"):
-            await store.read("/j/")
-        await store.close()
-        store = EtcdStore([endpoint], tls=EtcdTls(str(tmp_path / "missing.pem")))
-        with pytest.raises(StoreRefused, match=r"cannot read the CA file .*missing\.pem"):
-            await store.read("/j/")
-        store = EtcdStore([endpoint], request_timeout_s=0.5)
-        with pytest.raises(StoreUnavailable):
-            await store.read("/j/")
-        await store.close()
-
-    try:
-        run(body())
-    finally:
-        etcd.kill()
-        etcd.wait()
-
-
-def test_tls_against_an_etcd_without_is_named(tmp_path: Path) -> None:
-    certificate, _ = make_certificate(tmp_path, "right")
-
-    async def body() -> None:
-        member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint], request_timeout_s=1.0, tls=EtcdTls(certificate))
-        try:
-            with pytest.raises(StoreUnavailable, match="Something answers there, and not in TLS"):
-                await store.read("a")
-        finally:
-            await store.close()
-            await member.stop()
-
-    run(body())
-
-
 # --- plan and binary, which need no process --------------------------------------------------------------------------
 
 
@@ -540,6 +386,21 @@ def test_a_real_etcd_on_the_path_is_preferred_and_a_script_is_not(tmp_path: Path
         (folder / "etcd").chmod(0o755)
     assert find_binary([str(script), str(real)]) == str(real / "etcd")
     assert find_binary([str(script)]).endswith("etcdbin/etcd")
+
+
+def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel tells it to all but root."""
+    searched = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return searched(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert find_binary([str(tmp_path / "closed")]).endswith("etcdbin/etcd")
 
 
 def test_members_compare_their_data_before_they_serve_and_an_etcd_with_a_known_flaw_is_named(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreUnavailable
 from edl.ports import ModifiedAt, Put
+from tests.process.etcd_bench import kill, run
 from tests.process.harness import lone_member
-from tests.process.test_etcd_members import kill, run
 
 
 def test_an_etcd_of_others_that_has_taken_the_port_of_a_member_is_not_believed(tmp_path: Path) -> None:

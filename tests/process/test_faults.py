@@ -15,6 +15,8 @@ import pytest
 from edl.exit_codes import ExitCode
 from tests.process.harness import ROOT, Job, OutsideEtcd, alive, stopped, until
 
+BUSY = ROOT / "tests" / "process" / "busy"
+
 
 @pytest.fixture
 def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
@@ -315,6 +317,23 @@ def test_a_frozen_launchers_workers_end_before_there_is_a_world_without_it(job: 
     after = job.wait_world(2, after=without.round)
     assert after.nodes[1] == frozen
     assert job.status()["restarts_used"] == 0
+
+
+@pytest.mark.parametrize("which", ["the Master's node", "another node"])
+def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: Job, which: str) -> None:
+    """Its event loop stands still for a lease and a half; renewals come from a thread meanwhile."""
+    job.options = ("--lease-ttl=3",)
+    job.environment = {"EDL_TEST_BUSY_S": "4.5", "PYTHONPATH": f"{BUSY}:{ROOT}"}
+    job.start("a", "b")
+    before = job.wait_world(2)
+    master = job.status()["master"]
+    busy = master if which == "the Master's node" else next(node for node in job.nodes if node != master)
+    job.nodes[busy].process.send_signal(signal.SIGRTMIN)
+    job.nodes[busy].says("its lease has been renewed beside it")
+    job.nodes[busy].says("this launcher was busy for")
+    assert job.wait_steps(3) == before
+    assert job.status()["master"] == master
+    assert kinds(job).count("world-formed") == 1
 
 
 def nursery_of(job: Job, node: str) -> int:

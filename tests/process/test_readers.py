@@ -280,7 +280,9 @@ def processes(count: int) -> Iterator[tuple[Pool, list[Process]]]:
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> ShardRef:
     path = tmp_path_factory.mktemp("data") / "numbers.ipc"
-    table = pa.table({"id": pa.array(range(RECORDS), pa.int64())})
+    # More than sockets hold between a reader and its trainer: a reader is not through before it has been asked on.
+    padding = pa.FixedSizeBinaryArray.from_buffers(pa.binary(64), RECORDS, [None, pa.py_buffer(bytes(64 * RECORDS))])
+    table = pa.table({"id": pa.array(range(RECORDS), pa.int64()), "padding": padding})
     with ipc.new_file(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=100_000)
     return ShardRef(0, str(path), 0, RECORDS, RECORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -180,6 +181,9 @@ def test_how_a_job_ended_can_be_asked_for_a_while(tmp_path: Path, etcd: OutsideE
         done = job.cli("status")
         assert "has ended with exit code 1" in done.stderr
         assert job.cli("status").returncode != 0
+        events = (job.nodes["a"].folder / f"{job.name}_a" / "events.jsonl").read_text().splitlines()
+        kinds = [json.loads(line)["kind"] for line in events]
+        assert "worker-failed" in kinds and kinds[-1] == "job-ended", "what led to it is still there"
 
 
 def test_two_jobs_share_one_etcd(tmp_path: Path, etcd: OutsideEtcd) -> None:

@@ -48,10 +48,10 @@ class Member:
         return answer
 
     def idle(self) -> bool:
-        self.tell(do="sizes")
         try:
+            self.tell(do="sizes")
             return "threads" in self.hear(5)
-        except queue.Empty:
+        except (queue.Empty, OSError):  # it is busy, or dead
             return False
 
     def end(self) -> None:

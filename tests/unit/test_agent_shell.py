@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import signal
 import subprocess
@@ -21,6 +20,8 @@ from edl.agent.state import AgentState, Outcome
 from edl.agent.workers import WorkerGroup
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
+from edl.tasks import end
+from edl.testing.clock import FakeClock
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import NodeInfo
 
@@ -171,6 +172,48 @@ def test_the_nursery_is_told_of_each_renewal_also_while_the_agent_waits() -> Non
     play(scene())
 
 
+@pytest.mark.parametrize(("lasted_s", "pauses"), [(0.0, [0.05, 0.1, 0.2, 0.4, 0.8]), (10.0, [0.05] * 5)])
+def test_a_master_that_hangs_up_is_called_at_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch, lasted_s: float, pauses: list[float]
+) -> None:
+    """Unless the call has lasted."""
+
+    async def scene() -> None:
+        shell, clock = shell_of(Stuck()), FakeClock()
+        paused: list[float] = []
+        called_often = asyncio.Event()
+
+        class Cut:
+            async def run(self, opened: Callable[[], None], heard: object) -> str:
+                opened()
+                clock.advance(lasted_s)
+                return "cut"
+
+            def send(self, message: object) -> None:
+                pass
+
+        async def refuses(host: str, port: int) -> bool:
+            return False
+
+        async def pause(seconds: float) -> None:
+            paused.append(seconds)
+            if len(paused) == len(pauses):
+                called_often.set()
+                await asyncio.Event().wait()
+
+        around = dataclasses.replace(shell._around, clock=clock, connect=lambda host, port: Cut(), refuses=refuses)
+        monkeypatch.setattr(shell, "_around", around)
+        monkeypatch.setattr(asyncio, "sleep", pause)
+        staying = asyncio.ensure_future(shell._stay_attached())
+        shell.follow("host-m", 7, Token(3))
+        await called_often.wait()
+        assert paused == pauses
+        await end(staying)
+        shell._desk.close()
+
+    play(scene())
+
+
 def test_killed_workers_come_to_the_machine_in_their_own_words() -> None:
     async def scene() -> None:
         shell = shell_of(Stuck())
@@ -193,47 +236,3 @@ def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 7
     assert done.stderr == "edl: a thread still waits, maybe for a file system that hangs: exit status 7\n"
-
-
-class Unheard:
-    """A stream to a Master that takes some calls and not others."""
-
-    def __init__(self, takes: bool) -> None:
-        self._takes = takes
-
-    async def run(self, opened: Callable[[], None], heard: object) -> str:
-        if self._takes:
-            opened()
-        return ""
-
-
-def test_a_master_that_takes_no_stream_is_called_at_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes call a new Master at once; one that has been reached is called again at once."""
-    monkeypatch.setattr(shell_module, "RECONNECT_PAUSE_S", 0.001)
-    monkeypatch.setattr(shell_module, "LONGEST_PAUSE_S", 0.004)
-    takes = iter([False, False, False, False, True, False])
-    pauses: list[float] = []
-
-    async def scene() -> None:
-        shell, over = shell_of(Stuck()), asyncio.Event()
-
-        def connect(host: str, port: int) -> Any:
-            pauses.append(shell._pause_s)
-            if (taken := next(takes, None)) is None:
-                over.set()
-            return Unheard(bool(taken))
-
-        async def refuses(host: str, port: int) -> bool:
-            return False
-
-        shell._around = dataclasses.replace(shell._around, connect=connect, refuses=refuses)
-        attached = asyncio.ensure_future(shell._stay_attached())
-        shell.follow("host-b", 1, Token(1))
-        await over.wait()
-        attached.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await attached
-        shell._desk.close()
-
-    play(scene())
-    assert pauses[:7] == [0.001, 0.002, 0.004, 0.004, 0.004, 0.002, 0.004]

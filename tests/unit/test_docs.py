@@ -13,9 +13,9 @@ import edl.paddle
 import edl.torch
 from edl.agent.environment import Local, LocalPaths, worker_environment
 from edl.agent.marker import MARKER_FILE, OWNER_FILE
-from edl.agent.paddle_environment import KINDS, shortened
+from edl.agent.paddle_environment import KINDS, ScriptPlaces, shortened
 from edl.agent.switches import NAMES
-from edl.config import JobSpec, LrRule, NodeRange, VerifyRules
+from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
 from edl.launch.cli import launcher_options
 from edl.launch.data_option import data_sets
 from edl.launch.pservers import environment_of
@@ -132,6 +132,10 @@ def worker_variables() -> set[str]:
         for kind in KINDS:
             around = Local(gpus, paddle=kind)
             found |= set(worker_environment({}, spec, world, NodeId("a"), 0, LocalPaths("error.json", "logs"), around))
+    script = JobSpec(JobId("job"), NodeRange(1, 1), script_servers=ScriptServers(1))
+    for local_rank in range(2):
+        around = Local(scripts=ScriptPlaces(1))
+        found |= set(worker_environment({}, script, world, NodeId("a"), local_rank, LocalPaths("e", "l"), around))
     return found | set(shortened({}, "backup_env.json"))
 
 

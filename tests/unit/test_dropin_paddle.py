@@ -84,7 +84,8 @@ def test_every_option_of_either_launcher_is_in_the_table(theirs: list[Theirs]) -
     accelerated = {"--selected_gpus", "--selected_xpus"}  # only builds for them have these
     spelt = {"--gpus", "--npus", "--xpus"}  # aliases
     assert sorted(there - set(known)) == []
-    assert sorted(set(known) - there - accelerated - spelt) == []
+    passed_over = {"--hosts"}  # no option there, and no reason not to run
+    assert sorted(set(known) - there - accelerated - spelt - passed_over) == []
     assert len(there) > 45
 
 
@@ -170,10 +171,10 @@ def test_wrong_types_are_refused_by_name() -> None:
     for option, value in kinds.items():
         with pytest.raises(click.BadParameter) as refused:
             tell(f"{option}={value}")
-        assert option.replace("_", "-") in refused.value.format_message()
+        assert option in refused.value.format_message().replace("--", "\0").replace("-", "_").replace("\0", "--")
         assert value in refused.value.format_message()
     with pytest.raises(click.NoSuchOption):
-        tell("--hosts=a")
+        tell("--cluster_node_ips=a")
 
 
 def test_the_page_lists_every_option_and_variable() -> None:
@@ -193,5 +194,6 @@ def test_the_program_names_what_differs(theirs: list[Theirs], capsys: pytest.Cap
     print(text)
     assert "MISSING" not in text
     exceptions = [line.split()[0] for line in text.partition("and why:\n")[2].splitlines()]
-    assert sorted(exceptions) == sorted(row.option for row in PADDLE_ROWS if row.exception)
+    of_theirs = {spelling for one in theirs for spelling in one.spellings}
+    assert sorted(exceptions) == sorted(row.option for row in PADDLE_ROWS if row.exception and row.option in of_theirs)
     assert "--rank" not in exceptions

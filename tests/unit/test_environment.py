@@ -163,7 +163,6 @@ class TestPaddle:
             "PADDLE_WORKER_ENDPOINT": "10.0.0.3:302",
             "PADDLE_LOG_DIR": "/logs/2/1",
             "PADDLE_DISTRI_BACKEND": "gloo",
-            "TRAINING_ROLE": "TRAINER",
         }
 
     def test_every_worker_has_its_own_endpoint_apart_from_the_masters(self) -> None:

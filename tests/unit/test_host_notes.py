@@ -12,7 +12,8 @@ from edl.adapters import etcd_plan, host_notes
 from edl.adapters.etcd_plan import SocketPlan, parse_endpoints, plan_members
 from edl.adapters.host_notes import runtime_folder, socket_folder
 from edl.errors import SettingError
-from edl.launch.reach import address_towards
+from edl.launch.reach import address_towards, etcd_store
+from edl.launch.settings import Backend, StoreSettings
 
 
 @pytest.fixture
@@ -65,3 +66,21 @@ def test_the_endpoint_of_a_socket(tmp_path: Path) -> None:
     assert parse_endpoints(f"{endpoint},h:1") == (endpoint, "h:1")
     assert plan_members([endpoint]) == ()
     assert address_towards(endpoint) == "127.0.0.1"
+
+
+def test_a_store_at_somebody_elses_socket_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not there yet may come."""
+    wanted = StoreSettings(Backend.EMBEDDED)
+    etcd_store(wanted, [f"unix:{tmp_path}/later"])
+    (tmp_path / "client").touch()
+    etcd_store(wanted, [f"unix:{tmp_path}/client"])
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    with pytest.raises(SettingError, match=r"--rdzv-endpoint=unix:.*/client: belongs to another user"):
+        etcd_store(wanted, [f"unix:{tmp_path}/client"])
+
+    def closed(path: object) -> os.stat_result:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "stat", closed)
+    with pytest.raises(SettingError, match=r"user .* may not connect to it"):
+        etcd_store(wanted, [f"unix:{tmp_path}/client"])

@@ -1,9 +1,21 @@
-"""How a launcher's process ends when its work is done."""
+"""What a launcher does about a store that keeps ending, a disk that hangs, and a signal at the very end."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edl.agent.state import Outcome
+from edl.errors import StoreError
+from edl.launch import launcher as launcher_module
+from edl.launch.launcher import Launcher, Parts
+from edl.testing.clock import FakeClock
 
 PROGRAM = """
 import asyncio, atexit, os, signal
@@ -23,3 +35,68 @@ program._to_the_end(work())
 def test_a_signal_after_the_end_does_not_change_the_status() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (100, "", "")
+
+
+def test_a_report_on_a_disk_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    thawed = threading.Event()
+
+    def keep(*_: Any) -> None:
+        thawed.wait()
+
+    reporter = SimpleNamespace(keep=keep, folder="/logs")
+    parts = SimpleNamespace(reporter=reporter, candidate=SimpleNamespace(shell=None), log=said.append)
+    monkeypatch.setattr(launcher_module, "REPORT_S", 0.0)
+
+    async def scene() -> None:
+        await Launcher(cast(Parts, parts))._report(1, Outcome(1, "failed"))
+        thawed.set()
+
+    asyncio.run(scene())
+    assert said == ["/logs does not answer: not waiting for the report that goes there"]
+
+
+class Ending:
+    """An etcd that ends as soon as it runs, when it can be started at all."""
+
+    def __init__(self, starts: bool) -> None:
+        self._starts = starts
+
+    async def wait_exit(self) -> int:
+        return 1
+
+    def start(self) -> None:
+        if not self._starts:
+            raise StoreError("no etcd to start")
+
+    def failure(self) -> StoreError:
+        return StoreError("etcd member a ended with status 1")
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [(True, "the embedded etcd keeps ending: etcd member a"), (False, "the embedded etcd does not start: no etcd")],
+)
+def test_a_store_that_keeps_ending_is_started_at_growing_pauses_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, starts: bool, said: str
+) -> None:
+    lines: list[str] = []
+    paused: list[float] = []
+    clock = FakeClock()
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+        clock.advance(seconds)
+        if len(paused) == 7:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    parts = SimpleNamespace(member=Ending(starts), clock=clock, log=lines.append)
+
+    async def scene() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await Launcher(cast(Parts, parts))._keep_member()
+
+    asyncio.run(scene())
+    assert paused == [1, 2, 4, 8, 16, 30, 30]
+    assert any(line.startswith(said) for line in lines), lines

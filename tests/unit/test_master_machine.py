@@ -40,7 +40,7 @@ class Rule:
         present: str = "",
         hyper: HyperPolicy | None = None,
     ) -> None:
-        timeouts = Timeouts(recover_s=10.0, shutdown_s=1.0, lease_ttl_s=3.0, restart_s=0.0)
+        timeouts = Timeouts(10.0, shutdown_s=1.0, lease_ttl_s=3.0, restart_s=0.0, warming_s=40.0, loading_s=90.0)
         self.spec = JobSpec(JobId("job"), bounds, restarts, level, timeouts, hyper=hyper or HyperPolicy())
         self.now_s = 100.0
         decision = take_over(self.spec, record, [info(name) for name in present], self.now_s)
@@ -129,10 +129,10 @@ def test_first_world_waits_for_a_node_that_warms_up() -> None:
     rule.feed(ev.NodeRegistered(info("b")))
     rule.attach("b")
     rule.join("a")
-    rule.wait(60.0)
+    rule.wait(39.0)
     assert rule.reason == "waiting for the first nodes; waiting for b"
-    rule.wait(60.0)
-    rule.wait(1.0)
+    rule.wait(1.0)  # --warming-timeout
+    rule.wait(1.0)  # --join-grace
     assert rule.members == "a"
 
 

@@ -62,7 +62,13 @@ def test_backends() -> None:
 
 def test_a_trainer_has_no_gloo_that_nobody_would_serve() -> None:
     assert trainer("[fd00::1]:7") == {
-        **{"PADDLE_ROLE": "TRAINER", "POD_IP": "fd00::1", "PADDLE_PORT": "7", "PADDLE_WITH_GLOO": "0"}
+        **{
+            "PADDLE_ROLE": "TRAINER",
+            "TRAINING_ROLE": "TRAINER",
+            "POD_IP": "fd00::1",
+            "PADDLE_PORT": "7",
+            "PADDLE_WITH_GLOO": "0",
+        }
     }
 
 

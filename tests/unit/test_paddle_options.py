@@ -102,7 +102,8 @@ class TestDialect:
     def test_gives_each_gpu_that_paddle_can_use_a_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paddle_options, "paddle_devices", lambda: (GPU, 4))
         assert read("--dialect=paddle").slots == 4
-        assert read("--dialect=paddle", "--run_mode=ps").slots == 1
+        assert read("--dialect=paddle", "--run_mode=ps").slots == 2
+        assert read("--dialect=paddle", "--run_mode=ps", "--pservers=edl").slots == 1
 
     def test_takes_other_scripts_for_programs(self, folder: Path) -> None:
         (folder / "train.sh").write_text("#!/bin/sh\n")
@@ -157,7 +158,10 @@ class TestOptions:
         lists = ["--servers=203.0.113.1:6170,203.0.113.2:6170", "--workers=203.0.113.1:6171,203.0.113.2:6171"]
         settings = read(*lists, "--host=203.0.113.2")
         assert settings.store.endpoints == ("203.0.113.1:6767",)
-        assert (settings.slots, settings.servers.count, settings.spec.nodes) == (1, 1, NodeRange(2, 2))
+        assert (settings.slots, settings.servers.count, settings.spec.nodes) == (2, 0, NodeRange(2, 2))
+        assert settings.scripts.addresses == ("203.0.113.2:6170", "203.0.113.2:6171")
+        ours = read(*lists, "--host=203.0.113.2", "--pservers=edl")
+        assert (ours.slots, ours.servers.count, ours.spec.nodes) == (1, 1, NodeRange(2, 2))
         assert read(*lists, "--host=203.0.113.2", "--gloo_port=7").store.endpoints == ("203.0.113.1:7",)
         assert read(*lists, "--host=203.0.113.2", "--master=h:9").store.endpoints == ("h:9",)
         assert read("--servers=127.0.0.1:6170", "--workers=127.0.0.1:6171").store.endpoints == ()
@@ -287,7 +291,9 @@ class TestVariables:
         assert told.environment == {"PADDLE_AUTO_CLUSTER": "1"}
         servers = {"PADDLE_SERVER_NUM": "2", "PADDLE_TRAINER_NUM": "3", "PADDLE_RUN_MODE": "ps"}
         settings = read(env=servers)
-        assert (settings.servers.count, settings.slots, settings.spec.independent) == (2, 3, True)
+        assert (settings.servers.count, settings.slots, settings.spec.script_servers.each) == (0, 5, 2)
+        ours = read("--pservers=edl", env=servers)
+        assert (ours.servers.count, ours.slots, ours.spec.independent) == (2, 3, True)
         lists = {
             "PADDLE_SERVERS_ENDPOINTS": "203.0.113.1:1,203.0.113.2:1",
             "PADDLE_TRAINERS_ENDPOINTS": "203.0.113.2:2",

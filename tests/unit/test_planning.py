@@ -288,6 +288,20 @@ def test_the_checkpoint_is_read_by_one_node_before_the_world_forms() -> None:
     assert (order.world.restore, order.world.era) == (Version(2, 30), 3)
 
 
+def test_a_node_that_reads_for_longer_than_it_may_is_replaced_by_another() -> None:
+    rule = Aware(NodeRange(1, 2))
+    for name in "ab":
+        rule.feed(ev.NodeRegistered(info(name)))
+        rule.attach(name)
+    for name in "ab":
+        rule.parked(name, stored=Version(2, 30), seen=0)
+    rule.wait(89.0)
+    assert rule.reason == "waiting for the first nodes; waiting for a"
+    rule.wait(1.0)  # --loading-timeout
+    rule.wait(1.0)  # --join-grace
+    assert {name: type(message) for name, message in rule.told().items()} == {"b": LoadState}
+
+
 @pytest.mark.parametrize("level", FaultTolerance)
 def test_a_plain_script_is_never_asked_to_hold(level: FaultTolerance) -> None:
     rule = Aware(NodeRange(1, 3), level)

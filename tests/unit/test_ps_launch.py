@@ -18,7 +18,7 @@ from edl.errors import SettingError, UsageError, WorkerStartError
 from edl.launch import __main__ as program
 from edl.launch import helpers as helping
 from edl.launch import pservers
-from edl.launch.cli import pserver_settings_from, serves_only, settings_from, with_both_spellings
+from edl.launch.cli import pserver_settings_from, serves_only
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import Helpers, Kit
 from edl.launch.ps_options import training_of
@@ -30,17 +30,16 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from ps.spec import Mode, Replication, Training
+from tests.unit import launching
 
 STORE, JOB = "--rdzv-endpoint=h:2379", "--rdzv-id=j"
 
 
-def read(tmp_path: Path, *arguments: str) -> LaunchSettings:
-    (tmp_path / "train.py").write_text("")
-    context = program.run.make_context(
-        "edl-run", with_both_spellings([f"--log-dir={tmp_path}", *arguments, str(tmp_path / "train.py")])
-    )
-    options = dict(context.params)
-    return settings_from(options, options.pop("script"), options.pop("arguments"))
+def read(tmp_path: Path, *arguments: str, source: str = "import edl.torch.ps as ps\n") -> LaunchSettings:
+    """Of a script that uses pservers of edl's own, unless ``source`` says otherwise."""
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    return launching.read(f"--log-dir={tmp_path}", *arguments, str(script))
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -140,8 +139,8 @@ def test_a_launcher_of_pservers_alone() -> None:
         (["--servers=h:1,h:1"], "--servers=h:1: is named twice"),
         (["--trainers=1:3", "--nproc-per-node=2"], "cannot be split into nodes of 2 trainers each .* --trainers=2:2"),
         (["--trainers=2:4", "--nnodes=1:2"], "is 2:4 nodes, and --nnodes=1:2 says otherwise"),
-        (["--trainer_num=0"], "--trainer-num=0: must be a number from 1 to 256"),
-        (["--trainer_num=2", "--nproc-per-node=3"], "--trainer-num=2: --nproc-per-node=3 says the same otherwise"),
+        (["--trainer_num=0"], "--trainer_num=0: must be a number from 1 to 256"),
+        (["--trainer_num=2", "--nproc-per-node=3"], "--trainer_num=2: --nproc-per-node=3 says the same otherwise"),
         (["--servers-per-node=x"], "--servers-per-node=x: must be a number from 0 to 256"),
         (["--trainers=192.0.2.1:1", "--servers=192.0.2.1:2"], "names an address of this host"),
         (["--run-mode=ps", "--staleness=-1"], "--staleness=-1: must be a whole number"),

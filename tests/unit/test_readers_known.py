@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from data_service.machine import LeaseMachine
 from data_service.manifest import ManifestBuilder
 from data_service.readers_known import ReadersKnown
@@ -85,6 +87,16 @@ def test_a_worker_hears_once_however_many_data_sets_it_opens() -> None:
     job.open(A)
     assert job.open(A, "other") == [(A, ["a-1"])]  # it opens: words may have been lost
     assert job.key(key(SECOND)) == [(A, ["a-1", "b-1"])]
+
+
+@pytest.mark.parametrize("authority", ["", "of the readers"])
+def test_workers_hear_by_what_to_know_the_readers_of_a_job_with_a_secret(authority: str) -> None:
+    known = ReadersKnown(authority)
+    known.changed(key(FIRST))
+    (told,) = known.tell({A})
+    assert isinstance(told, Tell)
+    assert decode(told.body) == Readers((FIRST,), authority)
+    assert "of the readers" not in repr(decode(told.body))
 
 
 def test_a_job_without_readers_hears_nothing() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from edl.launch.reporting import Reporter
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure
+from edl.wire.status import JournalEntry
 
 
 def failure(error_file: str = "") -> Failure:
@@ -53,4 +54,15 @@ def test_a_report_that_cannot_be_written_costs_a_line_each(tmp_path: Path) -> No
     reporter = Reporter("job", str(tmp_path / "taken"), str(tmp_path / "taken" / "x"), said.append)
     reporter.keep(1, "r", [failure()])
     assert len(said) == 2
-    assert all("cannot write the error report" in line for line in said)
+    assert all("cannot write " in line for line in said)
+
+
+def test_the_history_that_goes_from_the_store_stays_in_the_folder(tmp_path: Path) -> None:
+    reporter = Reporter("job", str(tmp_path), "", print)
+    history = [JournalEntry(n, 7.0, "node-lost", f"line {n}", "a", 1) for n in (1, 2)]
+    reporter.keep(0, "done", [], history)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in lines] == ["line 1", "line 2"]
+    assert set(lines[0]) == {"number", "at_s", "kind", "text", "node", "round"}
+    Reporter("job", "", "", print).keep(0, "done", [], history)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]

@@ -30,7 +30,8 @@ def kept(path: Path, text: str = "s" * 32, mode: int = 0o600) -> str:
 
 def test_each_use_and_each_job_has_a_key_of_its_own() -> None:
     keys = {MINE.token(JOB), MINE.token(JobId("job2")), OTHER.token(JOB), MINE.derive("x").hex(), MINE.fingerprint}
-    assert len(keys) == 5 and MINE.token(JOB) == Secret(b"m" * 32).token(JOB)
+    keys |= {MINE.of_readers(JOB), MINE.of_readers(JobId("job2")), OTHER.of_readers(JOB)}
+    assert len(keys) == 8 and MINE.token(JOB) == Secret(b"m" * 32).token(JOB)
     assert MINE.derive("x", 48)[:32] == MINE.derive("x", 32) and "m" * 8 not in repr(MINE)
 
 

@@ -172,7 +172,7 @@ def test_gloo_of_this_torch_publishes_what_is_understood_and_an_abort_ends_its_q
         assert len(listeners(group.addresses)) == 1
         more = dist.new_group([0], backend="gloo")
         assert more is not None and len(listeners(group.addresses)) == 2, "groups within the group as well"
-        (noting, *_) = [one for one in group._stores if isinstance(one, NotingStore)]
+        (noting, *_) = [one for one in group._held if isinstance(one, NotingStore)]
         assert noting.add("count", 1) == 1
         group.abort()
         with pytest.raises(ConnectionError, match="round 1 was aborted"):

@@ -77,6 +77,14 @@ def test_everything_comes_back_as_it_was(value: Any) -> None:
     assert same(round_trip(value), value)
 
 
+@pytest.mark.parametrize("text", ["", "\0", "a\0", "\0ä\0\0", "\ud800"])
+def test_texts_of_numpy_keep_the_nuls_at_their_end(text: str) -> None:
+    for value in (np.str_(text), np.bytes_(text.encode(errors="surrogatepass"))):
+        back = round_trip(value)
+        assert type(back) is type(value)
+        assert (len(back), back.dtype, back) == (len(value), value.dtype, value)
+
+
 def test_names_are_paths() -> None:
     tensor = Tensor(0)
     state = {"layer1.weight": tensor, "state": {0: {"exp_avg": tensor}, 1: [tensor, (tensor,)]}}

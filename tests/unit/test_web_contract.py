@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.unit.fake_master import JOB
 from tests.unit.web_bench import TOKEN, Scene, play
+
+pytestmark = pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis needs Python 3.11")
 
 CONFIG = f"""
 [parameters]

@@ -15,6 +15,7 @@ from edl.agent import workers as workers_module
 from edl.agent.environment import Local, LocalPaths, ahead_environment, worker_environment
 from edl.agent.events import WorkerEnded
 from edl.agent.hang import Watched
+from edl.agent.oom import OutOfMemory
 from edl.agent.workers import CANNOT_START, WorkerGroup
 from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
@@ -30,6 +31,10 @@ WORLD = World(
     ),
     0,
 )
+
+
+DEADLINE_S = 60.0
+"""For the thread that writes files, on a busy machine."""
 
 
 class FakeProcesses:
@@ -61,6 +66,9 @@ class FakeProcesses:
         return pid
 
     def entitle(self, until_s: float) -> None:
+        pass
+
+    def entitle_aside(self, until_s: float) -> None:
         pass
 
     async def signal(self, pid: int, number: int) -> None:
@@ -111,7 +119,7 @@ def play(bench: Bench, scene: Callable[[], Coroutine[None, None, None]]) -> None
             bench.processes.end_all()
             for pid in (1000, 1001):
                 bench.group.ended(pid, 0)
-            await bench.group.done(10)  # their files are closed by a thread
+            await bench.group.done(DEADLINE_S)  # a thread closes the files
 
     asyncio.run(whole())
     assert set(os.listdir("/proc/self/fd")) == before
@@ -155,7 +163,7 @@ def test_each_slot_gets_a_worker_that_knows_its_place(tmp_path: Path) -> None:
         environment = bench.processes.environments[1001]
         assert environment["PATH"] == "/bin"
         assert environment["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "attempt_2" / "1" / "error.json")
-        await bench.group.done(10)
+        await bench.group.done(DEADLINE_S)
         assert (tmp_path / "attempt_2" / "1").is_dir()
         assert bench.group.place(1001) == (Round(3), 1)
         assert bench.group.place(7) is None
@@ -254,12 +262,28 @@ def test_the_error_file_knows_better(tmp_path: Path) -> None:
 
     async def scene() -> None:
         await bench.group.start(WORLD, (0, 1))
-        await bench.group.done(10)
+        await bench.group.done(DEADLINE_S)
         (tmp_path / "attempt_2" / "0" / "error.json").write_text('{"message": "from the file"}')
         await bench.group.look_for_last_words(1000, 1)
         ended = bench.group.ended(1000, 1)
         assert ended is not None
         assert ended.exception == "from the file"
+
+    play(bench, scene)
+
+
+def test_one_that_the_kernel_has_killed_for_lack_of_memory_is_told_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        monkeypatch.setattr(OutOfMemory, "look", lambda self: "out of memory: the kernel has killed a process")
+        killed, stopped = (bench.group.ended(1000 + rank, -number) for rank, number in ((0, 9), (1, 15)))
+        assert killed is not None and stopped is not None
+        assert killed.exception == "out of memory: the kernel has killed a process"
+        assert stopped.exception == "", "no kernel sends this one"
 
     play(bench, scene)
 
@@ -282,7 +306,7 @@ def test_output_goes_where_it_was_asked_for(tmp_path: Path, capfdbinary: pytest.
         await bench.group.start(WORLD, (0, 1))
         bench.processes.write(1001, stdout=b"to the file\n", stderr=b"to both\n")
         bench.group.ended(1001, 0)
-        await bench.group.done(10)
+        await bench.group.done(DEADLINE_S)
         folder = tmp_path / "attempt_2" / "1"
         assert (folder / "stdout.log").read_bytes() == b"to the file\n"
         assert (folder / "stderr.log").read_bytes() == b"to both\n"
@@ -348,7 +372,7 @@ def test_a_folder_that_cannot_be_made_does_not_stop_training(tmp_path: Path) -> 
 
     async def scene() -> None:
         assert await bench.group.start(WORLD, (0, 1)) == []
-        await bench.group.done(10)
+        await bench.group.done(DEADLINE_S)
         assert len(bench.said) == 2
         assert "training goes on" in bench.said[0]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from edl.errors import FencedOut, StoreError, StoreUnavailable
 from edl.master import election as el
 from edl.master import events as ev
-from edl.master.machine import step, take_over
+from edl.master.machine import step_all, take_over
 from edl.master.state import MasterState, Record
 from edl.testing.sim.asking import Ask
 from edl.testing.sim.network import End, Stream
@@ -160,15 +160,25 @@ class Ruling:
 
     def _take_all(self) -> None:
         while self._queue and not self._busy and not self.over and not self.concluded:
-            event = self._queue.popleft()
+            events = self._together()
             assert self.state is not None  # noqa: S101 - not busy means taken over
             if self.around.trace is not None:
-                self.launcher.say(f"Master <- {event}")
-            if isinstance(event, Ask):
-                self._asking = event
-                event = ev.Wished(event.wish, self._scaled)
+                for event in events:
+                    self.launcher.say(f"Master <- {event}")
             self._busy = True
-            self._carry_out(self.state, step(self.state, event, self.launcher.now_s))
+            self._carry_out(self.state, step_all(self.state, events, self.launcher.now_s))
+
+    def _together(self) -> list[ev.Event]:
+        """What the shell takes at once: events up to the next wish, or a wish."""
+        first = self._queue.popleft()
+        if isinstance(first, Ask):
+            self._asking = first
+            return [ev.Wished(first.wish, self._scaled)]
+        events = [first]
+        while self._queue and not isinstance(following := self._queue[0], Ask):
+            events.append(following)
+            self._queue.popleft()
+        return events
 
     def _node_changed(self, change: StoreChange) -> None:
         node = change.key[len(NODES) :]

@@ -1,0 +1,1 @@
+"""What a job shows to another user of its host, and what becomes of attacks that once worked."""

@@ -1,0 +1,85 @@
+"""One blocking call to etcd: renew a lease from a thread, while the event loop that does it otherwise is busy.
+
+The store's own connections belong to the event loop, so these are others. They stay open until ``close``: a thread of a
+busy process on a busy machine waits for its turn at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from edl.adapters.etcd_rpc import (
+    CHANNEL_OPTIONS,
+    NEEDS_LEADER,
+    EtcdTls,
+    Metadata,
+    credentials_of,
+    rpc_pb2,
+    rpc_pb2_grpc,
+)
+from edl.adapters.identity import Identity
+
+
+class EtcdLeases:
+    """Renews leases at the first of these endpoints that answers. For any thread, one call at a time."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        tls: EtcdTls | Identity | None = None,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._user = user
+        self._password = password
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def renew(self, lease: int) -> bool:
+        """Keep the lease alive; False when no endpoint did so within the time limit, or it has ended."""
+        return any(self._renew_at(address, lease) for address in self._addresses)
+
+    def close(self) -> None:
+        """Close the connections; the next renewal opens them again."""
+        while self._channels:
+            self._channels.popitem()[1].close()
+
+    def _renew_at(self, address: str, lease: int) -> bool:
+        limit_s = self._timeout_s / len(self._addresses)
+        channel = self._channels.get(address) or self._open(address)
+        request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
+        try:
+            metadata = self._login(channel, limit_s)
+            answers = rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(
+                iter([request]), timeout=limit_s, metadata=metadata
+            )
+            return any(answer.TTL > 0 for answer in answers)
+        except grpc.RpcError:
+            return False  # the event loop finds out why, and says so
+
+    def _open(self, address: str) -> grpc.Channel:
+        credentials, more = credentials_of(self._tls)
+        options = [*CHANNEL_OPTIONS, *more]
+        if credentials is None:
+            opened = grpc.insecure_channel(address, options=options)
+        else:
+            opened = grpc.secure_channel(address, credentials, options=options)
+        self._channels[address] = opened
+        return opened
+
+    def _login(self, channel: grpc.Channel, limit_s: float) -> Metadata:
+        if not self._user:
+            return NEEDS_LEADER
+        request = rpc_pb2.AuthenticateRequest(name=self._user, password=self._password or "")
+        try:
+            answer = rpc_pb2_grpc.AuthStub(channel).Authenticate(request, timeout=limit_s, metadata=NEEDS_LEADER)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                return NEEDS_LEADER  # etcd has authentication switched off
+            raise
+        return (*NEEDS_LEADER, ("token", str(answer.token)))

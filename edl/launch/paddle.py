@@ -1,0 +1,8 @@
+"""``python -m edl.launch.paddle``: the launcher for a line of ``python -m paddle.distributed.launch``."""
+
+from __future__ import annotations
+
+from edl.launch.__main__ import main
+
+if __name__ == "__main__":
+    main("paddle")

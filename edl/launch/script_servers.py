@@ -1,0 +1,130 @@
+"""Pservers that run the script, as under paddle.distributed.launch: when a command line means them, and how many.
+
+They are slots of a node, like its trainers: all of them step into a world together, and a failure of one restarts all,
+as it does there. What they hold is the script's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edl.agent.paddle_environment import ScriptPlaces
+from edl.config import NodeRange, ScriptServers, parse_nnodes
+from edl.errors import SettingError
+from edl.launch.ps_options import ONLY_OURS, count_from, endpoints_of, is_list, of_this_host, slots_of_trainers
+from edl.launch.told import Told
+from edl.launch.torchrun_options import OWN_ROLES
+from edl.wire.address import address
+
+WORDS = {
+    "paddles_run_mode": ("run_mode", "--run_mode"),
+    "paddles_server_num": ("servers_per_node", "--server_num"),
+    "paddles_trainer_num": ("trainer_num", "--trainer_num"),
+}
+"""Options in the spelling that only Paddle has: ours of the same meaning, and what to call them."""
+CLIENTS = ("edl.torch.ps", "edl.paddle.ps", "ps")
+"""Modules by which a script uses pservers of edl's own."""
+_GLOO = ("0", "1", "2")
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Who is here and in the whole job."""
+
+    nodes: NodeRange
+    slots: int
+    here: ScriptPlaces
+    job: ScriptServers
+
+
+def take_words(told: Told) -> None:
+    """Offer them as options of ours."""
+    for word, (ours, name) in WORDS.items():
+        if told.given(word):
+            told.offer(ours, told.values[word], told.source(word), name)
+
+
+def named_in_paddles_words(told: Told) -> bool:
+    """Whether the line says in a way that is only Paddle's which pservers or trainers there are."""
+    lists = all(is_list(told.values[name].strip()) for name in ("servers", "trainers"))
+    return lists or any(told.given(word) for word in WORDS)
+
+
+def settle(told: Told, paddle: bool, imported: Callable[[Told], frozenset[str]]) -> None:
+    """Decide what ``--pservers=auto`` is. ``paddle``: its dialect is spoken. ``imported``: see ``imports_of``."""
+    chosen = told.values["pservers"]
+    if chosen == "auto":
+        meant = paddle and _wanted(told) and bool(told.script) and not _needs_ours(told)
+        chosen = "script" if meant and not _uses_ours(imported(told)) else "edl"
+        if chosen == "script":
+            told.remark(f"pservers run {told.script}, as Paddle's do; --pservers=edl for edl's own")
+    told.values["pservers"] = chosen
+    if chosen == "edl" and told.given("with_gloo") and str(told.values["with_gloo"]) != "0":
+        gloo = f"{told.origin('with_gloo') or '--with_gloo'}={told.values['with_gloo']}"
+        told.remark(f"{gloo}: no pserver runs the script, so none would serve gloo")
+    if chosen == "script" and not told.given("slot_strikes"):
+        told.values["slot_strikes"] = 0  # a job without one of its pservers is another one
+
+
+def imports_of(told: Told) -> frozenset[str]:
+    """Modules that the script imports, as far as can be seen without running it."""
+    if told.values["no_python"]:
+        return frozenset()
+    from edl.worker.warm import imported_by  # only now: most launchers need not look
+
+    return imported_by("module" if told.values["module"] else "script", told.script)
+
+
+def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Roles | None:
+    """None where pservers, if there are any, are edl's own. Raises ``SettingError``."""
+    if options["pservers"] != "script":
+        return None
+    for name, default in ONLY_OURS.items():
+        if options[name] != default:
+            flag = "--" + name.replace("_", "-")
+            raise SettingError(flag, options[name], "is for edl's own pservers", "Drop it, or say --pservers=edl")
+    gloo = str(options["with_gloo"])
+    if gloo not in _GLOO:
+        raise SettingError("--with_gloo", gloo, f"must be {', '.join(_GLOO)}")
+    servers, trainers = options["servers"].strip(), options["trainers"].strip()
+    if servers or trainers:
+        return _listed(servers, trainers, options["local_addr"], gloo)
+    each = count_from("--servers-per-node", options["servers_per_node"] or "1", least=1)
+    slots = each + slots_of_trainers(options, slots_of)
+    nodes = parse_nnodes(options["nnodes"], options["node_unit"])
+    return Roles(nodes, slots, ScriptPlaces(each), ScriptServers(each, gloo=gloo))
+
+
+def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
+    for option, text in (("--servers", servers), ("--trainers", trainers)):
+        if not is_list(text):
+            why = "must be a list of HOST:PORT where pservers run the script"
+            raise SettingError(option, text or "''", why, "Or count them: --server_num=N --trainer_num=N")
+    named = endpoints_of("--servers", servers), endpoints_of("--trainers", trainers)
+    here = [[address(*one) for one in of_this_host(part, local_addr)] for part in named]
+    if not any(here):
+        why = "neither it nor --servers names an address of this host"
+        raise SettingError("--trainers", trainers, why, "Name one, or --local-addr")
+    total = len({host for part in named for host, _ in part})
+    all_servers, all_trainers = (tuple(address(*one) for one in part) for part in named)
+    job = ScriptServers(0, all_servers, all_trainers, gloo)
+    return Roles(NodeRange(total, total), sum(map(len, here)), ScriptPlaces(len(here[0]), (*here[0], *here[1])), job)
+
+
+def _wanted(told: Told) -> bool:
+    sizes = ("servers", "trainers", "servers_per_node", "trainer_num")
+    return told.values["run_mode"] == "ps" or any(told.values[name] for name in sizes)
+
+
+def _needs_ours(told: Told) -> bool:
+    """Whether something is said that only edl's own pservers understand."""
+    texts = [told.values[name].strip() for name in ("servers", "trainers")]
+    counted = any(texts) and not all(map(is_list, texts))
+    ours = any(told.given(name) for name in (*ONLY_OURS, "server_nnodes"))
+    return counted or ours or told.values["role"] in OWN_ROLES
+
+
+def _uses_ours(imported: frozenset[str]) -> bool:
+    return any(name == client or name.startswith(f"{client}.") for name in imported for client in CLIENTS)

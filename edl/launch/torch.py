@@ -1,0 +1,9 @@
+"""``python -m edl.launch.torch``: the launcher for a line of ``python -m torch.distributed.launch``."""
+
+from __future__ import annotations
+
+from edl.launch.__main__ import main
+from edl.launch.torchrun_options import TORCH_LAUNCH
+
+if __name__ == "__main__":
+    main(TORCH_LAUNCH)

@@ -1,0 +1,63 @@
+"""Asks hosts whether the launchers of nodes that are away still listen: a refused connection proves a death.
+
+After a Master's death every node is away for a moment. They come back by themselves within seconds, so only a few are
+asked at a time, and those that have come back meanwhile are not asked at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from edl.ports import Clock
+from edl.tasks import Pauses
+from edl.types import NodeId
+from edl.wire.messages import NodeInfo
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+"""Bounds of the pause between two probes of one node: a dying process may accept for a moment longer."""
+AT_ONCE = 64
+CROWDED_S = 0.25
+"""While more nodes wait to be probed, each probe keeps its place so much longer: 256 a second at most."""
+
+
+class Refuses(Protocol):
+    """Whether a host answers that nobody listens on a port."""
+
+    def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
+        """Ask. Silence counts as no."""
+        ...
+
+
+class Probing:
+    """The probes of one Master. ``suspect``: the node of the Master before, which is probed without waiting."""
+
+    def __init__(self, refuses: Refuses, clock: Clock, suspect: NodeId | None) -> None:
+        self._refuses = refuses
+        self._clock = clock
+        self._suspect = suspect
+        self._places = asyncio.Semaphore(AT_ONCE)
+
+    async def proves_gone(self, info: NodeInfo, away: Callable[[], bool], limit_s: float) -> bool:
+        """Probe a node as long as it is ``away``, for ``limit_s`` at most; whether its launcher is proven dead."""
+        deadline_s = self._clock.now_s() + limit_s
+        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        while self._clock.now_s() < deadline_s and away():
+            if info.node == self._suspect:
+                refused = await self._refuses(info.host, info.port)
+            else:
+                refused = await self._in_turn(info, away)
+            if refused:
+                return True
+            await asyncio.sleep(pauses.next())
+        return False
+
+    async def _in_turn(self, info: NodeInfo, away: Callable[[], bool]) -> bool:
+        async with self._places:
+            if not away():
+                return False
+            refused = await self._refuses(info.host, info.port)
+            if self._places.locked():
+                await asyncio.sleep(CROWDED_S)
+            return refused
