@@ -303,13 +303,14 @@ class Connections:
         self.leave(endpoint, silent=True)
         return True
 
-    async def _says_nothing_of_ours(self, endpoint: Endpoint, metadata: Metadata) -> bool:
-        """Whether a refusal came from another cluster. Refusals do not say from where they are."""
+    async def _says_nothing_of_ours(self, endpoint: Endpoint) -> bool:
+        """Whether a refusal came from another cluster. Refusals do not say from where they are. A store that launchers
+        bring up has no users, so nobody logs in."""
         if not self._one_cluster:
             return False
         try:
             request = rpc_pb2.RangeRequest(key=b"\0", serializable=True)
-            answer = await endpoint.kv.Range(request, timeout=self.timeout_s, metadata=metadata)
+            answer = await endpoint.kv.Range(request, timeout=self.timeout_s, metadata=NEEDS_LEADER)
         except grpc.aio.AioRpcError:
             return False
         return self.is_foreign(endpoint, answer)
@@ -337,7 +338,7 @@ class Connections:
                     raise self.unavailable(f"{endpoint.address}: {FOREIGN}")
             except grpc.aio.AioRpcError as error:
                 failure = verdict(error)
-                if failure in _DEFINITE and await self._says_nothing_of_ours(endpoint, await self.metadata(endpoint)):
+                if failure in _DEFINITE and await self._says_nothing_of_ours(endpoint):
                     if _now_s() >= deadline_s:
                         raise self.unavailable(f"{endpoint.address}: {FOREIGN}") from error
                     await asyncio.sleep(LONGEST_PAUSE_S)
