@@ -57,9 +57,8 @@ class Leases(Protocol):
 
 
 class LeaseGuard:
-    """The thread. ``entitle`` tells the fork server until when workers may
-    run; ``renewed`` is called on the event loop with the time of each renewal made here. ``log`` is called from the
-    thread."""
+    """The thread. ``entitle`` tells the fork server until when workers may run; ``renewed`` is called on the event loop
+    with the time of the newest renewal made here. ``entitle`` and ``log`` are called from the thread."""
 
     def __init__(
         self,
