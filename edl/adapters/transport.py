@@ -49,24 +49,32 @@ LEAST_CONNECT_S = 1.0
 """A Master that has just been elected hears from all nodes at once, and may need that long to answer each."""
 
 
-def _options(lease_ttl_s: float) -> list[tuple[str, int]]:
+ASKS_AFTER = 0.36
+HEARS_AFTER = 0.43
+"""Of a lease, in silence: the agent pings, the Master does. An agent that lives is always the first, so each connection
+costs the Master one ping, not two."""
+SILENT_AFTER = 0.5
+"""Of a lease: then both ends hold the other one for gone."""
+
+
+def _options(lease_ttl_s: float, asks_after: float) -> list[tuple[str, int]]:
     """Both ends notice within half a lease that the other one has become silent (a pulled cable, a frozen process).
 
     What is decided about an isolated node counts from there: see docs/decisions/0007-when-isolated.md.
     """
-    quarter_ms = max(100, int(lease_ttl_s * 250))
+    lease_ms = max(400.0, 1000 * lease_ttl_s)
     return [
         *_OPTIONS,
-        ("grpc.keepalive_time_ms", quarter_ms),
-        ("grpc.keepalive_timeout_ms", quarter_ms),
+        ("grpc.keepalive_time_ms", int(asks_after * lease_ms)),
+        ("grpc.keepalive_timeout_ms", int((SILENT_AFTER - asks_after) * lease_ms)),
         # gRPC's time limit for one connection attempt: what is given up has cost the Master its work all the same.
-        ("grpc.min_reconnect_backoff_ms", max(int(LEAST_CONNECT_S * 1000), 2 * quarter_ms)),
+        ("grpc.min_reconnect_backoff_ms", max(int(LEAST_CONNECT_S * 1000), int(SILENT_AFTER * lease_ms))),
     ]
 
 
 def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None) -> grpc.aio.Channel:
     """``identity``: of a job with a secret; then both ends prove that they hold it before anything is said."""
-    options: list[tuple[str, Any]] = [*_options(lease_ttl_s)]
+    options: list[tuple[str, Any]] = [*_options(lease_ttl_s, ASKS_AFTER)]
     if identity is None:
         return grpc.aio.insecure_channel(address(host, port), options=options)
     options += identity.channel_options
@@ -127,7 +135,7 @@ class MasterServer:
         """Listen on exactly this address; returns the port. Raises ``PortInUse``."""
         _check_can_listen(host, port)  # gRPC says less, and prints it as well
         most = ("grpc.max_allowed_incoming_connections", self._connections)
-        options = [*_options(self._lease_ttl_s), *LIMITS, most]
+        options = [*_options(self._lease_ttl_s, HEARS_AFTER), *LIMITS, most]
         self._server = grpc.aio.server(interceptors=(Admission(self._token),), options=options)
         handlers: dict[str, Any] = {
             "Join": grpc.stream_stream_rpc_method_handler(self._join, codec.decode_agent, codec.encode_master),

@@ -94,6 +94,7 @@ class Candidate:
         do without this launcher, and nobody without a Master."""
         self._broken = asyncio.get_running_loop().create_future()
         watch = asyncio.ensure_future(self._watch())
+        getter: asyncio.Future[el.ElectionEvent] | None = None
         try:
             while True:
                 getter = asyncio.ensure_future(self._events.get())
@@ -101,13 +102,14 @@ class Candidate:
                 await asyncio.wait([getter, *beside], return_when=asyncio.FIRST_COMPLETED)
                 for task in beside:
                     if task.done():
-                        getter.cancel()
                         task.result()
                 decision = el.elect(self._state, await getter)
                 self._state = decision.state
                 for effect in decision.effects:
                     await self._carry_out(effect)
         finally:
+            if getter is not None:
+                getter.cancel()
             watch.cancel()
             self._campaigns.drop()
             await self._stop_ruling()

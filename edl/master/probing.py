@@ -17,8 +17,8 @@ from edl.wire.messages import NodeInfo
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 """Bounds of the pause between two probes of one node: a dying process may accept for a moment longer."""
-AT_ONCE = 64
-CROWDED_S = 0.25
+AT_ONCE = 32
+CROWDED_S = 0.125
 """While more nodes wait to be probed, each probe keeps its place so much longer: 256 a second at most."""
 
 

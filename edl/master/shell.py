@@ -29,9 +29,9 @@ from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.master.stored import (
     MOST_OPERATIONS,
+    inheritance,
     journal_operations,
     readable,
-    record_in,
     record_operations,
     service_operations,
     transactions,
@@ -213,9 +213,12 @@ class MasterShell:
         keys = self._around.keys
         snapshot = await self._store.read(keys.prefix)
         values = {entry.key: entry.value for entry in snapshot.entries}
-        record = record_in(values, keys) or await self._just_ended()
-        nodes = readable(NodeInfo, values, keys.nodes, self._around.log)
-        self.journal.load(readable(JournalEntry, values, keys.journal, self._around.log))
+        # In threads: with a thousand nodes it takes longer than leases and those who call should have to wait.
+        found = await asyncio.to_thread(inheritance, values, keys)
+        for flaw in found.flaws:
+            self._around.log(flaw)
+        record, nodes = found.record or await self._just_ended(), found.nodes
+        self.journal.load(found.history)
         self._stored = record
         self._scaled = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
@@ -228,7 +231,7 @@ class MasterShell:
             for name, value in helpers.items():
                 self._lines.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
-        await self._carry_out(take_over(self._around.spec, record, nodes, now_s))
+        await self._carry_out(await asyncio.to_thread(take_over, self._around.spec, record, nodes, now_s))
         await self._serve()
 
     async def _just_ended(self) -> Record | None:
