@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from edl.errors import StateError
 from edl.testing.commits.agent import Agent, Key, Stuck
 from edl.testing.commits.device import AsynchronousFramework, Device, PeerGone
+from edl.testing.commits.moments import moments
 from edl.testing.commits.trainee import PlainFramework, PlainTrainee, Trainee, step
 from edl.wire import local
 from edl.wire.local import OWN, STATE, Seat
@@ -138,7 +139,6 @@ class Survivor:
         outcome = Outcome()
         self.agent.place(a_seat(1, self.schedule.rank, self.schedule.world_size))
         run: Any = make_run(self.framework, lambda: self.session)
-        before = sys.gettrace()
         try:
             outcome.result = run(self._train)(self.state)
         except SystemExit:
@@ -146,7 +146,7 @@ class Survivor:
         except StateError as error:
             outcome.failed = str(error)
         finally:
-            sys.settrace(before)
+            _moments.end()
             outcome.kept, outcome.moments = self.agent.kept, self.moment
             self.agent.close()
         return outcome
@@ -200,29 +200,18 @@ class Survivor:
     def _count(self, frame: FrameType, counting: bool) -> None:
         """Be told of each instruction from here on, or of none."""
         self.counting = counting
-        frame.f_trace = self._trace(frame, "call", None) if counting else None
-        sys.settrace(self._trace if counting else None)
+        if counting:
+            _moments.begin(frame, self._instruction)
+        else:
+            _moments.end()
 
-    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        watched = _watched.get(frame.f_code)
-        if watched is None:
-            name = frame.f_code.co_filename
-            watched = any(part in name for part in _WATCHED) and frame.f_code.co_name not in _HARNESS
-            _watched[frame.f_code] = watched
-        if not watched:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._instruction
-
-    def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "opcode" and self.counting:
-            self.moment += 1
-            if self.moment >= self.works_at:
-                self.device.advance()
-                self.works_at = self._next_work()
-            if self.moment >= self.news_at and not self.agent.link.busy:
-                self._hear()
-        return self._instruction
+    def _instruction(self) -> None:
+        self.moment += 1
+        if self.moment >= self.works_at:
+            self.device.advance()
+            self.works_at = self._next_work()
+        if self.moment >= self.news_at and not self.agent.link.busy:
+            self._hear()
 
     def _next_work(self) -> int:
         pace = self.schedule.pace
@@ -241,7 +230,7 @@ class Survivor:
         self.news_at = self.moment + self.rng.randrange(200)
         if len(self.news) == 1:
             self.counting = False  # what follows is the same at every moment
-            sys.settrace(None)
+            _moments.end()
         group, what = self.framework.group, self.news.pop(0)
         if what == "break":
             self.agent.tell(local.Break(1, "node b is gone"))  # which aborts the group
@@ -265,7 +254,13 @@ class Survivor:
 
 
 _HARNESS = frozenset(name for name in vars(Survivor) if name not in ("_train", "_step"))
-_watched: dict[CodeType, bool] = {}
+
+
+def _watched(code: CodeType) -> bool:
+    return any(part in code.co_filename for part in _WATCHED) and code.co_name not in _HARNESS
+
+
+_moments = moments(_watched)
 _NEWS = {
     "none": (),
     "peer": ("break",),
