@@ -34,11 +34,11 @@ from benchmarks.common.report import Outcome
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
 from edl.adapters.files import PlainFiles
-from edl.agent.keeper import Grant, Keeper
-from edl.agent.marker import Retention
-from edl.agent.shelf import Refusal, Stream
-from edl.agent.stock import Stock
-from edl.agent.vault import Vault, Writer
+from edl.checkpoint.directory.manifest import Retention
+from edl.checkpoint.directory.writer import Vault, Writer
+from edl.checkpoint.memory.buffer_table import Refusal, Stream
+from edl.checkpoint.memory.keeper import Grant, Keeper
+from edl.checkpoint.memory.snapshot_pool import Stock
 from edl.ports import Label
 from edl.tasks import end
 from edl.testing.snapshots import make_snapshot

@@ -59,8 +59,7 @@ SETTLE_S = 1.0
 IDLE_S = 10.0
 MINUTE_S = 60.0
 LOOK_S, SELDOM_S = 0.02, 0.25
-"""Between two looks at how late the event loop is. They cost 1.5 % of a core, so what it costs to do nothing is measured
-with fewer of them."""
+"""Between two looks at how late the event loop is. They cost 1.5 % of a core: fewer while idle cost is measured."""
 AT_ONCE = 100
 """Keys of nodes in one transaction."""
 

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.adapters.clock import SystemClock, wall_clock_s
-from edl.agent import marker as texts
-from edl.agent.marker import Sum
-from edl.agent.trouble import cannot_read, cannot_write, why
+from edl.checkpoint.directory import manifest as texts
+from edl.checkpoint.directory.failures import cannot_read, cannot_write, why
+from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.snapshot import Meta

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from edl.agent.marker import Sum, broken_off, check_format
+from edl.checkpoint.directory.manifest import Sum, broken_off, check_format
 from edl.errors import CheckpointError, EdlError, ProtocolError
 from edl.wire.plain import from_plain, to_plain
 from ps.spec import BUCKETS, TableSpec, Training

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.agent.trouble import why
+from edl.checkpoint.directory.failures import why
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.snapshot import Snapshot, header_bytes, parse_header

@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edl.agent import events as ev
-from edl.agent import hang
-from edl.agent.desk import Desk, Keeper
 from edl.agent.entitlement import Entitlement
-from edl.agent.leaving import saving_time_s
-from edl.agent.machine import begin, step
-from edl.agent.pace import Mark, tell_pace
-from edl.agent.ports import PortReservation
-from edl.agent.state import AgentState, Outcome
+from edl.agent.machine import events as ev
+from edl.agent.machine.leaving import saving_time_s
+from edl.agent.machine.machine import begin, step
+from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchFiles, SwitchWatch
-from edl.agent.workers import WorkerGroup
+from edl.agent.worker_server import Desk, Keeper
+from edl.agent.workers import hang
+from edl.agent.workers.ports import PortReservation
+from edl.agent.workers.step_rate import Mark, tell_pace
+from edl.agent.workers.workers import WorkerGroup
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.ports import (

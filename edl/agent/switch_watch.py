@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from edl.agent.events import Event, Report
-from edl.agent.state import AgentPhase, AgentState
+from edl.agent.machine.events import Event, Report
+from edl.agent.machine.state import AgentPhase, AgentState
 from edl.types import Round
 from edl.wire.messages import NO_STATE, Asked, Purpose, Version
 

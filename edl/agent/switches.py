@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edl.agent.trouble import cannot_read, why
+from edl.checkpoint.directory.failures import cannot_read, why
 from edl.errors import Killed
 from edl.ports import Files
 from edl.rendezvous.phrases import one_line

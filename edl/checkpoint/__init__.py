@@ -1,1 +1,1 @@
-"""Reading what lies in a checkpoint directory: by workers at any world size, and by programs outside of any job."""
+"""Checkpoints: in memory, where they outlive the workers; in a checkpoint directory; and reading them back."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from edl.agent.report import failure_text
+from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.wire.messages import Version
 from edl.wire.status import DroppedSlot, JobStatus, JournalEntry, NodeView

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from edl.agent.devices import Devices, devices_of_slot, listed
-from edl.agent.paddle_environment import GPU, KINDS, PaddleKind
+from edl.agent.workers.devices import Devices, devices_of_slot, listed
+from edl.agent.workers.paddle_environment import GPU, KINDS, PaddleKind
 from edl.config import environment
 
 CUDA = "CUDA_VISIBLE_DEVICES"
@@ -43,8 +43,8 @@ COUNTED: dict[str, Callable[[], int]] = {
     "XPU_VISIBLE_DEVICES": lambda: _device_files("xpu"),
     "ZE_AFFINITY_MASK": lambda: 0,
 }
-"""Each variable of ``edl.agent.devices``, and how the devices are counted where it is not set; Intel's are known only
-where it is."""
+"""Each variable of ``edl.agent.workers.devices``, and how devices are counted where it is unset; Intel's are known only
+where it is set."""
 
 
 def visible_devices() -> Devices:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.agent.devices import Devices
+from edl.agent.workers.devices import Devices
 from edl.arithmetic.affinity import bind, topology
 from edl.errors import SettingError, UsageError
 from edl.launch.accelerators import CUDA, gpu_uuids

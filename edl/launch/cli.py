@@ -22,7 +22,7 @@ import click
 
 from edl.adapters.etcd_plan import parse_endpoints
 from edl.adapters.secret_file import secret_from
-from edl.agent.paddle_environment import NOWHERE
+from edl.agent.workers.paddle_environment import NOWHERE
 from edl.config import (
     FaultTolerance,
     JobSpec,

@@ -44,20 +44,19 @@ from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.processes import NurseryProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
-from edl.agent.environment import Local, nursery_environment
-from edl.agent.events import Heard
-from edl.agent.keeper import Keeper
-from edl.agent.marker import Retention
-from edl.agent.memory import available_bytes
-from edl.agent.outputs import claim
-from edl.agent.registration import JobEnded, Registration
+from edl.agent.machine.events import Heard
+from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentShell
 from edl.agent.shell import Surroundings as AgentSurroundings
-from edl.agent.state import AgentState
-from edl.agent.steward import Steward
 from edl.agent.switches import Switches
-from edl.agent.vault import Vault, Writer
-from edl.agent.workers import WorkerGroup
+from edl.agent.workers.environment import Local, nursery_environment
+from edl.agent.workers.outputs import claim
+from edl.agent.workers.workers import WorkerGroup
+from edl.checkpoint.directory.manifest import Retention
+from edl.checkpoint.directory.writer import Vault, Writer
+from edl.checkpoint.manager import Steward
+from edl.checkpoint.memory.keeper import Keeper
+from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec, changed, environment
 from edl.errors import EdlError, StoreRefused, StoreUnavailable
 from edl.launch import log_options, pservers, readers, scaling
@@ -70,6 +69,7 @@ from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
 from edl.launch.ps_options import training_of
 from edl.launch.reach import address_towards, etcd_leases, etcd_store, identity_for, store_identity
+from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.watchdog import LoopWatch

@@ -14,14 +14,14 @@ from edl.adapters.etcd_room import keep_room
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote
 from edl.adapters.transport import MasterServer
-from edl.agent.events import Interrupted, LeaseGone, Noticed
-from edl.agent.registration import JobEnded, Registration
+from edl.agent.machine.events import Interrupted, LeaseGone, Noticed
+from edl.agent.machine.state import Outcome
 from edl.agent.shell import AgentShell
-from edl.agent.state import Outcome
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.launch.lease_guard import LeaseGuard, Leases
 from edl.launch.notices import Poller
+from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from edl.adapters.leftovers import own, sweep
-from edl.agent.log_tree import PADDLE_FOLDER
+from edl.agent.workers.log_paths import PADDLE_FOLDER
 from edl.config import LogLayout, LogPlan
 from edl.errors import SettingError
 from edl.launch.state_options import bytes_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.agent.devices import listed
+from edl.agent.workers.devices import listed
 from edl.errors import SettingError
 from edl.launch.accelerators import count_gpus, paddle_devices
 from edl.launch.told import Told

@@ -12,8 +12,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from edl.agent.log_tree import server_log
-from edl.agent.memory import available_bytes
+from edl.agent.workers.log_paths import server_log
+from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec
 from edl.errors import SettingError, UsageError
 from edl.launch.helper_process import HelperProcess

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl.agent.log_tree import HISTORY, REPORT
-from edl.agent.report import error_file, json_report, text_report
+from edl.agent.failure_report import error_file, json_report, text_report
+from edl.agent.workers.log_paths import HISTORY, REPORT
 from edl.wire.messages import Failure
 from edl.wire.plain import to_plain
 from edl.wire.status import JournalEntry

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edl.agent.paddle_environment import ScriptPlaces
+from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import NodeRange, ScriptServers, parse_nnodes
 from edl.errors import SettingError
 from edl.launch.ps_options import ONLY_OURS, count_from, endpoints_of, is_list, of_this_host, slots_of_trainers

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edl.agent import torch_environment
-from edl.agent.copying import Copying
-from edl.agent.paddle_environment import NOWHERE, ScriptPlaces
+from edl.agent.workers import torch_environment
+from edl.agent.workers.paddle_environment import NOWHERE, ScriptPlaces
+from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import JobSpec, LogPlan, Standby
 from edl.ports import WorkerCommand
 from edl.types import JobId

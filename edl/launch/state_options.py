@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edl.agent.copying import Copying
+from edl.checkpoint.memory.copy_policy import Copying
 from edl.errors import SettingError
 from edl.launch.naming import checkpoint_folder
 from edl.launch.settings import StateSettings

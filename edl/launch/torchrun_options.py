@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from edl.agent import torch_environment
+from edl.agent.workers import torch_environment
 from edl.arithmetic.affinity import MODES
 from edl.errors import SettingError, UsageError
 from edl.launch import torchrun_store

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from edl.checkpoint import whole
+from edl.checkpoint.reading import whole
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.state import State
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from edl.checkpoint import whole
+from edl.checkpoint.reading import whole
 from edl.torch.arrays import TorchArrays
 from edl.torch.state import State
 

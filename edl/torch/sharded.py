@@ -25,8 +25,7 @@ except ImportError:  # torch 2.4, where they are the same and not public yet; ot
         compute_local_shape_and_global_offset,
     )
 
-from edl.checkpoint.folder import Folder, Want
-from edl.checkpoint.pieces import (
+from edl.checkpoint.reading.assembly import (
     LOCAL,
     NAMES,
     OFFSET,
@@ -40,6 +39,7 @@ from edl.checkpoint.pieces import (
     is_cut,
     merged,
 )
+from edl.checkpoint.reading.reader import Folder, Want
 from edl.errors import CheckpointError, StateError
 from edl.torch import loading
 from edl.torch.arrays import TorchArrays

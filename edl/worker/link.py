@@ -114,7 +114,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Link:
-    """The agent's other end is ``edl/agent/desk.py``."""
+    """The agent's other end is ``edl/agent/worker_server.py``."""
 
     def __init__(self, channel: socket.socket, gone: Callable[[], None] = _end_process) -> None:
         """``gone``: called on the side thread when the agent has closed the connection."""

@@ -18,8 +18,8 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.adapters.copies import Limits, TcpCopies
-from edl.agent.shelf import Stream
-from edl.agent.stock import Incoming, Loan, Stock
+from edl.checkpoint.memory.buffer_table import Stream
+from edl.checkpoint.memory.snapshot_pool import Incoming, Loan, Stock
 from edl.errors import CheckpointError, PortInUse
 from edl.ports import Copies, Label, Lent
 from edl.ports import Stock as StockPort

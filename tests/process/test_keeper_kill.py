@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.keeper import Grant, Keeper
+from edl.checkpoint.memory.keeper import Grant, Keeper
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of
 from edl.types import NodeId

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edl.agent.marker import MARKER_FILE, folder_version
+from edl.checkpoint.directory.manifest import MARKER_FILE, folder_version
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Version
 from tests.process.harness import ROOT, WORKERS, Job, Node, OutsideEtcd, until

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.agent.marker import folder_version
-from edl.agent.vault import Vault
+from edl.checkpoint.directory.manifest import folder_version
+from edl.checkpoint.directory.writer import Vault
 from edl.wire.messages import Version
 from tests.unit.checkpoint_tools import load, open_vault, save
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from edl.agent import rounds
 from edl.agent.entitlement import Entitlement
-from edl.agent.events import Start
-from edl.agent.state import AgentPhase, Worker
+from edl.agent.machine import rounds
+from edl.agent.machine.events import Start
+from edl.agent.machine.state import AgentPhase, Worker
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
 from edl.master import forming, machine, planning, resizing

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from edl.agent import independent, rounds
-from edl.agent.events import FlushSaves
-from edl.agent.state import Worker
-from edl.agent.turn import Turn
+from edl.agent.machine import independent, rounds
+from edl.agent.machine.events import FlushSaves
+from edl.agent.machine.state import Worker
+from edl.agent.machine.turn import Turn
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
 from tests.sim.batches import play_all

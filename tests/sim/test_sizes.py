@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from edl.agent import leaving, rounds
-from edl.agent.turn import Turn as AgentTurn
+from edl.agent.machine import leaving, rounds
+from edl.agent.machine.turn import Turn as AgentTurn
 from edl.master import forming, machine, planning, resizing, sizing
 from edl.master.events import Grant
 from edl.master.turn import Turn

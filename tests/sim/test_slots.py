@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from edl.agent import rounds
+from edl.agent.machine import rounds
 from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
 from edl.master import forming, planning, slots
 from edl.master.policies import slots as policy

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edl.agent.marker import Retention
-from edl.agent.vault import Vault, Writer
+from edl.checkpoint.directory.manifest import Retention
+from edl.checkpoint.directory.writer import Vault, Writer
 from edl.ports import FileEntry, Files
 from edl.wire import snapshot
 from edl.wire.messages import Version

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edl.agent.shelf import Room, Shelf, Stream
+from edl.checkpoint.memory.buffer_table import Room, Shelf, Stream
 from edl.testing.commits.device import AsynchronousArrays, Device
 from edl.wire import local
 from edl.wire.datagrams import LARGEST_BYTES

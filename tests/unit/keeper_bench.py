@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from edl.agent.keeper import Grant, Keeper
-from edl.agent.shelf import Refusal
+from edl.checkpoint.memory.buffer_table import Refusal
+from edl.checkpoint.memory.keeper import Grant, Keeper
 from edl.errors import CheckpointError
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of, make_snapshot

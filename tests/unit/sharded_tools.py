@@ -22,7 +22,7 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import Partial, Replicate, Shard  # type: ignore[attr-defined]
 
 from edl.adapters.files import PlainFiles
-from edl.agent.vault import Vault
+from edl.checkpoint.directory.writer import Vault
 from edl.torch.arrays import TorchArrays
 from edl.torch.sharded import DTensor, capture, compute_local_shape_and_global_offset
 from edl.wire.messages import Version

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import pytest
 
-from edl.agent import events as ev
-from edl.agent.machine import begin, describe_exit, step
-from edl.agent.state import AgentPhase, AgentState, Outcome
+from edl.agent.machine import events as ev
+from edl.agent.machine.machine import begin, describe_exit, step
+from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.config import Timeouts
 from edl.exit_codes import ExitCode
 from edl.types import Incarnation, NodeId, Rank, Round

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from edl.adapters.clock import SystemClock
-from edl.agent import events as ev
 from edl.agent import shell as shell_module
+from edl.agent.machine import events as ev
+from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.shell import AgentShell, StateKeeper, Surroundings
-from edl.agent.state import AgentState, Outcome
-from edl.agent.workers import WorkerGroup
+from edl.agent.workers.workers import WorkerGroup
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
 from edl.tasks import end

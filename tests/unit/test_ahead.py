@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from edl.agent.shelf import Refusal, Room, Shelf, Stream
+from edl.checkpoint.memory.buffer_table import Refusal, Room, Shelf, Stream
 from edl.wire.local import OWN, STATE
 from edl.wire.messages import Version
 from edl.worker.touching import LEAST_BYTES, touch, touch_ahead

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.diagnosis import last_words
+from edl.agent.machine.diagnosis import last_words
 from edl.worker import bootstrap
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.checkpoint.folder import Want, _read
-from edl.checkpoint.pieces import LOCAL, OFFSET, SHAPE, Box, Missing, Spread, Stored, Whole, holds_cut, merged
+from edl.checkpoint.reading.assembly import LOCAL, OFFSET, SHAPE, Box, Missing, Spread, Stored, Whole, holds_cut, merged
+from edl.checkpoint.reading.reader import Want, _read
 from edl.errors import CheckpointError
 from edl.wire.snapshot import Entry
 

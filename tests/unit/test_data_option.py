@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from edl.agent.environment import Local, LocalPaths, ahead_environment
+from edl.agent.workers.environment import Local, LocalPaths, ahead_environment
 from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError
 from edl.launch.data_option import data_sets, functions_from

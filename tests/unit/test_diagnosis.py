@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from edl.agent.diagnosis import LONGEST_EXCEPTION, LONGEST_TRACEBACK, LastWords, is_usage_error, last_words
+from edl.agent.machine.diagnosis import LONGEST_EXCEPTION, LONGEST_TRACEBACK, LastWords, is_usage_error, last_words
 from edl.types import NodeId, Rank, Round
 from edl.wire import codec
 from edl.wire.messages import Failure, WorkerFailed

@@ -11,10 +11,10 @@ import pytest
 
 import edl.paddle
 import edl.torch
-from edl.agent.environment import Local, LocalPaths, worker_environment
-from edl.agent.marker import MARKER_FILE, OWNER_FILE
-from edl.agent.paddle_environment import KINDS, ScriptPlaces, shortened
 from edl.agent.switches import NAMES
+from edl.agent.workers.environment import Local, LocalPaths, worker_environment
+from edl.agent.workers.paddle_environment import KINDS, ScriptPlaces, shortened
+from edl.checkpoint.directory.manifest import MARKER_FILE, OWNER_FILE
 from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
 from edl.launch.cli import launcher_options
 from edl.launch.data_option import data_sets

@@ -8,7 +8,7 @@ import os
 import click
 import pytest
 
-from edl.agent.environment import Local, LocalPaths, ahead_environment, nursery_environment, worker_environment
+from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, nursery_environment, worker_environment
 from edl.arithmetic import hyper
 from edl.config import JobSpec, NodeRange
 from edl.launch import __main__ as program

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from edl.agent import events as ev
-from edl.agent.hang import LATE, START, HangWatch, Sample, Watched, watch
-from edl.agent.state import AgentPhase, AgentState, Worker
+from edl.agent.machine import events as ev
+from edl.agent.machine.state import AgentPhase, AgentState, Worker
+from edl.agent.workers.hang import LATE, START, HangWatch, Sample, Watched, watch
 from edl.config import Timeouts
 from edl.ports import Activity
 from edl.testing.clock import FakeClock

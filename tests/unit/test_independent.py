@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edl.agent import events as ev
-from edl.agent import independent
-from edl.agent.machine import begin, step
-from edl.agent.state import AgentPhase, AgentState, Outcome
+from edl.agent.machine import events as ev
+from edl.agent.machine import independent
+from edl.agent.machine.machine import begin, step
+from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
 from edl.exit_codes import BEGIN_ANEW, ExitCode
 from edl.master import events as ms

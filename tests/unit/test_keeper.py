@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edl.agent import memory
-from edl.agent.keeper import Grant
-from edl.agent.shelf import Refusal
+from edl.checkpoint.memory import memory_files
+from edl.checkpoint.memory.buffer_table import Refusal
+from edl.checkpoint.memory.keeper import Grant
 from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
@@ -203,7 +203,7 @@ def test_too_little_memory_is_said_with_numbers() -> None:
 
 
 def test_a_machine_without_so_much_memory_refuses_before_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: memory.SPARE_BYTES + SIZE)
+    monkeypatch.setattr(memory_files, "available_bytes", lambda: memory_files.SPARE_BYTES + SIZE)
 
     async def test(bench: Bench) -> None:
         keeper = bench.node()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from edl.agent.state import Outcome
+from edl.agent.machine.state import Outcome
 from edl.errors import StoreError
 from edl.launch import launcher as launcher_module
 from edl.launch.launcher import Launcher, Parts

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.agent import events as ev
-from edl.agent.state import AgentPhase, Outcome, WorkerStatus
+from edl.agent.machine import events as ev
+from edl.agent.machine.state import AgentPhase, Outcome, WorkerStatus
 from edl.exit_codes import ExitCode
 from edl.types import Incarnation, Round
 from edl.wire import local

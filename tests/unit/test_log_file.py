@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.agent.log_file import Bounds, LogFile, LogRoom
-from edl.agent.scribe import Scribe
+from edl.agent.workers.log_file import Bounds, LogFile, LogRoom
+from edl.agent.workers.writer_thread import Scribe
 
 BLOCK = 4096
 MIB = 1 << 20

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from edl.adapters.leftovers import OWNER
-from edl.agent.log_tree import server_log
+from edl.agent.workers.log_paths import server_log
 from edl.config import LogLayout, LogPlan, StreamTarget
 from edl.errors import SettingError
 from edl.launch import log_options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.agent.log_pieces import LEAST_PART_BYTES, LogPieces, part_bytes
+from edl.agent.workers.log_retention import LEAST_PART_BYTES, LogPieces, part_bytes
 
 KB = 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.agent.log_tree import Attempt, WorkerFiles, launch_folder, prefix, selected, told
+from edl.agent.workers.log_paths import Attempt, WorkerFiles, launch_folder, prefix, selected, told
 from edl.config import LogLayout
 from edl.types import Round
 

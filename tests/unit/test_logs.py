@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 import pytest
 
-from edl.agent import log_file
-from edl.agent.logs import CHUNK_BYTES, DRAIN_CHUNKS, TAIL_BYTES, TAIL_LINES, OutputStream, StreamPlan
-from edl.agent.scribe import Scribe
+from edl.agent.workers import log_file
+from edl.agent.workers.logs import CHUNK_BYTES, DRAIN_CHUNKS, TAIL_BYTES, TAIL_LINES, OutputStream, StreamPlan
+from edl.agent.workers.writer_thread import Scribe
 
 LOOKS = 1000
 """Turns of the event loop that a test gives a stream; one is usually enough."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent import memory
+from edl.checkpoint.memory import memory_files
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -28,7 +28,7 @@ def test_every_cgroup_above_counts(tmp_path: Path) -> None:
             "pod/main/memory.current": "800\n",
         },
     )
-    assert memory._left_in_cgroups(tmp_path, memory._cgroup_paths(tmp_path / "self")) == [400]
+    assert memory_files._left_in_cgroups(tmp_path, memory_files._cgroup_paths(tmp_path / "self")) == [400]
 
 
 def test_cgroups_of_version_1(tmp_path: Path) -> None:
@@ -41,21 +41,21 @@ def test_cgroups_of_version_1(tmp_path: Path) -> None:
             "memory/pod/memory.stat": "total_inactive_file 50\n",
         },
     )
-    assert memory._left_in_cgroups(tmp_path, memory._cgroup_paths(tmp_path / "self")) == [0]
+    assert memory_files._left_in_cgroups(tmp_path, memory_files._cgroup_paths(tmp_path / "self")) == [0]
 
 
 def test_no_cgroups_at_all(tmp_path: Path) -> None:
-    assert memory._left_in_cgroups(tmp_path, memory._cgroup_paths(tmp_path / "self")) == []
-    assert memory.available_bytes() > 0
+    assert memory_files._left_in_cgroups(tmp_path, memory_files._cgroup_paths(tmp_path / "self")) == []
+    assert memory_files.available_bytes() > 0
 
 
 def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(MemoryError, match="the machine has"):
-        memory.Memory(1 << 60)
+        memory_files.Memory(1 << 60)
 
 
 def test_the_checksum_follows_the_content() -> None:
-    made = memory.Memory(10_000)
+    made = memory_files.Memory(10_000)
     first = made.crc32(10_000)
     made.view[5] = 1
     assert made.crc32(10_000) == first

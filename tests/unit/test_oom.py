@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.oom import Group, OutOfMemory, own_group
+from edl.agent.workers.oom import Group, OutOfMemory, own_group
 
 SECOND = "12:pids:/\n4:memory:/jobs/a\n0::/\n"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.registration import Registration
 from edl.errors import ForeignJob, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch.origin import allowed_from, origin_of
+from edl.launch.registration import Registration
 from edl.ports import CommandKind, Put, WorkerCommand
 from edl.types import NodeId
 from edl.wire import plain

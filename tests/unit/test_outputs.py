@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.log_tree import Attempt
-from edl.agent.outputs import Output, Outputs, claim
+from edl.agent.workers.log_paths import Attempt
+from edl.agent.workers.outputs import Output, Outputs, claim
 from edl.config import LogLayout, LogPlan
 from edl.types import Round
 

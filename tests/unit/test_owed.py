@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from edl.agent.copying import Copying, needed
-from edl.agent.owed import Owed
+from edl.checkpoint.memory.copy_policy import Copying, needed
+from edl.checkpoint.memory.promised_saves import Owed
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
 from edl.wire.messages import Holding, Version

@@ -7,8 +7,8 @@ import contextlib
 
 import pytest
 
-from edl.agent.events import Event, Report
-from edl.agent.pace import Mark, pace, tell_pace
+from edl.agent.machine.events import Event, Report
+from edl.agent.workers.step_rate import Mark, pace, tell_pace
 from edl.rendezvous.parting import Saver, need_s, saver
 from edl.types import Round
 from edl.wire.messages import Pace

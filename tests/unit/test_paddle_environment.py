@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.log_tree import Attempt, WorkerFiles
-from edl.agent.outputs import Outputs
-from edl.agent.paddle_environment import GPU, KINDS, backend, place, selected, shortened, too_long, trainer
+from edl.agent.workers.log_paths import Attempt, WorkerFiles
+from edl.agent.workers.outputs import Outputs
+from edl.agent.workers.paddle_environment import GPU, KINDS, backend, place, selected, shortened, too_long, trainer
 from edl.config import LogLayout, LogPlan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.paddle_environment import GPU, KINDS
+from edl.agent.workers.paddle_environment import GPU, KINDS
 from edl.config import LogLayout, NodeRange, changed
 from edl.errors import SettingError, UsageError
 from edl.exit_codes import ExitCode

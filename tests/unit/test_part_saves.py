@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.agent.part_saves import parts_to_write
-from edl.agent.vault import Vault
+from edl.checkpoint.directory.writer import Vault
+from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Holding, Version

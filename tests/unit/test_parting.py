@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from edl.agent.events import Interrupted, Noticed
-from edl.agent.leaving import saving_time_s
-from edl.agent.state import Outcome
+from edl.agent.machine.events import Interrupted, Noticed
+from edl.agent.machine.leaving import saving_time_s
+from edl.agent.machine.state import Outcome
 from edl.config import NodeRange
 from edl.types import Round
 from edl.wire.messages import Depart, Dismissed, Holding, Kept, Leaving, Pace, Purpose, Version

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.agent.diagnosis import last_words
+from edl.agent.machine.diagnosis import last_words
 from edl.wire.peer_loss import chain, speaks_of_lost_peer
 
 LOSSES = [

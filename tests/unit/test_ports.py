@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl.agent.ports import PortReservation
+from edl.agent.workers.ports import PortReservation
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 import pytest
 
-from edl.agent import registration as registration_module
-from edl.agent.registration import RETRY_S, JobEnded, Registration
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
 from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
+from edl.launch import registration as registration_module
+from edl.launch.registration import RETRY_S, JobEnded, Registration
 from edl.ports import Condition, Delete, Operation, Put, Snapshot
 from edl.tasks import end
 from edl.testing.clock import FakeClock

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edl.agent.desk import Desk
+from edl.agent.worker_server import Desk
 from edl.types import Round
 from edl.wire.messages import ServiceSaid, ServiceTold
 from edl.worker.link import Link

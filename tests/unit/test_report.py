@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from edl.agent.report import RULE, TAIL_LINES_SHOWN, error_file, failure_text, json_report, text_report
+from edl.agent.failure_report import RULE, TAIL_LINES_SHOWN, error_file, failure_text, json_report, text_report
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure
 from edl.wire.plain import from_plain

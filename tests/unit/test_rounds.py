@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edl.agent import events as ev
-from edl.agent.state import AgentPhase, WorkerStatus
+from edl.agent.machine import events as ev
+from edl.agent.machine.state import AgentPhase, WorkerStatus
 from edl.types import Round
 from edl.wire import local
 from edl.wire.messages import Boundary, Dismissed, Hold, Leaving, Prestart, Purpose, StartRound, StopRound, Switch

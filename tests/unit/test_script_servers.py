@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.environment import Local, LocalPaths, worker_environment
-from edl.agent.log_tree import Attempt, WorkerFiles, peers
-from edl.agent.paddle_environment import ScriptPlaces
+from edl.agent.workers.environment import Local, LocalPaths, worker_environment
+from edl.agent.workers.log_paths import Attempt, WorkerFiles, peers
+from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import JobSpec, LogLayout, NodeRange, ScriptServers
 from edl.errors import SettingError
 from edl.types import Incarnation, JobId, NodeId, Rank, Round

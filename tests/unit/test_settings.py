@@ -10,9 +10,9 @@ import pytest
 
 import edl.paddle
 import edl.torch
-from edl.agent import events as ag
-from edl.agent.environment import Local, seat
-from edl.agent.state import AgentPhase
+from edl.agent.machine import events as ag
+from edl.agent.machine.state import AgentPhase
+from edl.agent.workers.environment import Local, seat
 from edl.config import HyperPolicy, LrRule, NodeRange
 from edl.errors import SettingError, StateError
 from edl.master import events as ev

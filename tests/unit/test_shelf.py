@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.agent.shelf import MOST_BUFFERS, Refusal, Room, Shelf, Stream, Use
+from edl.checkpoint.memory.buffer_table import MOST_BUFFERS, Refusal, Room, Shelf, Stream, Use
 from edl.types import NodeId
 from edl.wire.messages import Holding, Version
 

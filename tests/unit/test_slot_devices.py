@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edl.agent.devices import devices_of_slot, listed, visible
-from edl.agent.environment import Local, LocalPaths, ahead_environment, worker_environment
+from edl.agent.workers.devices import devices_of_slot, listed, visible
+from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, worker_environment
 from edl.config import JobSpec, NodeRange, SlotRules
 from edl.errors import SettingError
 from edl.launch import accelerators, slot_options

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edl.agent import events as ag
-from edl.agent.state import AgentPhase, AgentState, WorkerStatus
+from edl.agent.machine import events as ag
+from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
 from edl.config import FaultTolerance, NodeRange, SlotRules, Timeouts
 from edl.master import events as ev
 from edl.master.machine import MAX_FAILURES_KEPT, take_over

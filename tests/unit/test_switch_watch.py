@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from edl.agent.events import Event, Report
-from edl.agent.state import AgentPhase, AgentState, Worker
+from edl.agent.machine.events import Event, Report
+from edl.agent.machine.state import AgentPhase, AgentState, Worker
 from edl.agent.switch_watch import SwitchWatch
 from edl.config import Timeouts
 from edl.types import Incarnation, NodeId, Rank, Round

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.diagnosis import last_words
-from edl.agent.report import error_file
+from edl.agent.failure_report import error_file
+from edl.agent.machine.diagnosis import last_words
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure
 

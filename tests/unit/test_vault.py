@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.agent import vault as vault_module
-from edl.agent.marker import folder_name
-from edl.agent.vault import Vault
+from edl.checkpoint.directory import writer as vault_module
+from edl.checkpoint.directory.manifest import folder_name
+from edl.checkpoint.directory.writer import Vault
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
 from tests.unit.checkpoint_tools import Memory, load, open_vault, save, state

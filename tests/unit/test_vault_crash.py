@@ -14,8 +14,8 @@ import pytest
 from edl.adapters import files as plain
 from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles
-from edl.agent import vault as vault_module
-from edl.agent.marker import folder_name
+from edl.checkpoint.directory import writer as vault_module
+from edl.checkpoint.directory.manifest import folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.agent.marker import Retention, folder_name
-from edl.agent.vault import Vault, Writer
+from edl.checkpoint.directory.manifest import Retention, folder_name
+from edl.checkpoint.directory.writer import Vault, Writer
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
 from tests.unit.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_vault, save, state

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.adapters.files import PlainFiles
-from edl.agent.marker import Owner, Retention, folder_name, folder_version, owner_text, parse_owner
-from edl.agent.trouble import amount
+from edl.checkpoint.directory.failures import amount
+from edl.checkpoint.directory.manifest import Owner, Retention, folder_name, folder_version, owner_text, parse_owner
 from edl.errors import CheckpointError, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Version

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent import workers as workers_module
-from edl.agent.environment import Local, LocalPaths, ahead_environment, worker_environment
-from edl.agent.events import WorkerEnded
-from edl.agent.hang import Watched
-from edl.agent.oom import OutOfMemory
-from edl.agent.workers import CANNOT_START, WorkerGroup
+from edl.agent.machine.events import WorkerEnded
+from edl.agent.workers import workers as workers_module
+from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, worker_environment
+from edl.agent.workers.hang import Watched
+from edl.agent.workers.oom import OutOfMemory
+from edl.agent.workers.workers import CANNOT_START, WorkerGroup
 from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
 from edl.ports import ProcessEvent

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from edl.agent import events as ag
-from edl.agent.state import AgentPhase, AgentState, WorkerStatus
+from edl.agent.machine import events as ag
+from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
 from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
 from edl.master import events as ev

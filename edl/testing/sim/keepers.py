@@ -1,6 +1,6 @@
 """Simulated state keepers, one in each launcher, and the checkpoint directory that survives them all.
 
-Only which commit lies where; no bytes. Mirrors ``edl.agent.keeper`` and ``edl.agent.stock``.
+Only which commit lies where; no bytes. Mirrors ``keeper`` and ``snapshot_pool`` in ``edl.checkpoint.memory``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edl.agent import events as ag
-from edl.agent.copying import Copying, needed
-from edl.agent.owed import Owed
-from edl.agent.part_saves import parts_to_write
+from edl.agent.machine import events as ag
+from edl.checkpoint.memory.copy_policy import Copying, needed
+from edl.checkpoint.memory.promised_saves import Owed
+from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
 from edl.types import NodeId, Round

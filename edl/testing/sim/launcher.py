@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from edl.agent import events as ag
 from edl.agent.entitlement import Entitlement
-from edl.agent.machine import begin, step
-from edl.agent.state import AgentPhase, AgentState, Outcome
+from edl.agent.machine import events as ag
+from edl.agent.machine.machine import begin, step
+from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.errors import LeaseLost, StoreError
 from edl.exit_codes import ExitCode
 from edl.master import election as el

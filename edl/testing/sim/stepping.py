@@ -12,7 +12,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edl.agent import events as ag
+from edl.agent.machine import events as ag
 from edl.errors import StateError
 from edl.testing.sim.keepers import Directory
 from edl.testing.sim.timeline import Timeline, Timer

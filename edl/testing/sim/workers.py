@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edl.agent import events as ag
+from edl.agent.machine import events as ag
 from edl.testing.sim.keepers import Directory, SimKeeper
 from edl.testing.sim.timeline import Timeline, Timer
 from edl.types import Incarnation, NodeId, Rank, Round

@@ -7,10 +7,10 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Callable, Iterable
 from itertools import product
 
-from edl.agent import events as ag
-from edl.agent.copying import Copying
 from edl.agent.entitlement import LIFE_SHARE
-from edl.agent.state import AgentPhase
+from edl.agent.machine import events as ag
+from edl.agent.machine.state import AgentPhase
+from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import FaultTolerance, JobSpec
 from edl.exit_codes import ExitCode
 from edl.master import events as ev

@@ -1,0 +1,88 @@
+"""Workers that need no others: the trainers of a job with parameter servers.
+
+The world changes around them. When a round is stopped its workers are not: the node says at once that it is ready, and
+they train on. With the next world those that live are told their new places, those that have ended with success stay
+ended, and those that have failed are started anew. They are only ended where others must be sure that they are gone:
+the node has left the world, its lease or all contact is lost, or the launcher leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edl.agent.machine import rounds
+from edl.agent.machine.events import Start
+from edl.agent.machine.state import AgentPhase, Worker, WorkerStatus
+from edl.agent.machine.turn import Turn
+from edl.types import Rank
+from edl.wire.messages import Member, StopRound, World
+
+BEGAN_ANEW = "began anew"
+MOST_RENEWALS = 50
+"""Of one slot in a row, as long as it does not fail otherwise,"""
+LIVED_S = 600.0
+"""and does not live so long: then the next one is the first again."""
+
+
+def start(turn: Turn, world: World, reason: str) -> None:
+    """Take part in a world, or have no part in it any more."""
+    state = turn.state
+    if state.registered and world.member(state.info.node) is None and world.round > state.seen_round:
+        if state.unbroken:
+            turn.log(f"{reason}: this node has no part in it, so its workers end")
+            rounds.break_off(turn)
+        return
+    member = rounds.admitted(turn, world)
+    if member is None:
+        return
+    workers = tuple(_take_place(turn, world, member, index) for index in range(member.slots))
+    placed = tuple(worker.slot for worker in state.in_world if worker.slot in member.used)
+    rounds.begin(turn, world, member, workers, placed, reason)
+    rounds.look_whether_done(turn)
+
+
+def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:
+    slot, rank = member.used[local_rank], Rank(member.first_rank + local_rank)
+    old = turn.worker(slot)
+    if old is not None and old.status in (WorkerStatus.ALIVE, WorkerStatus.DONE):
+        return dataclasses.replace(old, rank=rank, local_rank=local_rank)
+    how = rounds.restarted(old, "started with the world")
+    anew = Worker(slot, rank, local_rank=local_rank, born=world.round, how=how, bound=local_rank)
+    if old is not None and old in turn.state.shed:
+        return dataclasses.replace(anew, born=old.born, anew=True)  # it is still on its way out of this slot
+    if old is not None and old.gone == BEGAN_ANEW:
+        return dataclasses.replace(anew, renewals=old.renewals, renewed_s=turn.now_s)
+    return anew
+
+
+def stop(turn: Turn, order: StopRound) -> None:
+    """The round is over: nobody here needs to stop for that."""
+    state = turn.state
+    if state.phase is AgentPhase.RUNNING and order.round >= state.running_round:
+        turn.log(order.reason)
+        rounds.get_ready(turn)
+    elif state.phase is AgentPhase.IDLE:
+        turn.announce()
+
+
+def may_renew(turn: Turn, worker: Worker) -> bool:
+    """Whether a worker that asks to begin anew is believed. One that does nothing else has failed."""
+    return not worker.ending and _renewals(turn, worker) < MOST_RENEWALS
+
+
+def _renewals(turn: Turn, worker: Worker) -> int:
+    """In a row, up to this process."""
+    return worker.renewals if turn.now_s - worker.renewed_s < LIVED_S else 0
+
+
+def renew(turn: Turn, worker: Worker) -> None:
+    """A worker has ended because it has to begin anew, which is no failure: its slot is filled again at once."""
+    world, told = turn.state.world, _renewals(turn, worker) + 1
+    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=told)
+    if turn.state.phase is AgentPhase.RUNNING and world is not None:
+        turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) begins anew")
+        how = f"restarted ({BEGAN_ANEW})"
+        anew = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=told, renewed_s=turn.now_s)
+        anew = dataclasses.replace(anew, local_rank=worker.local_rank, bound=worker.local_rank)
+        turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in turn.state.workers))
+        turn.do(Start(world, (worker.slot,)))

@@ -1,0 +1,430 @@
+"""The agent: a node's life as one pure function.
+
+An agent starts and stops workers only on a Master's word, with three exceptions, all for safety: its lease has ended,
+it is cut off from the store and from the Master for longer than a lease lasts (others may have formed a world without
+it), or the person at the keyboard wants it to leave. When the launcher itself is frozen the nursery stops them
+(``edl.agent.entitlement``).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from edl.agent.machine import independent, leaving, rounds
+from edl.agent.machine.deadlines import watch_deadlines
+from edl.agent.machine.diagnosis import is_usage_error
+from edl.agent.machine.events import (
+    Connected,
+    Decision,
+    Disconnected,
+    Event,
+    Fatal,
+    Heard,
+    Interrupted,
+    Keep,
+    KeepingChanged,
+    LeaseGone,
+    LeaseRenewed,
+    Load,
+    LoggingChanged,
+    Noticed,
+    NurseryGone,
+    Register,
+    Registered,
+    Report,
+    SavesFlushed,
+    SignalWorkers,
+    StateChanged,
+    Tick,
+    Warm,
+    Warmed,
+    WorkerEnded,
+    WorkerEntered,
+    WorkerFroze,
+    WorkerGaveUp,
+    WorkerHere,
+    WorkerParked,
+    WorkersKilled,
+    WorkerThawed,
+    WorkerUnderway,
+    Write,
+)
+from edl.agent.machine.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
+from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, Turn
+from edl.exit_codes import BEGIN_ANEW, ExitCode
+from edl.types import NodeId, Round
+from edl.wire.messages import (
+    Depart,
+    Dismissed,
+    Expelled,
+    Failure,
+    Finish,
+    Hold,
+    Idle,
+    KeepWith,
+    Leaving,
+    LoadState,
+    NotKept,
+    NotLogged,
+    Prestart,
+    StartRound,
+    StopRound,
+    Switch,
+    Underway,
+    UseSlots,
+    WorkerFailed,
+    World,
+)
+
+
+def begin(state: AgentState) -> Decision:
+    """First step: bring up the nursery."""
+    return Decision(state, (Warm(),), "starting")
+
+
+def step(state: AgentState, event: Event, now_s: float) -> Decision:
+    """Take one event. After ``OVER`` nothing matters any more."""
+    if state.phase is AgentPhase.OVER:
+        return Decision(state, (), state.reason)
+    turn = Turn(state, now_s)
+    handler: Callable[[Turn, Any], None] = _HANDLERS[type(event)]
+    handler(turn, event)
+    watch_deadlines(turn)
+    return turn.decision()
+
+
+# --- nursery, lease, Master ------------------------------------------------------------------------------------------
+
+
+def _warmed(turn: Turn, event: Warmed) -> None:
+    turn.set(warm=True)
+    if turn.state.phase is AgentPhase.WARMING:
+        rounds.get_ready(turn)
+
+
+def _connected(turn: Turn, event: Connected) -> None:
+    turn.set(connected=True, contact_s=turn.now_s)
+    if not turn.state.registered:
+        return  # a stream belongs to one incarnation, and the next one has no name yet
+    turn.say(turn.state.attach())
+    if turn.state.phase is AgentPhase.LEAVING:
+        turn.say(Leaving(turn.state.reason))
+        return
+    _wait_to_leave(turn)
+    for failure in turn.state.unsent:
+        turn.say(WorkerFailed(failure))
+    _tell_where(turn)
+
+
+def _wait_to_leave(turn: Turn) -> None:
+    if turn.state.draining is not None and turn.state.drain_by_s is not None:
+        turn.say(Leaving(turn.state.draining.reason, max(0.1, turn.state.drain_by_s - turn.now_s)))
+
+
+def _tell_where(turn: Turn) -> None:
+    """What a Master must be told beside ``Attach``."""
+    if turn.state.not_kept:
+        turn.say(NotKept(turn.state.not_kept))
+    if turn.state.not_logged:
+        turn.say(NotLogged(turn.state.not_logged))
+    if turn.state.phase is AgentPhase.IDLE:
+        turn.announce()
+    elif turn.state.phase is AgentPhase.PREPARING:
+        rounds.say_preparing(turn)
+    elif turn.state.underway:
+        turn.say(Underway(turn.state.running_round, rounds.ways(turn)))
+
+
+def _disconnected(turn: Turn, event: Disconnected) -> None:
+    if turn.state.connected:
+        turn.set(connected=False, contact_s=turn.now_s)
+        rounds.lose_master(turn)
+        if turn.state.word_by_s is not None:
+            leaving.unheard(turn)
+
+
+def _lease_renewed(turn: Turn, event: LeaseRenewed) -> None:
+    turn.set(contact_s=max(turn.state.contact_s, turn.now_s - event.age_s))
+
+
+def _lease_gone(turn: Turn, event: LeaseGone) -> None:
+    turn.set(contact_s=turn.now_s)  # it is the store that says so
+    _become_stranger(turn, "the lease of this node has ended")
+
+
+def _registered(turn: Turn, event: Registered) -> None:
+    # A new incarnation begins with a clean slate: no Master will ever ask it about older rounds.
+    turn.set(info=event.info, registered=True, contact_s=turn.now_s, seen_round=Round(0))
+    turn.log(f"registered again as {event.info.node}")
+    if turn.state.connected:
+        turn.say(turn.state.attach())
+        _wait_to_leave(turn)
+        _tell_where(turn)
+
+
+def _become_stranger(turn: Turn, why: str) -> None:
+    """The job may go on without this node: no worker may survive that."""
+    if turn.state.registered and turn.state.phase is not AgentPhase.LEAVING:
+        turn.set(registered=False, connected=False)
+        turn.log(why + (": stopping the workers" if turn.state.alive else ""))
+        rounds.break_off(turn)
+        turn.do(Register())
+
+
+# --- the Master's word -----------------------------------------------------------------------------------------------
+
+
+def _heard(turn: Turn, event: Heard) -> None:
+    turn.set(contact_s=turn.now_s)
+    if turn.state.phase is AgentPhase.LEAVING and not isinstance(event.message, Dismissed):
+        return
+    match event.message:
+        case StartRound(world=world, reason=reason):
+            (independent if turn.state.independent else rounds).start(turn, world, reason)
+        case StopRound() as order:
+            (independent if turn.state.independent else rounds).stop(turn, order)
+        case Hold() as order:
+            rounds.hold(turn, order)
+        case Switch() as order:
+            rounds.switch(turn, order)
+        case Prestart():
+            rounds.prestart(turn)
+        case LoadState():
+            turn.do(Load())
+        case KeepWith() as peer:
+            turn.do(Keep(peer))
+        case Idle(reason=reason, save=save):
+            rounds.idle(turn)
+            if save.commit:
+                turn.do(Write(save, reason))
+        case UseSlots() as order:
+            rounds.use_slots(turn, order)
+        case Depart() | Dismissed() | Expelled() | Finish():
+            _part(turn, event.message)
+
+
+def _part(turn: Turn, order: Depart | Dismissed | Expelled | Finish) -> None:
+    """Leave the job, for good or to come back as a newcomer."""
+    match order:
+        case Depart():
+            leaving.depart(turn, order)
+        case Dismissed():
+            leaving.dismissed(turn, order)
+        case Expelled(reason=reason, exit_code=0):
+            _become_stranger(turn, reason)
+        case Expelled(reason=reason, exit_code=code):
+            turn.leave(Outcome(code, reason), SIGTERM)
+        case Finish(exit_code=code, reason=reason, failures=failures):
+            turn.leave(Outcome(code, reason, failures), SIGTERM)
+
+
+# --- workers ---------------------------------------------------------------------------------------------------------
+
+
+def _process(turn: Turn, round: Round, slot: int) -> Worker | None:
+    """The worker that an event is about, if that very process still fills the slot."""
+    worker = turn.worker(slot)
+    return worker if worker is not None and worker.born == round and worker in turn.state.alive else None
+
+
+def _worker(turn: Turn, round: Round, slot: int) -> Worker | None:
+    """The same for what a process says: one that is to be replaced has nothing to say any more."""
+    worker = _process(turn, round, slot)
+    return worker if worker is not None and not worker.anew else None
+
+
+def _ended(turn: Turn, event: WorkerEnded) -> None:
+    state, worker = turn.state, _process(turn, event.round, event.slot)
+    if worker is None:
+        return
+    if worker.anew:
+        rounds.start_anew(turn, worker)
+        return
+    what = worker.condemned or describe_exit(event.exit_code)
+    if worker.status is not WorkerStatus.ALIVE or state.world is None:
+        rounds.ended_outside(turn, worker, what)
+        turn.exit_if_empty()
+    elif state.independent and event.exit_code == BEGIN_ANEW and independent.may_renew(turn, worker):
+        independent.renew(turn, worker)
+    elif state.phase is not AgentPhase.RUNNING and not state.between:
+        turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, gone=what)
+        of_itself = not _expected_end(state, event.exit_code) or (event.exception and not event.peer_loss)
+        if of_itself and not worker.condemned:
+            # It ended of something else than our signal, or was about to: maybe the very cause of the stop. One that
+            # complained of a peer when our signal came had met only what others were stopped with.
+            turn.say(WorkerFailed(_failure(state, state.world, worker, event)))
+        rounds.rest_if_free(turn)
+    elif event.exit_code == 0:
+        turn.set_worker(worker.slot, status=WorkerStatus.DONE)
+        rounds.look_whether_done(turn)
+    else:
+        turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
+        failure = _failure(state, state.world, worker, event)
+        turn.set(unsent=(*state.unsent, failure))
+        if not turn.state.connected:  # else the Master says it to everybody
+            turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) {failure.what}")
+        turn.say(WorkerFailed(failure))
+
+
+def _expected_end(state: AgentState, code: int) -> bool:
+    if code in (0, -SIGTERM, -SIGINT, 128 + SIGTERM, 128 + SIGINT):
+        return True
+    return code == -SIGKILL and (state.killed or state.timeouts.shutdown_s == 0)
+
+
+def _failure(state: AgentState, world: World, worker: Worker, event: WorkerEnded) -> Failure:
+    return Failure(
+        node=NodeId(state.info.node),
+        round=world.round,
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        slot=worker.slot,
+        exit_code=event.exit_code,
+        what=worker.condemned or describe_exit(event.exit_code),
+        exception=event.exception,
+        traceback=event.traceback,
+        tail=event.tail,
+        peer_loss=event.peer_loss and not worker.condemned,
+        host=event.host,
+        pid=event.pid,
+        time_s=event.time_s,
+        error_file=event.error_file,
+        final=worker.final or (int(ExitCode.WORKER_FAILED) if is_usage_error(event.exit_code, event.tail) else 0),
+    )
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words: ``exit status 3`` or ``killed by SIGSEGV``."""
+    if code >= 0:
+        return f"ended with exit status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _froze(turn: Turn, event: WorkerFroze) -> None:
+    if _worker(turn, event.round, event.slot):
+        turn.set_worker(event.slot, frozen_since_s=turn.now_s)
+        if turn.state.phase in (AgentPhase.STOPPING, AgentPhase.LEAVING):
+            turn.do(SignalWorkers(SIGKILL, (event.slot,)))
+
+
+def _thawed(turn: Turn, event: WorkerThawed) -> None:
+    if _worker(turn, event.round, event.slot):
+        turn.set_worker(event.slot, frozen_since_s=None)
+
+
+def _entered(turn: Turn, event: WorkerEntered) -> None:
+    worker = _worker(turn, event.round, event.slot)
+    if worker is not None:
+        rounds.entered(turn, worker, event.rejoins and not turn.state.independent, event.why_not)
+
+
+def _parked(turn: Turn, event: WorkerParked) -> None:
+    worker = _worker(turn, event.round, event.slot)
+    if worker is not None:
+        rounds.parked(turn, worker, event.left)
+
+
+def _underway(turn: Turn, event: WorkerUnderway) -> None:
+    worker = _worker(turn, event.round, event.slot)
+    if worker is not None and not turn.state.independent:
+        rounds.underway(turn, worker, event.joined)
+
+
+def _here(turn: Turn, event: WorkerHere) -> None:
+    worker = _worker(turn, event.round, event.slot)
+    if worker is not None:
+        rounds.here(turn, worker, event.hold, event.commit)
+
+
+def _gave_up(turn: Turn, event: WorkerGaveUp) -> None:
+    if _worker(turn, event.round, event.slot):
+        turn.set_worker(event.slot, final=event.exit_code)
+
+
+def _state_changed(turn: Turn, event: StateChanged) -> None:
+    if turn.state.phase is AgentPhase.IDLE:
+        turn.announce()
+
+
+def _report(turn: Turn, event: Report) -> None:
+    turn.say(event.message)
+
+
+def _flushed(turn: Turn, event: SavesFlushed) -> None:
+    if event.round == turn.state.running_round and turn.state.done:
+        rounds.flushed(turn, event.pending, event.unsaved)
+
+
+def _keeping_changed(turn: Turn, event: KeepingChanged) -> None:
+    if event.why != turn.state.not_kept:
+        turn.set(not_kept=event.why)
+        turn.log(f"commits are not kept in memory: {event.why}" if event.why else "commits are kept in memory again")
+        turn.say(NotKept(event.why))
+
+
+def _logging_changed(turn: Turn, event: LoggingChanged) -> None:
+    if event.why != turn.state.not_logged:
+        turn.set(not_logged=event.why)
+        turn.say(NotLogged(event.why))
+
+
+def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
+    """It was this node that stopped them: the others go on without it, and nobody's restarts are spent."""
+    turn.log(event.reason)
+    rounds.break_off(turn)
+    turn.set(killed=True)
+
+
+def _nursery_gone(turn: Turn, event: NurseryGone) -> None:
+    turn.set(warm=False)
+    if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        turn.set(phase=AgentPhase.WARMING)
+    turn.log(f"the process that starts workers is gone ({event.reason}): starting another")
+    turn.do(Warm())
+
+
+# --- leaving ---------------------------------------------------------------------------------------------------------
+
+
+def _fatal(turn: Turn, event: Fatal) -> None:
+    turn.say(Leaving(event.outcome.reason))
+    turn.leave(event.outcome, SIGTERM)
+
+
+def _tick(turn: Turn, event: Tick) -> None:
+    """Only time has passed; ``watch_deadlines`` looks at every deadline."""
+
+
+_HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
+    Warmed: _warmed,
+    Connected: _connected,
+    Disconnected: _disconnected,
+    Heard: _heard,
+    LeaseRenewed: _lease_renewed,
+    LeaseGone: _lease_gone,
+    Registered: _registered,
+    WorkerEnded: _ended,
+    WorkerEntered: _entered,
+    WorkerParked: _parked,
+    WorkerUnderway: _underway,
+    WorkerHere: _here,
+    WorkerGaveUp: _gave_up,
+    StateChanged: _state_changed,
+    Report: _report,
+    SavesFlushed: _flushed,
+    KeepingChanged: _keeping_changed,
+    LoggingChanged: _logging_changed,
+    WorkerFroze: _froze,
+    WorkerThawed: _thawed,
+    WorkersKilled: _workers_killed,
+    NurseryGone: _nursery_gone,
+    Fatal: _fatal,
+    Interrupted: leaving.interrupted,
+    Noticed: leaving.noticed,
+    Tick: _tick,
+}

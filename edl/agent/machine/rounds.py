@@ -1,0 +1,421 @@
+"""From one world to the next on this node.
+
+A plain worker is started with its world and ended with it. One that uses ``edl.run`` keeps its process: at the end of
+a round it parks, and the next world's place is handed to it. Once this is known of a job, empty slots are filled ahead
+of the next world, so that nobody waits for a process to start. Whatever goes wrong on the way in process ends in the
+plain way, slot by slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edl.agent.machine.events import DumpStacks, FlushSaves, GivePlace, SignalWorkers, Start, StartAhead, TellWorkers
+from edl.agent.machine.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
+from edl.agent.machine.turn import SIGKILL, SIGTERM, Turn
+from edl.types import Rank, Round
+from edl.wire import local
+from edl.wire.messages import (
+    Boundary,
+    Hold,
+    Member,
+    Preparing,
+    Purpose,
+    StopRound,
+    Switch,
+    Underway,
+    UseSlots,
+    WorkersDone,
+    World,
+)
+
+IN_PROCESS = "in process"
+
+
+def start(turn: Turn, world: World, reason: str) -> None:
+    """Take part in a world: hand it to the workers that wait and start the others."""
+    member = admitted(turn, world)
+    if member is None:
+        return
+    workers = tuple(_take_place(turn, world, member, index) for index in range(member.slots))
+    fit = {worker.slot for worker in workers if not worker.anew}
+    waiting = tuple(w.slot for w in turn.state.workers if w.status is WorkerStatus.PARKED and w.slot in fit)
+    begin(turn, world, member, workers, waiting, reason)
+
+
+def admitted(turn: Turn, world: World) -> Member | None:
+    """This node's place in a world that it can take part in now."""
+    state = turn.state
+    member = world.member(state.info.node)
+    mine = state.registered and member is not None and member.incarnation == state.info.incarnation
+    if member is None or not mine or world.round <= state.seen_round:
+        return None
+    turn.set(seen_round=world.round)
+    if state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        return None  # not ready any more; the Master learns it from the round that the next Ready has seen
+    if state.idling and any(worker.ending for worker in state.alive):
+        return None  # nor is one whose waiting workers are on their way out
+    return member
+
+
+def begin(
+    turn: Turn, world: World, member: Member, workers: tuple[Worker, ...], placed: tuple[int, ...], reason: str
+) -> None:
+    """The world begins here with these workers: those ``placed`` live and are told, those new in it are started. What
+    lives in other slots ends."""
+    missing = tuple(w.slot for w in workers if w.born == world.round)
+    outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
+    turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=(), killed=False)
+    turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
+    turn.set(flushed=False, unsaved="")
+    turn.log(reason)
+    shed(turn, outside)
+    unfit = tuple(worker.slot for worker in workers if worker.anew)
+    if unfit:
+        turn.do(SignalWorkers(SIGKILL, unfit))  # it waits, and holds nothing that its agent has not
+    if placed:
+        turn.do(GivePlace(world, placed))
+    if missing:
+        turn.do(Start(world, missing))
+
+
+def _take_place(turn: Turn, world: World, member: Member, local_rank: int) -> Worker:
+    slot, rank = member.used[local_rank], Rank(member.first_rank + local_rank)
+    old = turn.worker(slot)
+    place = Worker(slot, rank, local_rank=local_rank, born=world.round, bound=local_rank)
+    if old is None or old.status not in (WorkerStatus.PARKED, WorkerStatus.STARTING):
+        return dataclasses.replace(place, how=restarted(old, "started with the world"))
+    place = dataclasses.replace(place, born=old.born)
+    if old.ending or _is_elsewhere(turn, old, local_rank):
+        numbers = f"its device has another number: local rank {old.bound} became {local_rank}"
+        return dataclasses.replace(place, how="started anew" if old.ending else f"restarted ({numbers})", anew=True)
+    return dataclasses.replace(
+        place, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how, bound=old.bound
+    )
+
+
+def _is_elsewhere(turn: Turn, worker: Worker, local_rank: int) -> bool:
+    """Whether a process would look for its device in the wrong place."""
+    return turn.state.by_device and worker.bound != local_rank
+
+
+def look_whether_done(turn: Turn) -> None:
+    """Once all workers here have ended well: see that what they saved is written, and tell the Master."""
+    if turn.state.done:
+        turn.do(FlushSaves(turn.state.running_round))
+
+
+def flushed(turn: Turn, pending: bool, unsaved: str) -> None:
+    """What the workers saved is written, or is not going to be; or that takes a while (``pending``)."""
+    if turn.state.flushed:
+        return
+    if unsaved:
+        turn.log(unsaved)
+    turn.set(flushed=not pending, unsaved=unsaved)
+    turn.say(WorkersDone(turn.state.running_round, pending, unsaved))
+
+
+def start_anew(turn: Turn, worker: Worker) -> None:
+    """The process is gone that could not fill its place."""
+    state = turn.state
+    if state.phase is AgentPhase.RUNNING and state.world is not None:
+        anew = dataclasses.replace(worker, anew=False, born=state.world.round)
+        turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in state.workers))
+        turn.do(Start(state.world, (anew.slot,)))
+        return
+    turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, anew=False)
+    rest_if_free(turn)
+
+
+def shed(turn: Turn, workers: tuple[Worker, ...]) -> None:
+    """End workers in slots that are not used: they belong to no world from now on."""
+    able = tuple(worker for worker in workers if not worker.ending)
+    for worker in able:
+        if worker.status is WorkerStatus.ALIVE:
+            turn.set_worker(worker.slot, status=WorkerStatus.STARTING, local_rank=-1)
+    if able:
+        kill_at_s, killed, slots = turn.state.kill_at_s, turn.state.killed, {worker.slot for worker in able}
+        turn.end_workers(tuple(worker for worker in turn.state.workers if worker.slot in slots), SIGTERM)
+        turn.set(kill_at_s=kill_at_s, killed=killed, shed_by_s=turn.now_s + turn.state.timeouts.shutdown_s)
+
+
+def use_slots(turn: Turn, order: UseSlots) -> None:
+    """The Master says where the next world's workers will be: have them wait there, and nowhere else."""
+    turn.set(use=() if order.slots == tuple(range(turn.state.info.slots)) else order.slots)
+    if turn.state.phase is AgentPhase.IDLE or (turn.state.phase is AgentPhase.PREPARING and not _starting(turn)):
+        get_ready(turn)
+
+
+def restarted(old: Worker | None, how: str) -> str:
+    """How a new process came into its slot, and what became of the one before."""
+    return f"restarted ({old.gone})" if old is not None and old.gone else how
+
+
+def stop(turn: Turn, order: StopRound) -> None:
+    """Leave the round at once, also when that was already to be done at a boundary."""
+    state = turn.state
+    if state.phase is AgentPhase.IDLE:
+        turn.announce()
+    elif state.phase is AgentPhase.PREPARING:
+        say_preparing(turn)
+    elif order.round >= state.running_round and state.unbroken:
+        turn.log(order.reason)
+        if order.dump:
+            turn.do(DumpStacks())
+        break_off(turn)
+
+
+def break_off(turn: Turn) -> None:
+    """Those that can rejoin abort their communicator and park; the others get SIGTERM, SIGKILL after the grace; one
+    that cannot hear is killed at once."""
+    state = turn.state
+    if not state.unbroken:
+        return
+    turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0, doubt_by_s=None)
+    parking = tuple(w.slot for w in state.in_world if w.rejoins and w.frozen_since_s is None)
+    ending = tuple(w for w in state.in_world if w.slot not in parking)
+    if parking:
+        turn.do(TellWorkers(local.Break(state.running_round, state.reason), parking))
+        turn.set(park_by_s=turn.now_s + state.timeouts.rejoin_s)
+    if ending:
+        turn.end_workers(ending, SIGTERM)
+    rest_if_free(turn)
+
+
+def rest_if_free(turn: Turn) -> None:
+    """Once no worker is left in the world: be ready again, or exit."""
+    turn.exit_if_empty()
+    if turn.state.phase is AgentPhase.STOPPING and not turn.state.in_world:
+        turn.set(kill_at_s=None, park_by_s=None, hold=0)
+        get_ready(turn)
+
+
+def get_ready(turn: Turn) -> None:
+    """Say that this node is ready, after having filled the slots if this job's workers can wait for a world."""
+    state = turn.state
+    if not state.warm and not state.parked:
+        turn.set(phase=AgentPhase.WARMING)
+        return
+    if state.idling:
+        _rest(turn)
+        return
+    shed(turn, tuple(worker for worker in state.alive if _is_useless(turn, worker)))
+    state, filled = turn.state, {worker.slot for worker in state.alive}
+    missing = tuple(slot for slot in state.uses if slot not in filled)
+    if not state.rejoins or state.ahead_failed or state.draining is not None or state.parked:
+        turn.set(phase=AgentPhase.IDLE)
+        turn.announce()
+        return
+    turn.set(phase=AgentPhase.PREPARING)
+    # Said first: the others go on without this node, and need not wait until its processes have been made.
+    say_preparing(turn)
+    if missing:
+        others = tuple(worker for worker in state.alive if worker.slot not in state.uses)
+        turn.set(workers=(*(_filled(turn, slot) for slot in state.uses), *others))
+        turn.do(StartAhead(missing, state.seen_round))
+
+
+def _is_useless(turn: Turn, worker: Worker) -> bool:
+    """Whether a worker that waits, or is to wait, would not be what the next world needs."""
+    if worker.status is WorkerStatus.ALIVE:
+        return False
+    uses = turn.state.uses
+    return worker.slot not in uses or _is_elsewhere(turn, worker, uses.index(worker.slot))
+
+
+def idle(turn: Turn) -> None:
+    """There is no world for a while: nobody is to wait for it, and independent workers end as well."""
+    turn.set(idling=True)
+    if turn.state.between and turn.state.in_world:
+        break_off(turn)
+    elif turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        get_ready(turn)
+
+
+def _rest(turn: Turn) -> None:
+    """Be ready once no worker is left."""
+    left = turn.state.alive
+    turn.set(phase=AgentPhase.PREPARING if left else AgentPhase.IDLE)
+    if left:
+        turn.end_workers(tuple(worker for worker in left if not worker.ending), SIGTERM)
+    else:
+        turn.set(kill_at_s=None)
+        turn.announce()
+
+
+def say_preparing(turn: Turn) -> None:
+    """Tell the Master that this node is free, and not ready yet."""
+    turn.say(Preparing(turn.state.seen_round, "starting workers ahead of the next world"))
+
+
+def _starting(turn: Turn) -> bool:
+    """Whether workers are on their way to where they wait."""
+    return any(worker.status is WorkerStatus.STARTING and not worker.ending for worker in turn.state.workers)
+
+
+def _filled(turn: Turn, slot: int) -> Worker:
+    old, state = turn.worker(slot), turn.state
+    if old is not None and old.status in HAS_PROCESS:
+        return old
+    how, bound = restarted(old, "started ahead"), state.uses.index(slot)
+    return Worker(slot, Rank(-1), WorkerStatus.STARTING, born=state.seen_round, bound=bound, how=how)
+
+
+def prestart(turn: Turn) -> None:
+    """The Master knows that this job's workers can wait for their world."""
+    turn.set(rejoins=True, idling=False)
+    if turn.state.phase is AgentPhase.IDLE:
+        get_ready(turn)
+
+
+def entered(turn: Turn, worker: Worker, rejoins: bool, why_not: str = "") -> None:
+    """A worker uses edl. ``why_not``: why it has to be restarted to join the next world."""
+    if why_not and not worker.how.endswith(f"[{why_not}]"):
+        turn.set_worker(worker.slot, how=f"{worker.how} [{why_not}]")
+    turn.set_worker(worker.slot, rejoins=rejoins)
+    if rejoins:
+        turn.set(rejoins=True)
+    elif turn.state.world is not None and worker.status is WorkerStatus.ALIVE:
+        if turn.state.phase is AgentPhase.RUNNING:
+            turn.do(GivePlace(turn.state.world, (worker.slot,)))
+    elif worker.status is WorkerStatus.STARTING:
+        parked(turn, worker, Round(0))  # it waits for the place it was started for
+
+
+def parked(turn: Turn, worker: Worker, left: Round) -> None:
+    """A worker is in no world and waits for a place."""
+    state = turn.state
+    if state.phase is AgentPhase.LEAVING:
+        turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.slot,)))
+    elif state.phase is AgentPhase.RUNNING and state.world is not None and worker.status is WorkerStatus.ALIVE:
+        if left < state.world.round:
+            turn.do(GivePlace(state.world, (worker.slot,)))
+    elif worker.ending:
+        return  # its end follows
+    elif state.phase is AgentPhase.STOPPING:
+        turn.set_worker(worker.slot, status=WorkerStatus.PARKED, how=IN_PROCESS, underway=False, here=None)
+        rest_if_free(turn)
+    else:
+        turn.set_worker(worker.slot, status=WorkerStatus.PARKED, underway=False, here=None)
+        if state.phase is AgentPhase.PREPARING and not _starting(turn):
+            get_ready(turn)  # another one may have died meanwhile
+
+
+def ended_outside(turn: Turn, worker: Worker, what: str) -> None:
+    """A worker that belonged to no world is gone: try once to replace it, then leave its slot to the next world."""
+    if worker in turn.state.shed and not turn.state.idling:
+        turn.set(workers=tuple(other for other in turn.state.workers if other.slot != worker.slot))
+        if turn.state.phase is AgentPhase.PREPARING and not _starting(turn):
+            get_ready(turn)
+        return
+    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
+    if turn.state.phase not in (AgentPhase.IDLE, AgentPhase.PREPARING):
+        return
+    if turn.state.idling:
+        get_ready(turn)
+        return
+    if worker.status is WorkerStatus.STARTING:
+        turn.set(ahead_failed=f"a worker started ahead {what}")
+        turn.log(f"a worker started ahead of its world {what}: its slot is filled with the next world")
+    if _starting(turn):
+        turn.set(phase=AgentPhase.PREPARING)
+    else:
+        get_ready(turn)
+
+
+# --- step boundaries -------------------------------------------------------------------------------------------------
+
+
+def hold(turn: Turn, order: Hold) -> None:
+    """Ask all workers how far they are, and let none pass its next boundary."""
+    if order.round != turn.state.running_round or not turn.state.underway:
+        return  # the Master gives up waiting, and interrupts
+    turn.set(hold=order.hold, binding=order.binding, doubt_by_s=None)
+    for worker in turn.state.in_world:
+        turn.set_worker(worker.slot, here=None)
+    ranks = tuple(worker.slot for worker in turn.state.in_world)
+    turn.do(TellWorkers(local.Hold(int(order.round), order.hold), ranks))
+
+
+def here(turn: Turn, worker: Worker, number: int, commit: int) -> None:
+    """A worker says how far it is; with the last one's word the Master is told."""
+    state = turn.state
+    if number != state.hold or worker.status is not WorkerStatus.ALIVE:
+        return
+    turn.set_worker(worker.slot, here=commit)
+    answers = [other.here for other in turn.state.in_world]
+    known = [answer for answer in answers if answer is not None]
+    if len(known) == len(answers):
+        turn.say(Boundary(state.running_round, number, max(known)))
+
+
+def switch(turn: Turn, order: Switch) -> None:
+    """The boundary is agreed on: let the workers go on to it; commit 0 says that there is none."""
+    state = turn.state
+    if order.round != state.running_round or state.phase is not AgentPhase.RUNNING:
+        return
+    if order.purpose is Purpose.SET:
+        _set(turn, order)
+        return
+    if order.hold != state.hold:
+        return
+    if not order.commit:
+        release(turn)
+        return
+    ranks = tuple(worker.slot for worker in state.in_world)
+    turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
+    turn.set(hold=0)
+    if order.purpose is not Purpose.SAVE:
+        turn.log(f"{order.reason}: changing over at commit {order.commit}")
+        turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_BOUNDARY, unsent=())
+        turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
+
+
+def _set(turn: Turn, order: Switch) -> None:
+    """Tell the workers from which commit on they have other settings, or which they are to have by now."""
+    state = turn.state
+    ranks = tuple(worker.slot for worker in state.in_world)
+    told = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
+    turn.do(TellWorkers(told, ranks))
+    turn.set(hold=0, doubt_by_s=None)
+
+
+def lose_master(turn: Turn) -> None:
+    """Nobody is there who asked the workers to hold: let them go on, unless it may have been settled already."""
+    if turn.state.in_doubt:
+        turn.set(doubt_by_s=turn.now_s + turn.state.timeouts.boundary_s)
+    else:
+        release(turn)
+
+
+def release(turn: Turn) -> None:
+    """Nothing comes of it: let the workers go on."""
+    if turn.state.hold:
+        turn.set(doubt_by_s=None)
+        ranks = tuple(worker.slot for worker in turn.state.in_world)
+        turn.do(TellWorkers(local.Release(turn.state.hold), ranks))
+        turn.set(hold=0)
+
+
+def underway(turn: Turn, worker: Worker, joined: Round) -> None:
+    """A worker trains; with the last one the Master is told, and by which way each came back."""
+    if worker.status is not WorkerStatus.ALIVE or joined != turn.state.running_round:
+        return
+    turn.set_worker(worker.slot, underway=True)
+    if turn.state.underway:
+        turn.say(Underway(joined, ways(turn)))
+
+
+def ways(turn: Turn) -> str:
+    """Which way each worker here took into the world: ``in process``, or ``3 in process, 1 started ahead``."""
+    counts: dict[str, int] = {}
+    for worker in (one for one in turn.state.workers if one not in turn.state.shed):
+        counts[worker.how] = counts.get(worker.how, 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{number} {how}" for how, number in counts.items())
+
+
+def count_of(workers: tuple[Worker, ...]) -> str:
+    """``worker 3``, or ``2 workers``."""
+    return f"worker {workers[0].rank}" if len(workers) == 1 else f"{len(workers)} workers"

@@ -1,0 +1,105 @@
+"""One turn of the agent: the state under change and the effects collected so far.
+
+Mutable on purpose and never seen outside one ``step``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import Any
+
+from edl.agent.machine.events import Announce, Decision, Effect, Exit, Log, Say, SignalWorkers, TellWorkers
+from edl.agent.machine.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
+from edl.wire.local import Stop
+from edl.wire.messages import AgentMessage
+
+SIGTERM, SIGKILL, SIGINT, SIGABRT = (
+    int(number) for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGABRT)
+)
+
+
+class Turn:
+    """Working copy of an ``AgentState`` at one moment."""
+
+    def __init__(self, state: AgentState, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    def decision(self) -> Decision:
+        """The outcome of this turn."""
+        return Decision(self.state, tuple(self.effects), self.state.reason)
+
+    def set(self, **changes: Any) -> None:
+        """Replace fields of the state."""
+        self.state = dataclasses.replace(self.state, **changes)
+
+    def do(self, effect: Effect) -> None:
+        """Have the shell do something."""
+        self.effects.append(effect)
+
+    def log(self, text: str) -> None:
+        """Tell the person who reads along; it is also the reason of this turn."""
+        self.set(reason=text)
+        self.do(Log(text))
+
+    def say(self, message: AgentMessage) -> None:
+        """Tell the Master, if it is there to hear; attaching says again what matters."""
+        if self.state.connected:
+            self.do(Say(message))
+
+    def announce(self) -> None:
+        """Say that this node is ready for the next round."""
+        if self.state.connected and self.state.registered:
+            self.do(Announce())
+
+    def worker(self, slot: int) -> Worker | None:
+        """What fills a slot."""
+        return next((worker for worker in self.state.workers if worker.slot == slot), None)
+
+    def set_worker(self, slot: int, **changes: Any) -> None:
+        """Replace fields of one worker."""
+        self.set(
+            workers=tuple(
+                dataclasses.replace(worker, **changes) if worker.slot == slot else worker
+                for worker in self.state.workers
+            )
+        )
+
+    def end_workers(self, workers: tuple[Worker, ...], number: int) -> None:
+        """Have these end: those that wait are told, the others get the signal, SIGKILL if they are frozen. After the
+        grace all that are left are killed."""
+        for worker in workers:
+            self.set_worker(worker.slot, ending=True)
+        frozen = tuple(worker.slot for worker in workers if worker.frozen_since_s is not None)
+        able = [worker for worker in workers if worker.frozen_since_s is None]
+        waiting = tuple(worker.slot for worker in able if worker.status is WorkerStatus.PARKED)
+        others = tuple(worker.slot for worker in able if worker.status is not WorkerStatus.PARKED)
+        if frozen:
+            self.do(SignalWorkers(SIGKILL, frozen))
+        if waiting:
+            self.do(TellWorkers(Stop("the launcher leaves"), waiting))
+        if others:
+            self.do(SignalWorkers(number, others))
+        if able:
+            self.set(kill_at_s=self.now_s + self.state.timeouts.shutdown_s, killed=False)
+
+    def leave(self, outcome: Outcome, number: int) -> None:
+        """Stop the workers, then exit."""
+        told = self.state.phase is AgentPhase.STOPPING and self.state.kill_at_s is not None
+        untold = tuple(w for w in self.state.alive if not (told and w.status is WorkerStatus.ALIVE))
+        self.end_workers(untold, number)
+        self.set(phase=AgentPhase.LEAVING, outcome=outcome, reason=outcome.reason)
+        self.exit_if_empty()
+
+    def exit_if_empty(self) -> None:
+        """Once no worker is left, and the Master has had its word, exit."""
+        if (
+            self.state.word_by_s is None
+            and self.state.phase is AgentPhase.LEAVING
+            and self.state.outcome is not None
+            and not self.state.alive
+        ):
+            self.set(phase=AgentPhase.OVER)
+            self.do(Exit(self.state.outcome))

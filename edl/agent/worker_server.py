@@ -1,0 +1,324 @@
+"""Where this node's workers, if their scripts use edl, talk to their agent.
+
+A socket of datagrams under an abstract address, so nothing is left in the file system. Whose a connection is, the
+kernel says: every worker leads a session, and whatever connects from it is that worker's. One connection a worker; a
+second one (a forked data loader that goes astray) is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edl.agent.machine import events as ev
+from edl.checkpoint.memory.buffer_table import Refusal
+from edl.checkpoint.memory.keeper import Grant
+from edl.errors import EdlError, ProtocolError
+from edl.tasks import Chores
+from edl.types import Round
+from edl.wire import local, plain
+from edl.wire.datagrams import LARGEST_BYTES
+from edl.wire.memory_file import read_memory, write_memory
+from edl.wire.messages import ServiceSaid, ServiceTold
+
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG = 256
+_STRANGER_RETRY_S = 0.01
+_STRANGER_LIMIT = 500
+"""A worker may be quicker to connect than the nursery is to report its pid."""
+
+
+class Keeper(Protocol):
+    """What the desk needs from the node's state keeper."""
+
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
+        """A buffer for the next snapshot of a stream."""
+        ...
+
+    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
+        """A snapshot is complete, which counts at once; what is returned waits for the next buffer.
+
+        Raises ``ProtocolError`` when it is not what the worker says.
+        """
+        ...
+
+    async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
+        """A read-only descriptor (the caller's to close) and the size of a part of a commit.
+
+        Raises ``CheckpointError``.
+        """
+        ...
+
+    async def wrote_through(self, message: local.WroteThrough) -> None:
+        """A worker has written a commit into the checkpoint directory, since there was no memory for it."""
+        ...
+
+    def restored(self, slot: int) -> None:
+        """The worker does not read any more what ``piece`` gave it."""
+        ...
+
+    def forget_worker(self, slot: int) -> None:
+        """The worker of a slot is gone; the next one starts anew."""
+        ...
+
+
+Owner = Callable[[int], "tuple[Round, int] | None"]
+"""From a session's id to the round its worker was born in and its slot."""
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    socket: socket.socket
+    session: int
+    born: Round = Round(0)
+    slot: int = -1
+    tries: int = 0
+    outgoing: collections.deque[tuple[bytes, list[int]]] = field(default_factory=collections.deque)
+
+
+class Desk:
+    """Serves the workers of one node. ``heard`` gets what matters to the agent's machine."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        keeper: Keeper,
+        heard: Callable[[ev.Event], None],
+        relay: Callable[[ServiceSaid], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """``relay``: takes on what workers say to the Master's services."""
+        self._relay = relay
+        self._owner = owner
+        self._keeper = keeper
+        self._heard = heard
+        self._log = log
+        self._lines: dict[int, _Line] = {}
+        self._strangers: set[_Line] = set()
+        self._chores = Chores()
+        self.progress: dict[int, int] = {}
+        """Newest commit of each slot, for whoever looks for hangs."""
+        self.newest: tuple[int, float] | None = None
+        """The highest commit of those, and when it was made by the event loop's clock; None until there is one."""
+        self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind(f"\0{self.address}")
+        self._listener.listen(_BACKLOG)
+
+    def open(self) -> None:
+        """Serve from now on."""
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Hang up on everybody. Workers end when that happens."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        self._listener.close()
+        for line in [*self._lines.values(), *self._strangers]:
+            self._hang_up(line)
+        self._chores.drop()
+
+    def tell(self, message: local.ToWorker, slots: tuple[int, ...]) -> None:
+        """Say something to workers; one that is not connected misses it."""
+        for slot in slots:
+            line = self._lines.get(slot)
+            if line is not None:
+                self._send(line, message)
+
+    def pass_on(self, told: ServiceTold) -> None:
+        """A service's word to a worker."""
+        line = self._lines.get(told.slot)
+        if line is None:
+            return
+        if len(told.body) <= LARGEST_BYTES // 4:
+            self._send(line, local.Told(told.service, told.body))
+        else:
+            self._send(line, local.Told(told.service, ""), write_memory("edl-told", told.body.encode()))
+
+    def reattached(self, token: int) -> None:
+        """There is a Master: workers that talk to its services may have to say something again."""
+        for line in list(self._lines.values()):
+            self._send(line, local.Reattached(token))
+
+    def give_place(self, slot: int, seat: local.Seat) -> None:
+        """Tell a waiting worker its place."""
+        line = self._lines.get(slot)
+        if line is not None:
+            self._send(line, local.Place(seat.round), write_memory("edl-seat", plain.dumps(seat)))
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._log(f"a worker could not connect to its agent: {error.strerror}")
+                return
+            connection.setblocking(False)
+            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, uid, _ = _CREDENTIALS.unpack(raw)
+            try:
+                session = os.getsid(pid)
+            except ProcessLookupError:
+                connection.close()
+                continue
+            if uid != os.getuid():
+                connection.close()
+                continue
+            line = _Line(connection, session)
+            self._strangers.add(line)
+            self._introduce(line)
+
+    def _introduce(self, line: _Line) -> None:
+        """Listen to a connection once it is known whose it is."""
+        if line not in self._strangers:
+            return
+        place = self._owner(line.session)
+        line.tries += 1
+        if place is None and line.tries < _STRANGER_LIMIT:
+            asyncio.get_running_loop().call_later(_STRANGER_RETRY_S, self._introduce, line)
+            return
+        self._strangers.discard(line)
+        if place is None or place[1] in self._lines:
+            line.socket.close()
+            return
+        line.born, line.slot = place
+        self._lines[line.slot] = line
+        self.progress.pop(line.slot, None)
+        asyncio.get_running_loop().add_reader(line.socket, self._readable, line)
+
+    def _hang_up(self, line: _Line) -> None:
+        self._strangers.discard(line)
+        if self._lines.get(line.slot) is line:
+            del self._lines[line.slot]
+            self._keeper.forget_worker(line.slot)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(line.socket)
+        loop.remove_writer(line.socket)
+        line.socket.close()
+        for _, descriptors in line.outgoing:
+            _close(descriptors)
+        line.outgoing.clear()
+
+    # --- what workers say --------------------------------------------------------------------------------------------
+
+    def _readable(self, line: _Line) -> None:
+        while line.socket.fileno() >= 0:
+            descriptors: list[int] = []
+            try:
+                data, descriptors, _, _ = socket.recv_fds(line.socket, LARGEST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionResetError:
+                continue  # it died with something unread; what it had said before is still to come
+            except OSError:
+                data = b""
+            if not data:
+                self._hang_up(line)
+                return
+            try:
+                message = local.decode_to_agent(data)
+                if isinstance(message, local.Call):
+                    body = read_memory(descriptors[0]).decode() if descriptors else message.body
+                    self._relay(ServiceSaid(message.service, line.slot, Round(message.round), body))
+                else:
+                    self._take(line, message)
+            except ProtocolError as error:
+                self._log(f"worker in slot {line.slot} said something strange: {error}")
+            finally:
+                _close(descriptors)
+
+    def _take(self, line: _Line, message: local.ToAgent) -> None:
+        born, slot = line.born, line.slot
+        match message:
+            case local.Enter(rejoins=rejoins, why_not=why_not):
+                self._heard(ev.WorkerEntered(born, slot, rejoins, why_not))
+            case local.Parked(round=left):
+                self._heard(ev.WorkerParked(born, slot, Round(left)))
+            case local.Underway(round=joined):
+                self._keeper.restored(slot)
+                self._heard(ev.WorkerUnderway(born, slot, Round(joined)))
+            case local.Here(hold=hold, commit=commit):
+                self._heard(ev.WorkerHere(born, slot, hold, commit))
+            case local.GiveUp(exit_code=code):
+                self._heard(ev.WorkerGaveUp(born, slot, code))
+            case local.Want(stream=stream, size=size):
+                self._chores.begin(self._grant(line, stream, self._keeper.want(slot, stream, size)))
+            case local.Committed():
+                self.progress[slot] = message.commit
+                if self.newest is None or message.commit > self.newest[0]:
+                    self.newest = (message.commit, asyncio.get_running_loop().time())
+                self._committed(line, message)
+            case local.Fetch():
+                self._chores.begin(self._fetch(line, message))
+            case local.WroteThrough(commit=commit):
+                self.progress[slot] = commit
+                self._chores.begin(self._keeper.wrote_through(message))
+
+    def _committed(self, line: _Line, message: local.Committed) -> None:
+        try:
+            granting = self._keeper.committed(line.slot, message)
+        except ProtocolError as error:
+            self._log(f"worker in slot {line.slot}: {error}")
+            self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
+        else:
+            self._chores.begin(self._grant(line, message.stream, granting))
+
+    async def _grant(self, line: _Line, stream: str, granting: Coroutine[Any, Any, Grant | Refusal]) -> None:
+        match await granting:
+            case Grant(buffer, size, descriptor):
+                self._send(line, local.Buffer(stream, buffer, size), *(() if descriptor is None else (descriptor,)))
+            case Refusal(why):
+                self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
+
+    async def _fetch(self, line: _Line, message: local.Fetch) -> None:
+        try:
+            descriptor, size = await self._keeper.piece(line.slot, message)
+        except EdlError as error:
+            self._send(line, local.NoPiece(message.stream, str(error)[: LARGEST_BYTES // 4]))
+        else:
+            self._send(line, local.Piece(message.stream, size), descriptor)
+
+    # --- what workers are told ---------------------------------------------------------------------------------------
+
+    def _send(self, line: _Line, message: local.ToWorker, *descriptors: int) -> None:
+        """Send, or keep until the worker reads again. The descriptors are closed here."""
+        if line.socket.fileno() < 0:
+            _close(list(descriptors))
+            return
+        line.outgoing.append((local.encode_to_worker(message), list(descriptors)))
+        if len(line.outgoing) == 1:
+            self._flush(line)
+
+    def _flush(self, line: _Line) -> None:
+        while line.outgoing:
+            data, descriptors = line.outgoing[0]
+            try:
+                socket.send_fds(line.socket, [data], descriptors)
+            except (BlockingIOError, InterruptedError):
+                asyncio.get_running_loop().add_writer(line.socket, self._flush, line)
+                return
+            except OSError:
+                self._hang_up(line)
+                return
+            _close(descriptors)
+            line.outgoing.popleft()
+        asyncio.get_running_loop().remove_writer(line.socket)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

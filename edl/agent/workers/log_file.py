@@ -1,0 +1,210 @@
+"""One log file: written by a thread, parted when it is long, and left alone while its disk is nearly full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from edl.agent.workers.writer_thread import Scribe, said_by_loop
+
+MIB = 1 << 20
+RESERVE_SHARE = 0.05
+MOST_RESERVE = 1 << 30
+"""What logs leave free unless told otherwise: this share of the disk, and no more than that."""
+AGAIN = 1.25
+"""Times the reserve that has to be free before logs go on."""
+LOOK_BYTES = MIB
+"""Written between two looks, or a quarter of the reserve where that is less."""
+
+
+class Admission(Protocol):
+    """Whether a disk has room for logs."""
+
+    shut: bool
+
+    def admits(self, size: int) -> bool:
+        """Whether so many bytes may be written now."""
+
+
+class LogRoom:
+    """The low-water mark of a disk: below it logs are left out, so that store and checkpoints still have room.
+
+    ``reserve``: bytes, or less than 0 for what suits the disk. Asked by the scribe's thread alone, since a disk may
+    hang; ``say`` and ``warn`` are called there. ``warn`` gets what is wrong, and then an empty text.
+    """
+
+    def __init__(self, folder: str, reserve: int, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._reserve = reserve
+        self._say = say
+        self._warn = warn
+        self._step = 0
+        """Bytes until the next look."""
+        self.shut = False
+
+    def admits(self, size: int) -> bool:
+        """Whether so many bytes may be written now."""
+        if not self._reserve:
+            return True
+        self._step -= size
+        if self.shut or self._step < 0:
+            self._look()
+        return not self.shut
+
+    def _look(self) -> None:
+        try:
+            found = os.statvfs(self._folder)
+        except OSError:
+            self._step = LOOK_BYTES
+            return  # whoever writes says what is wrong with it
+        free = found.f_bavail * found.f_frsize
+        usual = min(MOST_RESERVE, int(RESERVE_SHARE * found.f_blocks * found.f_frsize))
+        mark = self._reserve if self._reserve > 0 else usual
+        self._step = min(LOOK_BYTES, mark // 4)
+        shut = free < (AGAIN * mark if self.shut else mark)
+        if shut is self.shut:
+            return
+        self.shut = shut
+        if shut:
+            why = f"the disk of {self._folder} has {free / MIB:.1f} MiB left, less than the {mark / MIB:.1f} that logs"
+            why += " leave free (--log-reserve): workers' output is not kept until there is more room"
+            self._say(f"{why}. Training goes on; free some space or choose another --log-dir")
+            self._warn(why)
+        else:
+            self._say(f"the disk of {self._folder} has room again ({free / MIB:.1f} MiB): logs go on")
+            self._warn("")
+
+
+class Roomy:
+    """A disk that nobody watches."""
+
+    shut = False
+
+    def admits(self, size: int) -> bool:
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a file is held to. Called on the event loop, but for ``room``."""
+
+    room: Admission
+    part_bytes: int = 0
+    """A file of this size becomes a part, and another is begun; 0: never."""
+    took: Callable[[int], None] = lambda size: None
+    """So many bytes have been written."""
+    parted: Callable[[Path, int], Path] = lambda path, size: path
+    """A file is full with so many bytes; returns the name that it gets."""
+
+
+UNBOUNDED = Bounds(Roomy())
+
+
+class LogFile:
+    """A file that may fail, or keep the scribe waiting: then it is done without, and that is said once."""
+
+    def __init__(
+        self, path: Path | None, scribe: Scribe, warn: Callable[[str], None], bounds: Bounds = UNBOUNDED
+    ) -> None:
+        self._path = path
+        self._scribe = scribe
+        self._warn = warn
+        self._warn_from_scribe = said_by_loop(warn)
+        self._bounds = bounds
+        self._lost = 0
+        self._size = 0
+        """Since the file was begun."""
+        self._file: BinaryIO | None = None
+        self._left_out = 0
+        """Lines that the disk had no room for. These two are for the scribe alone."""
+        if path is not None:
+            scribe.do(self._open)
+
+    def write(self, lines: list[bytes]) -> None:
+        """What the scribe has no room for is counted, and the number stands in the file where the lines are missing."""
+        if self._path is None or not lines:
+            return
+        text = self._missing() + b"".join(line + b"\n" for line in lines)
+        if self._bounds.part_bytes and self._size and self._size + len(text) > self._bounds.part_bytes:
+            self._part(self._path)
+        if self._scribe.do(lambda: self._write(text, len(lines)), len(text)):
+            self._lost = 0
+            self._count(len(text))
+            return
+        if not self._lost:
+            self._warn(f"the disk of {self._path} does not keep up: training goes on, lines are left out of that file")
+        self._lost += len(lines)
+
+    def _count(self, size: int) -> None:
+        if not self._bounds.room.shut:
+            self._size += size
+            self._bounds.took(size)
+
+    def _part(self, path: Path) -> None:
+        target = self._bounds.parted(path, self._size)
+        self._size = 0
+        self._scribe.do(lambda: self._begin_anew(path, target))
+
+    def _missing(self) -> bytes:
+        return b"[edl: %d lines are missing here, the disk did not keep up]\n" % self._lost if self._lost else b""
+
+    def close(self) -> None:
+        """Once all that was written before is on the disk."""
+        if self._path is None:
+            return
+        if self._lost:
+            missing = self._missing()
+            self._scribe.do(lambda: self._write(missing, 0))
+        self._scribe.do(self._close)
+
+    # --- by the scribe ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        assert self._path is not None  # noqa: S101 - asked for by whoever has one
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the stream
+        except OSError as error:
+            self._complain(error)
+
+    def _begin_anew(self, path: Path, target: Path) -> None:
+        if self._file is None:
+            return
+        self._close()
+        with contextlib.suppress(OSError):  # somebody has removed it
+            path.rename(target)
+        self._open()
+        self._write(f"[edl: older lines are in {target.name}]\n".encode(), 0)
+
+    def _write(self, text: bytes, lines: int) -> None:
+        if self._file is None:
+            return
+        if not self._bounds.room.admits(len(text)):
+            self._left_out += lines
+            return
+        if self._left_out:
+            text = b"[edl: %d lines are missing here, the disk had no room for them]\n%b" % (self._left_out, text)
+            self._left_out = 0
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            self._complain(error)
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # closing flushes, and flushing may be what failed
+                self._file.close()
+            self._file = None
+
+    def _complain(self, error: OSError) -> None:
+        self._warn_from_scribe(
+            f"cannot write the log file {self._path} ({error.strerror}): training goes on, "
+            "this worker's output is not kept until the next round. Free some space or choose another --log-dir"
+        )

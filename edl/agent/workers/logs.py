@@ -1,0 +1,143 @@
+"""What workers write: to the console, to files, and the last lines kept for error reports.
+
+Workers write into pipes that the launcher reads. So a full disk costs log lines, never a training step, and the last
+words of a dead worker are at hand without any decorator in the script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from edl.agent.workers.log_file import UNBOUNDED, Bounds, LogFile
+from edl.agent.workers.log_paths import selected
+from edl.agent.workers.writer_thread import Scribe
+
+TAIL_LINES = 60
+TAIL_BYTES = 8192
+"""The last lines travel to the Master and lie in its record, so they have to be small."""
+CHUNK_BYTES = 65536
+DRAIN_CHUNKS = 17
+"""Most that ``close`` and ``tail`` read: as much as fits into the largest pipe. A grandchild may write for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Where one stream of one worker goes."""
+
+    console: BinaryIO | None
+    prefix: bytes
+    """Put before each console line."""
+    file: Path | None
+    filtered: Path | None = None
+    """Gets the lines that hold one of ``filters``, with the prefix; several streams may write to it."""
+    filters: tuple[bytes, ...] = ()
+    bounds: Bounds = UNBOUNDED
+
+
+class OutputStream:
+    """One pipe from a worker. The worker holds ``write_fd``; close that here once the worker has started."""
+
+    def __init__(self, plan: StreamPlan, scribe: Scribe, warn: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._scribe = scribe
+        self._warn = warn
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._partial = b""
+        self.received = 0
+        """Bytes taken from the worker so far."""
+        self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
+        self._file = LogFile(plan.file, scribe, warn, plan.bounds)
+        self._filtered = LogFile(plan.filtered, scribe, warn, plan.bounds)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read_fd, self._read, 1)
+        self._open = True
+
+    def close_write_end(self) -> None:
+        """The worker has its own copy now."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    def switch(self, plan: StreamPlan) -> None:
+        """From now on elsewhere: a round begins that the worker lives to see. Whole lines that it has written before
+        stay with the last round. The tail goes on."""
+        if not self._open:
+            return
+        self._read(DRAIN_CHUNKS)
+        self._close_files()
+        self._plan = plan
+        self._file = LogFile(plan.file, self._scribe, self._warn, plan.bounds)
+        self._filtered = LogFile(plan.filtered, self._scribe, self._warn, plan.bounds)
+
+    def tail(self) -> str:
+        """The last lines written so far, including what still sits in the pipe."""
+        self._read(DRAIN_CHUNKS)
+        lines = [*self._tail, self._partial] if self._partial else list(self._tail)
+        return b"\n".join(lines)[-TAIL_BYTES:].decode(errors="replace")
+
+    def close(self) -> None:
+        """Take what is left in the pipe and let go. A grandchild that still holds it writes into the void."""
+        self._read(DRAIN_CHUNKS)
+        self._shut()
+
+    def _shut(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._read_fd)
+        os.close(self._read_fd)
+        self.close_write_end()
+        if self._partial:
+            self._tail.append(self._partial)
+            self._emit([self._partial])
+            self._partial = b""
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self._file.close()
+        self._filtered.close()
+
+    def _read(self, chunks: int) -> None:
+        """Take what is there, but no more than this: a worker that never stops writing must not stop the launcher."""
+        for _ in range(chunks if self._open else 0):
+            try:
+                data = os.read(self._read_fd, CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._shut()
+                return
+            self._take(data)
+            if len(data) < CHUNK_BYTES:
+                return
+
+    def _take(self, data: bytes) -> None:
+        self.received += len(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > CHUNK_BYTES:  # a line without end, such as a progress bar drawn with \r
+            lines.append(self._partial)
+            self._partial = b""
+        if lines:
+            self._tail.extend(lines)
+            self._emit(lines)
+
+    def _emit(self, lines: list[bytes]) -> None:
+        if self._plan.console is not None:
+            text = b"".join(self._plan.prefix + line + b"\n" for line in lines)
+            try:
+                self._plan.console.write(text)
+                self._plan.console.flush()
+            except (BlockingIOError, OSError, ValueError) as error:
+                self._plan = dataclasses.replace(self._plan, console=None)
+                self._warn(f"cannot write worker output to the console any more ({error})")
+        self._file.write(lines)
+        if self._plan.filters:
+            self._filtered.write([self._plan.prefix + line for line in selected(lines, self._plan.filters)])

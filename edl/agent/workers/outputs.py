@@ -1,0 +1,343 @@
+"""Where each worker of a launcher writes in each round: the shell around ``log_tree``.
+
+Nothing here may stop training: what cannot be made is said once and done without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.agent.workers.log_file import UNBOUNDED, Bounds, LogRoom
+from edl.agent.workers.log_paths import (
+    HISTORY,
+    LATEST,
+    REPORT,
+    Attempt,
+    WorkerFiles,
+    launch_folder,
+    number_of,
+    peers,
+    pod_log,
+    prefix,
+    told,
+)
+from edl.agent.workers.log_retention import LogPieces, part_bytes
+from edl.agent.workers.logs import OutputStream, StreamPlan
+from edl.agent.workers.paddle_environment import shortened, too_long
+from edl.agent.workers.writer_thread import Scribe, in_loop, said_by_loop
+from edl.config import LogPlan, StreamTarget
+from edl.wire.messages import World
+
+PATIENCE_S = 2.0
+"""For what has to lie on the disk before a worker starts, or is read when it has ended."""
+MARK = ".launch"
+"""In the folder of each launch: whose it is. By names alone ``a.2``, a node, could be the second launch on ``a``."""
+
+
+def claim(plan: LogPlan) -> LogPlan:
+    """The plan with a folder of this launch alone, which exists then. An earlier launch's is left as it is, or, where
+    the plan says ``overwrite``, emptied of its rounds and its report. Where it cannot be made the plan stays; that is
+    said later."""
+    if not plan.folder:
+        return plan
+    wanted = Path(plan.folder)
+    with contextlib.suppress(OSError):
+        if plan.overwrite:
+            for old in (*wanted.glob("attempt_*"), wanted / LATEST, wanted / REPORT, wanted / HISTORY):
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
+                else:
+                    old.unlink(missing_ok=True)
+            wanted.mkdir(parents=True, exist_ok=True)
+            return plan
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            name = launch_folder(wanted.name, os.listdir(wanted.parent))
+            with contextlib.suppress(FileExistsError):  # another launcher was quicker
+                (wanted.parent / name).mkdir()
+                plan = dataclasses.replace(plan, folder=str(wanted.parent / name), name=wanted.name)
+                (wanted.parent / name / MARK).write_text(wanted.name)
+                return plan
+    return plan
+
+
+def earlier(plan: LogPlan) -> dict[str, int]:
+    """Folders of earlier launches of this job on this node and their sizes in bytes, oldest first. Reads the disk."""
+    own = Path(plan.folder)
+    found: list[tuple[int, Path]] = []
+    with contextlib.suppress(OSError):
+        for folder in own.parent.iterdir():
+            number = number_of(plan.name, folder.name)
+            if number and folder != own and _read(str(folder / MARK)) == plan.name:
+                found.append((number, folder))
+    return {str(folder): _size(folder) for _, folder in sorted(found)}
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                total += os.lstat(f"{inner}/{name}").st_size
+    return total
+
+
+@dataclass(slots=True)
+class Output:
+    """The streams of one worker, and its files in the round it is in."""
+
+    stdout: OutputStream
+    stderr: OutputStream
+    files: WorkerFiles
+    error_file: str
+    """Where the worker has been told to describe an uncaught exception; empty: nowhere."""
+
+    async def last_error(self, limit_s: float = PATIENCE_S) -> str | None:
+        """What the worker has left about an uncaught exception; None if its disk does not answer."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(_read, self.error_file), limit_s)
+        except asyncio.TimeoutError:
+            return None
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self.stdout.close()
+        self.stderr.close()
+
+
+class Outputs:
+    """Gives the workers of one launcher their files.
+
+    ``environment``: the launcher's own. ``told_again``: whether workers that live through several rounds hear where
+    their error file of each is; else the first one counts.
+    """
+
+    def __init__(
+        self,
+        plan: LogPlan,
+        node: str,
+        environment: Mapping[str, str],
+        log: Callable[[str], None],
+        *,
+        told_again: bool = True,
+    ) -> None:
+        self._plan = plan
+        self._node = node
+        self._environment = environment
+        self._log = log
+        self._told_again = told_again
+        self._made: dict[tuple[str, int], int] = {}
+        self._scribe = Scribe()
+        self._pieces = LogPieces(plan.rounds, plan.most_bytes)
+        self._part_bytes = part_bytes(plan.most_bytes, plan.workers)
+        self._parts: dict[Path, int] = {}
+        self._room: LogRoom | None = None
+        """Once there is something to write."""
+        self._warn: Callable[[str], None] = lambda why: None
+        self._busy: Callable[[], set[str]] = set
+        self._noted = 0
+        """The newest round that is."""
+
+    async def done(self, limit_s: float) -> bool:
+        """Wait until all is written that was to be; False when the time is up."""
+        return await self._scribe.done(limit_s)
+
+    def files(self, attempt: Attempt) -> WorkerFiles:
+        """Files that nobody has had before, in a folder that is about to exist."""
+        place = (attempt.folder, attempt.local_rank)
+        self._made[place] = again = self._made.get(place, 0) + 1
+        files = WorkerFiles(self._plan.folder, attempt, again, self._plan.layout, self._plan.servers)
+        if files.folder:
+            log = said_by_loop(self._log)
+
+            def make() -> None:
+                try:
+                    Path(files.folder).mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    log(f"cannot make the log folder {files.folder} ({error.strerror}): training goes on without it")
+
+            self._scribe.do(make)
+            if self._room is None:
+                self._room = self._look_around()
+            self._pieces.begin(attempt.folder)
+            self._forget()
+        return files
+
+    def met(self, job: str, world: World) -> None:
+        """A round begins: in Paddle's layout its nodes are noted."""
+        if not self._plan.links or world.round <= self._noted:
+            return
+        self._noted = world.round
+        path, line = Path(pod_log(self._plan.links, job, self._node)), peers(world)
+
+        def append() -> None:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(line)
+
+        self._scribe.do(append)
+
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        """``warn`` gets why nothing is written for a while, and an empty text when it is again."""
+        self._warn = warn
+
+    def _shut(self, why: str) -> None:
+        self._warn(why)
+
+    def ask_busy(self, busy: Callable[[], set[str]]) -> None:
+        """``busy``: folders of rounds that living workers write into, which must stay."""
+        self._busy = busy
+
+    def _look_around(self) -> LogRoom:
+        """Begin to write: what is there already, and how much more there may be."""
+        plan = self._plan
+        if plan.name:
+            found = in_loop(self._found)
+            self._scribe.do(lambda: found(earlier(plan)))
+        return LogRoom(plan.folder, plan.reserve, said_by_loop(self._log), in_loop(self._shut))
+
+    def _found(self, launches: dict[str, int]) -> None:
+        self._pieces.found(launches)
+        self._forget()
+
+    def _forget(self) -> None:
+        """A job of weeks has thousands of rounds, and may write without end."""
+        for old in self._pieces.surplus(self._busy()):
+            self._scribe.do(functools.partial(_remove, Path(self._plan.folder) / old))
+
+    def _bounds(self, round_folder: str) -> Bounds:
+        """Of a file in the folder of a round."""
+
+        def took(size: int) -> None:
+            if self._pieces.grow(round_folder, size):
+                self._forget()
+
+        def parted(path: Path, size: int) -> Path:
+            self._parts[path] = number = self._parts.get(path, 0) + 1
+            part = path.with_name(f"{path.name}.{number}")
+            self._pieces.part(round_folder, str(part), size)
+            return part
+
+        return Bounds(self._room, self._part_bytes, took, parted) if self._room is not None else UNBOUNDED
+
+    def log_dir(self, files: WorkerFiles) -> str:
+        """What a worker is told to be the folder for logs (``PADDLE_LOG_DIR``)."""
+        return self._plan.links or files.folder
+
+    def open(self, files: WorkerFiles, environment: Mapping[str, str]) -> Output:
+        """Pipes for a worker with this environment. Raises ``OSError`` when there are none left."""
+        stdout = OutputStream(self._stream(files, environment, stderr=False), self._scribe, self._log)
+        try:
+            stderr = OutputStream(self._stream(files, environment, stderr=True), self._scribe, self._log)
+        except OSError:
+            stdout.close()
+            raise
+        self._scribe.do(lambda: self._note(files, environment))
+        return Output(stdout, stderr, files, files.error_file)
+
+    def move(self, output: Output, files: WorkerFiles, environment: Mapping[str, str]) -> None:
+        """A round begins that this worker lives to see."""
+        output.stdout.switch(self._stream(files, environment, stderr=False))
+        output.stderr.switch(self._stream(files, environment, stderr=True))
+        output.files = files
+        if self._told_again:
+            output.error_file = files.error_file
+        self._scribe.do(lambda: self._note(files, environment))
+
+    async def backed_up(self, files: WorkerFiles, environment: dict[str, str]) -> dict[str, str]:
+        """What a worker is to be started with: lists too long for that are in a file, which Paddle looks into. In
+        Paddle's layout all but pservers have the file, as there. Without a folder, or when it cannot be written, all of
+        it."""
+        if not files.folder or not ((self._plan.links and not files.of_server) or too_long(environment)):
+            return environment
+        news = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        text, why = json.dumps(news, indent=4, sort_keys=True), ""
+
+        def write() -> None:
+            Path(files.folder).mkdir(parents=True, exist_ok=True)
+            Path(files.backup_environment).write_text(text)
+
+        try:
+            await asyncio.wait_for(asyncio.to_thread(write), PATIENCE_S)
+        except OSError as error:
+            why = error.strerror or str(error)
+        except asyncio.TimeoutError:
+            why = f"its disk has not answered for {PATIENCE_S:g} s"
+        if why:
+            self._log(f"cannot write {files.backup_environment} ({why}): workers are told all at once")
+            return environment
+        return shortened(environment, files.backup_environment)
+
+    def _stream(self, files: WorkerFiles, environment: Mapping[str, str], *, stderr: bool) -> StreamPlan:
+        plan, attempt = self._plan, files.attempt
+        name, filters = ("stderr", plan.stderr_filters) if stderr else ("stdout", plan.stdout_filters)
+        target = plan.stderr(attempt.local_rank) if stderr else plan.stdout(attempt.local_rank)
+        both = target is StreamTarget.BOTH
+        shown = prefix(plan.prefix, attempt, self._node, environment.get("ROLE_NAME", "default"), socket.gethostname())
+        # What Paddle's launcher shows of its first worker comes out of one file, and so on one stream.
+        console = sys.stderr.buffer if stderr and not plan.quiet else sys.stdout.buffer
+        return StreamPlan(
+            console=console if both or target is StreamTarget.CONSOLE else None,
+            prefix=shown.encode() if plan.prefixed(attempt.local_rank, stderr=stderr) else b"",
+            file=Path(files.stderr if stderr else files.stdout) if both or target is StreamTarget.FILE else None,
+            filtered=Path(files.filtered(name)) if both and filters else None,
+            filters=tuple(text.encode() for text in filters) if both else (),
+            bounds=self._bounds(attempt.folder),
+        )
+
+    def _note(self, files: WorkerFiles, environment: Mapping[str, str]) -> None:
+        """Pointers to the newest files for people, and what Paddle's launcher keeps of environments."""
+        if not files.folder:
+            return
+        if not files.attempt.ahead:
+            _lead(Path(self._plan.folder) / LATEST, Path(self._plan.folder) / files.attempt.folder)
+        if self._plan.links:
+            with contextlib.suppress(OSError):
+                Path(files.environment).write_text(told(environment, self._environment))
+            for name, target in files.links().items():
+                if os.path.exists(target):
+                    _lead(Path(self._plan.links) / name, Path(target), keep=not self._plan.overwrite)
+
+
+def _remove(path: Path) -> None:
+    """A folder or a file, or what can be removed of it."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _lead(link: Path, target: Path, *, keep: bool = True) -> None:
+    """Have a link lead there. A file in its place is not ours: with ``keep`` it gets a number, else it goes.
+
+    Where links are not to be had, there are none."""
+    # Launchers of several hosts may share the folder, and containers have the same few process numbers.
+    fresh = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        if keep and link.exists() and not link.is_symlink():
+            link.rename(link.with_name(launch_folder(link.name, os.listdir(link.parent))))
+        fresh.symlink_to(os.path.relpath(target, link.parent))
+        try:
+            fresh.replace(link)
+        except OSError:
+            fresh.unlink()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,44 @@
+"""How quickly the workers of this node go, from the commits that the desk sees anyway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edl.agent.machine.events import Event, Report
+from edl.types import Round
+from edl.wire.messages import Pace
+
+EVERY_S = 5.0
+"""At most one message in so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The newest commit of a node, and when it was made."""
+
+    round: Round
+    commit: int
+    at_s: float
+
+
+def pace(before: Mark | None, now: Mark | None) -> Pace | None:
+    """What is to be said. Nothing when nobody has committed since, or another world has begun."""
+    if before is None or now is None or before.round != now.round or not now.round:
+        return None
+    commits, took_s = now.commit - before.commit, now.at_s - before.at_s
+    return Pace(now.round, now.commit, took_s / commits) if commits > 0 and took_s > 0 else None
+
+
+async def tell_pace(mark: Callable[[], Mark | None], post: Callable[[Event], None], every_s: float = EVERY_S) -> None:
+    """Say it now and then, for ever."""
+    before: Mark | None = None
+    while True:
+        await asyncio.sleep(every_s)
+        now = mark()
+        found = pace(before, now)
+        if found is not None:
+            post(Report(found))
+        if before is None or now is None or now.round != before.round or now.commit > before.commit:
+            before = now

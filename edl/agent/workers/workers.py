@@ -1,0 +1,252 @@
+"""The worker processes of one round on this node: their environments, their output, their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edl.agent.machine.diagnosis import last_words
+from edl.agent.machine.events import WorkerEnded
+from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, seat, worker_environment
+from edl.agent.workers.hang import Watched
+from edl.agent.workers.log_paths import Attempt, WorkerFiles
+from edl.agent.workers.oom import OutOfMemory
+from edl.agent.workers.outputs import PATIENCE_S, Output, Outputs
+from edl.config import JobSpec, LogPlan
+from edl.errors import StarterLost, WorkerStartError
+from edl.ports import Processes
+from edl.types import NodeId, Round
+from edl.wire.local import AGENT_VARIABLE, Seat
+from edl.wire.messages import Member, World
+
+CANNOT_START = 127
+"""Exit status reported for a worker that could not be created; what a shell says for a missing program."""
+
+_STACKS_BEGIN_S = 1.0
+"""How long a worker may take to begin with its stacks, and all of them together beyond what they take to write."""
+_STACKS_PAUSE_S = 0.05
+"""A worker that has written nothing for so long is through with its stacks."""
+
+
+SHORT_PATIENCE_S = 0.1
+"""With a disk that did not answer the last time."""
+
+
+@dataclass(slots=True)
+class _Running:
+    born: Round
+    """Round into which, or after which, it was started; with the slot it names the process."""
+    slot: int
+    output: Output
+    pid: int = 0
+    written: str = ""
+    """What it has left about an uncaught exception."""
+
+
+class WorkerGroup:
+    """Starts, signals and describes the workers of this node.
+
+    The output of one that lives through several rounds goes to the files of each.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        spec: JobSpec,
+        node: NodeId,
+        environment: Mapping[str, str],
+        logs: LogPlan,
+        around: Local,
+        log: Callable[[str], None],
+        wall_clock_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._processes = processes
+        self._spec = spec
+        self._node = node
+        self._environment = dict(environment)
+        # A worker that needs no others is not told where its error file of a later round is.
+        self._outputs = Outputs(logs, node, self._environment, log, told_again=not spec.independent)
+        self._around = around
+        self._log = log
+        self._wall_clock_s = wall_clock_s
+        self._running: dict[int, _Running] = {}
+        self._outputs.ask_busy(lambda: {one.output.files.attempt.folder for one in self._running.values()})
+        self._memory = OutOfMemory()
+        self._patience_s = PATIENCE_S
+
+    def meet_at(self, desk: str) -> None:
+        """Where workers find their agent."""
+        self._environment[AGENT_VARIABLE] = desk
+
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        """``warn`` gets why workers' output is not kept, and an empty text when it is again."""
+        self._outputs.warn_by(warn)
+
+    async def start(self, world: World, slots: tuple[int, ...]) -> list[WorkerEnded]:
+        """Start workers of a world in these slots; returns an end for each that could not be created."""
+        uses = self._member(world).used
+        self._outputs.met(self._spec.job, world)
+        starting = (self._start_one(world.round, slot, uses, self._attempt(world, slot), world) for slot in slots)
+        return [end for end in await asyncio.gather(*starting) if end is not None]
+
+    async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[WorkerEnded]:
+        """Start workers that wait for their world in these slots; returns an end for each that could not be created.
+        ``uses``: all slots that the world is likely to use here."""
+        starting = (self._start_one(born, slot, uses, Attempt(born, slot, ahead=True), None) for slot in slots)
+        return [end for end in await asyncio.gather(*starting) if end is not None]
+
+    def seat(self, world: World, slot: int, secret: str) -> Seat:
+        """The place of a worker that lives. What it writes from now on belongs to that world's round."""
+        worker = next((one for one in self._running.values() if one.slot == slot), None)
+        attempt, uses = self._attempt(world, slot), self._member(world).used
+        self._outputs.met(self._spec.job, world)
+        if worker is None or worker.output.files.attempt == attempt:
+            files = worker.output.files if worker is not None else WorkerFiles("", attempt)
+            environment = self._worker_environment(world, slot, uses, files)
+        else:
+            files = self._outputs.files(attempt)
+            environment = self._worker_environment(world, slot, uses, files)
+            self._outputs.move(worker.output, files, environment)
+        return seat(world, self._node, attempt.local_rank, environment, self._around, secret)
+
+    def _member(self, world: World) -> Member:
+        member = world.member(self._node)
+        assert member is not None  # noqa: S101 - the machine starts only worlds it is in
+        return member
+
+    def _attempt(self, world: World, slot: int) -> Attempt:
+        member = self._member(world)
+        local_rank = member.used.index(slot)
+        return Attempt(world.round, local_rank, member.first_rank + local_rank, len(world.members))
+
+    async def _start_one(
+        self, born: Round, slot: int, uses: tuple[int, ...], attempt: Attempt, world: World | None
+    ) -> WorkerEnded | None:
+        files = self._outputs.files(attempt)
+        environment = await self._outputs.backed_up(files, self._worker_environment(world, slot, uses, files))
+        try:
+            output = self._outputs.open(files, environment)
+        except OSError as error:
+            why = f"no pipe for its output: {error.strerror}. Raise the limit of open files (ulimit -n)"
+            return WorkerEnded(born, slot, CANNOT_START, exception=why)
+        worker = _Running(born, slot, output)
+        try:
+            streams = (output.stdout.write_fd, output.stderr.write_fd)
+            cores = self._around.cores[slot] if self._around.cores else ()
+            worker.pid = await self._processes.spawn(environment, *streams, uses.index(slot), cores)
+        except WorkerStartError as error:
+            output.close()
+            code = -signal.SIGKILL if isinstance(error, StarterLost) else CANNOT_START
+            return WorkerEnded(born, slot, code, exception=str(error))
+        finally:
+            output.stdout.close_write_end()
+            output.stderr.close_write_end()
+        self._running[worker.pid] = worker
+        return None
+
+    def _worker_environment(
+        self, world: World | None, slot: int, uses: tuple[int, ...], files: WorkerFiles
+    ) -> dict[str, str]:
+        paths = LocalPaths(files.error_file, self._outputs.log_dir(files))
+        base, around = self._environment, self._around
+        if world is None:
+            return ahead_environment(base, self._spec, self._node, uses, slot, paths, around)
+        return worker_environment(base, self._spec, world, self._node, uses.index(slot), paths, around)
+
+    async def signal(self, number: int, slots: tuple[int, ...]) -> None:
+        """Signal the process groups of these workers, or of all when none is named."""
+        for worker in list(self._running.values()):
+            if not slots or worker.slot in slots:
+                await self._processes.signal(worker.pid, number)
+
+    async def forward(self, number: int) -> None:
+        """Pass a signal on to each worker that handles it."""
+        for worker in list(self._running.values()):
+            await self._processes.forward(worker.pid, number)
+
+    async def dump_stacks(self) -> None:
+        """Have every worker write the stacks of its threads to its standard error, one after the other.
+
+        Returns when they have: whatever is signalled next may end them.
+        """
+        patience = _Patience(_STACKS_BEGIN_S)
+        for worker in sorted(self._running.values(), key=lambda worker: worker.slot):
+            local_rank = worker.output.files.attempt.local_rank
+            self._log(f"stacks of local rank {local_rank} (process {worker.pid}), in its standard error:")
+            before = worker.output.stderr.received
+            await self._processes.dump(worker.pid)
+            while worker.output.stderr.received == before and await patience.wait():
+                pass
+            while worker.output.stderr.received != before and worker.pid in self._running:
+                before = worker.output.stderr.received
+                await asyncio.sleep(_STACKS_PAUSE_S)
+
+    def watched(self) -> dict[int, Watched]:
+        """The workers that have a process, by slot, for whoever looks for hangs."""
+        return {
+            worker.slot: Watched(worker.pid, worker.output.stdout.received + worker.output.stderr.received)
+            for worker in self._running.values()
+        }
+
+    def place(self, pid: int) -> tuple[Round, int] | None:
+        """Which process of which slot this is: the round it was born in, and the slot."""
+        worker = self._running.get(pid)
+        return (worker.born, worker.slot) if worker else None
+
+    async def look_for_last_words(self, pid: int, code: int) -> None:
+        """Before ``ended``: the file lies on a disk that may hang."""
+        worker = self._running.get(pid)
+        if worker is None or not code or not worker.output.error_file:
+            return
+        written = await worker.output.last_error(self._patience_s)
+        worker.written = written or ""
+        self._patience_s = PATIENCE_S if written is not None else SHORT_PATIENCE_S  # its peers wait in line
+
+    async def done(self, limit_s: float) -> None:
+        """Wait until what workers have said lies in files, if their disk answers in time."""
+        if not await self._outputs.done(limit_s):
+            self._log(f"the disk of the logs has not answered for {limit_s:g} s: some of the workers' output is lost")
+
+    def ended(self, pid: int, code: int) -> WorkerEnded | None:
+        """A process is gone: what it left behind."""
+        worker = self._running.pop(pid, None)
+        if worker is None:
+            return None
+        output = worker.output
+        if not code:
+            output.close()
+            return WorkerEnded(worker.born, worker.slot, code)
+        tail, written = output.stderr.tail(), worker.written
+        words = last_words(code, tail, written)
+        output.close()
+        starved = self._memory.look() if code == -signal.SIGKILL else ""
+        return WorkerEnded(
+            worker.born,
+            worker.slot,
+            code,
+            words.exception or starved,
+            words.traceback,
+            tail,
+            words.peer_loss,
+            host=socket.gethostname(),
+            pid=pid,
+            time_s=self._wall_clock_s(),
+            error_file=output.error_file if written else "",
+        )
+
+
+class _Patience:
+    """A time to wait that all share."""
+
+    def __init__(self, left_s: float) -> None:
+        self._left_s = left_s
+
+    async def wait(self) -> bool:
+        """Wait a little; False when there is no time left."""
+        self._left_s -= _STACKS_PAUSE_S
+        if self._left_s > 0:
+            await asyncio.sleep(_STACKS_PAUSE_S)
+        return self._left_s > 0

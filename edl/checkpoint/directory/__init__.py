@@ -1,0 +1,1 @@
+"""The checkpoint directory: its layout, crash-safe writing, retention and disk space."""

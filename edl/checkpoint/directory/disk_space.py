@@ -1,0 +1,56 @@
+"""Room for one more checkpoint on a disk that is nearly full."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Callable, Collection
+
+from edl.checkpoint.directory.manifest import Retention
+from edl.ports import Files
+from edl.wire.messages import Version
+
+LEAST_KEPT = 2
+"""Complete checkpoints that stay on a full disk: the newest may turn out to be damaged."""
+TRIES = 4
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Room:
+    """Older checkpoints go before the new one is written where there is no room for both, and only there."""
+
+    def __init__(self, files: Files, say: Callable[[str], None]) -> None:
+        self._files = files
+        self._say = say
+        self._tight = False
+
+    def spared(self, retention: Retention, complete: Collection[Version]) -> list[Version]:
+        """Which of the complete ones may go before the next is written."""
+        found = dataclasses.replace(retention, keep_last=LEAST_KEPT).surplus(complete)
+        if found and not self._tight:
+            self._say(
+                f"{self._files.where} has no room for {retention.keep_last} checkpoints and the next one "
+                f"(--checkpoint-keep={retention.keep_last}): older ones go before it is written, down to {LEAST_KEPT}"
+            )
+        return found
+
+    def found(self, size: int, write: Callable[[], None], drop: Callable[[], bool]) -> None:
+        """Write so many bytes. If the disk is full: ``drop`` what can be spared, and once more. Raises ``OSError``.
+
+        Other writers may take the room that one of them has made, or make some where there is nothing left to drop.
+        """
+        free = self._files.free_bytes() if self._tight else None
+        if free is not None and free < size:
+            drop()  # it is known from the last time: do not fill the disk first
+        for left in reversed(range(TRIES)):
+            try:
+                write()
+                return
+            except OSError as error:
+                if error.errno not in FULL or not left or not (drop() or self._has(size)):
+                    raise
+                self._tight = True
+
+    def _has(self, size: int) -> bool:
+        free = self._files.free_bytes()
+        return free is not None and free >= size

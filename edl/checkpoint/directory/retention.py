@@ -1,0 +1,99 @@
+"""Deleting checkpoints: those that are not to be kept, and older ones where a disk has no room for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edl.checkpoint.directory.disk_space import Room
+from edl.checkpoint.directory.failures import why
+from edl.checkpoint.directory.folders import Folders
+from edl.checkpoint.directory.manifest import OWNER_FILE, Marker, Retention, folder_name
+from edl.errors import CheckpointError
+from edl.ports import Files
+from edl.wire.messages import Version
+
+Inspect = Callable[[Version], "Marker | None"]
+
+
+class Pruning:
+    """Deletes this job's checkpoints, and leaves alone those of others. Every call blocks; one at a time."""
+
+    def __init__(
+        self,
+        files: Files,
+        folders: Folders,
+        room: Room,
+        job: str,
+        retention: Retention,
+        inspect: Inspect,
+        bad: dict[Version, str],
+        say: Callable[[str], None],
+    ) -> None:
+        """``inspect`` returns the marker of a complete checkpoint, as ``Vault._inspect``. ``bad`` is the vault's table
+        of checkpoints whose bytes are wrong: they do not count as kept, and one that is deleted leaves the table."""
+        self._files = files
+        self._folders = folders
+        self._room = room
+        self._job = job
+        self._retention = retention
+        self._inspect = inspect
+        self._bad = bad
+        self._say = say
+        self._ours: dict[Version, bool] = {}
+        """Complete checkpoints seen so far, and whether this job wrote them; spares reading their markers again."""
+        self._written: list[Version] = []
+        """The last that this run wrote."""
+
+    def wrote(self, version: Version) -> None:
+        """One more is complete: delete what it makes surplus. What goes wrong is only said: the checkpoint is safe."""
+        self._ours.pop(version, None)
+        self._written = [*(old for old in self._written if old != version), version][-2:]
+        try:
+            self._prune()
+        except OSError as error:
+            self._say(f"cannot delete old checkpoints in {self._files.where}: {why(error)}")
+
+    def drop_surplus(self) -> bool:
+        """Keep no more than a safe minimum, to make room; whether anything went. Raises ``OSError``."""
+        for version in self._folders.versions():
+            if version not in self._ours:
+                self._sort_in(version, [])
+        surplus = self._room.spared(self._retention, self._complete())
+        for version in surplus:
+            self._ours.pop(version, None)
+            self._folders.delete(folder_name(version))
+        return bool(surplus)
+
+    def _complete(self) -> list[Version]:
+        return [version for version in self._ours if self._ours[version] and version not in self._bad]
+
+    def _prune(self) -> None:
+        complete: list[Version] = []
+        unfinished: list[Version] = []
+        for version in self._folders.versions():
+            if version not in self._ours:
+                self._sort_in(version, unfinished)
+            if self._ours.get(version) and version not in self._bad:
+                complete.append(version)
+        unfinished += [version for version in self._bad if self._ours.get(version)]
+        surplus = self._retention.surplus(complete, self._written)
+        for version in [*surplus, *self._retention.overtaken(unfinished, complete)]:
+            self._ours.pop(version, None)
+            self._bad.pop(version, None)
+            self._folders.delete(folder_name(version))
+        for entry in self._files.entries():  # not while a run begins, when many launchers may write that file
+            if entry.name.startswith(f"{OWNER_FILE}.") and not entry.folder:
+                self._files.remove(entry.name)
+
+    def _sort_in(self, version: Version, unfinished: list[Version]) -> None:
+        """Find out about a folder not known yet. One whose job nobody can tell is left alone, like a foreign one."""
+        try:
+            found = self._inspect(version)
+        except CheckpointError:
+            if self._folders.job_of(version) == self._job:
+                unfinished.append(version)
+            return
+        if found is None:
+            unfinished.append(version)
+        else:
+            self._ours[version] = found.job == self._job

@@ -1,0 +1,554 @@
+"""The checkpoint directory: written so that a crash at any instruction leaves a complete checkpoint or none.
+
+    edl.json                                    who owns the directory (``marker.Owner``)
+    commit-0000000123.era-0000000004/
+        state.safetensors                       the state; or, of a sharded one, ``state-00000-of-00004.safetensors`` …
+        DONE                                    written last: job, version, size and checksum of each file
+
+Without ``DONE`` a folder counts for nothing. It is the first to go when a checkpoint is deleted or written again.
+Everything here blocks; the keeper calls it from threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import secrets
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from edl.checkpoint.directory import manifest as text
+from edl.checkpoint.directory.disk_space import Room
+from edl.checkpoint.directory.failures import cannot_read, cannot_write, is_full, why
+from edl.checkpoint.directory.folders import Folders
+from edl.checkpoint.directory.manifest import (
+    BLOCK_BYTES,
+    MARKER_FILE,
+    OWNER_FILE,
+    Marker,
+    Owner,
+    Retention,
+    Sum,
+    folder_name,
+)
+from edl.checkpoint.directory.retention import Pruning
+from edl.checkpoint.directory.shard_files import Parts, shard_of
+from edl.errors import CheckpointError, JobConflict
+from edl.ports import Files
+from edl.wire.messages import Version
+from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse, parse_header
+
+CHUNK_BYTES = BLOCK_BYTES
+"""Much larger, and the checksum reads from memory what the processor's cache would still have had."""
+VERIFIERS = 4
+"""Threads that read a sharded checkpoint before it is used."""
+PROBE = ".probe-"
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """In whose name a vault writes."""
+
+    job: str
+    run: str
+    """The same for all launchers of one run of the job, and another one for each run."""
+
+
+class Vault:
+    """One checkpoint directory, as one launcher uses it."""
+
+    def __init__(
+        self,
+        files: Files,
+        writer: Writer,
+        retention: Retention,
+        *,
+        wall_clock_s: Callable[[], float],
+        say: Callable[[str], None],
+        adopt: bool = False,
+    ) -> None:
+        """``adopt``: another job's directory and checkpoints are welcome. ``say`` takes warnings, from any thread."""
+        self._files = files
+        self._writer = writer
+        self._wall_clock_s = wall_clock_s
+        self._say = say
+        self._adopt = adopt
+        self._lock = threading.Lock()
+        self._probes = f"{PROBE}{writer.run}-"
+        self._claimed = False
+        self._lost = ""
+        self._bad: dict[Version, str] = {}
+        """Checkpoints whose bytes were found to be wrong: seen only when all of them are read."""
+        self._said: set[tuple[Version, str]] = set()
+        self._folders = Folders(files)
+        self._room = Room(files, say)
+        self._pruning = Pruning(files, self._folders, self._room, writer.job, retention, self._inspect, self._bad, say)
+        self._parts = Parts(files, self._marker, self._put, self._folders.delete)
+
+    # --- before anything else ----------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Once at the start: the directory can be made and written, and is this job's run's from now on.
+
+        A disk that is full keeps no launcher from a run that is under way: the others train on, too. Raises
+        ``CheckpointError`` when nothing can be written there, ``JobConflict`` when it is somebody else's.
+        """
+        with self._lock:
+            try:
+                self._claim(probe=True)
+            except OSError as error:
+                trouble = cannot_write(self._files, error, 1)
+                if not (is_full(error) and self._is_under_way()):
+                    raise trouble from error
+                self._say(f"{trouble}. Until then no checkpoint is written")
+
+    def folder(self, version: Version) -> str:
+        """Path or URL of a checkpoint's folder."""
+        return self._files.path(folder_name(version))
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, version: Version, snapshot: memoryview, shard: int = 0, shards: int = 1) -> str:
+        """Write a state, or one part of it, and then delete what is not to be kept. Returns where it lies.
+
+        Of several parts the one that comes last completes the checkpoint; they may be written by several nodes and in
+        several threads. Empty is returned while parts are missing. Writing what is there already does nothing. Raises
+        ``CheckpointError``: this one could not be written, the next may; but none will after another run has taken over
+        the directory.
+        """
+        data = snapshot.cast("B")
+        if shards > 1:
+            return self._write_part(version, data, shard, shards)
+        folder = folder_name(version)
+        with self._lock:
+            with self._explained(len(data)):
+                self._claim()
+                drop = self._pruning.drop_surplus
+                self._room.found(len(data), lambda: self._write_whole(folder, version, data), drop)
+            self._wrote(version)
+        return self._files.path(folder)
+
+    def accept(self, version: Version, size: int, crc32: int) -> str:
+        """Complete a checkpoint whose state a worker has written by itself, once it has been read back. Returns where
+        it lies. Raises ``CheckpointError``."""
+        folder, name, expected = folder_name(version), text.state_file(0, 1), Sum(size, crc32)
+        with self._lock:
+            with self._explained(size):
+                self._claim()
+                self._check(f"{folder}/{name}", name, expected)
+                self._mark(folder, self._marker(version, 1, {name: expected}))
+            self._wrote(version)
+        return self.folder(version)
+
+    def _write_part(self, version: Version, data: memoryview, shard: int, shards: int) -> str:
+        """The bytes are written without the lock: parts of one node may be written at once."""
+        with self._lock, self._explained(0):
+            self._claim()
+        with self._explained(len(data)):
+            try:
+                self._room.found(len(data), lambda: self._parts.write(version, data, shard, shards), self._spare_some)
+            except OSError:
+                self._parts.give_up(version)
+                raise
+        return self.complete(version, shards) or ""
+
+    def complete(self, version: Version, shards: int) -> str | None:
+        """Make a checkpoint count if all of its parts are there. Returns where it lies; empty if it counted before, and
+        None while parts are missing. Raises ``CheckpointError``."""
+        with self._lock:
+            with self._explained(0):
+                sums = self._parts.all(version, shards)
+                if not sums:
+                    return None if sums is None else ""
+                self._mark(folder_name(version), self._marker(version, shards, sums))
+            self._wrote(version)
+        return self.folder(version)
+
+    def _spare_some(self) -> bool:
+        with self._lock:
+            return self._pruning.drop_surplus()
+
+    @contextlib.contextmanager
+    def _explained(self, needed: int) -> Iterator[None]:
+        """What goes wrong while training runs is one kind of error: it costs a checkpoint, never the job."""
+        try:
+            yield
+        except OSError as error:
+            raise cannot_write(self._files, error, needed) from error
+        except JobConflict as error:
+            raise CheckpointError(str(error)) from error
+
+    def _write_whole(self, folder: str, version: Version, snapshot: memoryview) -> None:
+        name, marked = text.state_file(0, 1), MARKER_FILE in self._folders.content(folder).sizes
+        if self._stays(folder, version, name, snapshot):
+            return
+        if marked:  # one that has come since is another node's, which writes the same: to remove it would open a gap
+            self._files.remove(f"{folder}/{MARKER_FILE}")
+        try:
+            written = self._put(f"{folder}/{name}", snapshot)
+            self._mark(folder, self._marker(version, 1, {name: written}))
+        except (OSError, JobConflict):
+            with contextlib.suppress(OSError):  # it takes up room, and nobody will finish it
+                self._folders.delete(folder)
+            raise
+
+    def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:
+        """Whether this commit is there already, whole. Raises when what is there is another job's.
+
+        With other bytes too: a version names one state, and to replace it would mean to be without it for a while.
+        """
+        content = self._folders.content(folder)
+        if MARKER_FILE not in content.sizes:
+            return False
+        try:
+            old = text.parse_marker(self._files.read(f"{folder}/{MARKER_FILE}"))
+        except CheckpointError:
+            return False
+        if old.job != self._writer.job:
+            raise CheckpointError(
+                f"{self._files.path(folder)} was written by job {old.job} and is not replaced: "
+                "choose another --checkpoint-dir"
+            )
+        if old.version != version or text.why_sizes_differ(old, content.sizes):
+            return False
+        if version not in self._bad and old.files.get(name) == Sum(len(snapshot), zlib.crc32(snapshot)):
+            return True
+        if any(self._sum(f"{folder}/{file}", entry.bytes) != entry for file, entry in old.files.items()):
+            return False
+        self._say(f"{self._files.path(folder)} is there already with other content, and stays")
+        return True
+
+    def _put(self, name: str, snapshot: memoryview, in_blocks: bool = False) -> Sum:
+        crc, blocks = 0, [0] * -(-len(snapshot) // BLOCK_BYTES if in_blocks else 0)
+
+        def pieces() -> Iterator[memoryview]:
+            nonlocal crc
+            start = 0
+            while start < len(snapshot):
+                piece = snapshot[start : min(start + CHUNK_BYTES, (start // BLOCK_BYTES + 1) * BLOCK_BYTES)]
+                crc = zlib.crc32(piece, crc)
+                if in_blocks:
+                    blocks[start // BLOCK_BYTES] = zlib.crc32(piece, blocks[start // BLOCK_BYTES])
+                start += len(piece)
+                yield piece
+
+        self._files.write(name, pieces())
+        return Sum(len(snapshot), crc, tuple(blocks))
+
+    def _mark(self, folder: str, new: Marker) -> None:
+        """Last step of every checkpoint. The owner is looked up again: the one before may have been long ago."""
+        self._claim()
+        self._files.write(f"{folder}/{MARKER_FILE}", [text.marker_text(new)])
+
+    def _marker(self, version: Version, shards: int, sums: dict[str, Sum]) -> Marker:
+        now = datetime.datetime.fromtimestamp(self._wall_clock_s(), datetime.timezone.utc)
+        return Marker(self._writer.job, self._writer.run, version, shards, sums, now.isoformat(timespec="seconds"))
+
+    def _wrote(self, version: Version) -> None:
+        self._bad.pop(version, None)
+        self._pruning.wrote(version)
+
+    # --- whose it is -------------------------------------------------------------------------------------------------
+
+    def _claim(self, *, probe: bool = False) -> None:
+        """Make sure that the directory is this run's. Raises ``JobConflict`` for ever after it has been lost."""
+        if self._lost:
+            raise JobConflict(self._lost)
+        for attempt in range(ATTEMPTS):
+            try:
+                if probe:
+                    self._probe()
+                self._take()
+            except FileNotFoundError:  # another launcher tidied up and took a half-written file for an old one
+                if attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                self._claimed = True
+                return
+
+    def _take(self) -> None:
+        owner = self._owner()
+        job, run = self._writer.job, self._writer.run
+        if owner is None:
+            self._refuse_foreign()
+            self._files.write(OWNER_FILE, [text.owner_text(Owner(job, run))])
+        elif (owner.job, owner.run) != (job, run):
+            if self._claimed or run in owner.before:
+                another = f"another run of job {job}" if owner.job == job else f"job {owner.job}"
+                self._lost = (
+                    f"{another} has taken over the checkpoint directory {self._files.where}: this run writes no more "
+                    "checkpoints. End one of the two, or give each its own --checkpoint-dir"
+                )
+                raise JobConflict(self._lost)
+            if owner.job != job and not self._adopt:
+                raise JobConflict(
+                    f"the checkpoint directory {self._files.where} belongs to job {owner.job}, this is job {job}: "
+                    "choose another --checkpoint-dir, or continue that job's state with --adopt-checkpoint"
+                )
+            self._files.write(OWNER_FILE, [text.owner_text(owner.succeeded_by(job, run))])
+            if owner.job == job:
+                self._tidy()
+
+    def _is_under_way(self) -> bool:
+        """Whether other launchers of this run have written here."""
+        owner = self._owner()
+        return owner is not None and (owner.job, owner.run) == (self._writer.job, self._writer.run)
+
+    def _owner(self) -> Owner | None:
+        """None when nobody owns the directory, or the write of that file was broken off, as it can be in a store."""
+        try:
+            return text.parse_owner(self._files.read(OWNER_FILE))
+        except FileNotFoundError:
+            return None
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"cannot tell who owns the checkpoint directory {self._files.where}: {error}"
+            ) from None
+
+    def _refuse_foreign(self) -> None:
+        """Without an owner's file the checkpoints tell whose directory it is."""
+        for version in self._folders.versions() if not self._adopt else ():
+            job = self._folders.job_of(version)
+            if job not in ("", self._writer.job):
+                raise JobConflict(
+                    f"the checkpoint directory {self._files.where} holds checkpoints of job {job}, this is job "
+                    f"{self._writer.job}: choose another --checkpoint-dir, or continue that job's state with "
+                    "--adopt-checkpoint"
+                )
+
+    def _probe(self) -> None:
+        name, data = f"{self._probes}{secrets.token_hex(4)}", b"edl looks whether it can write here\n"
+        try:
+            self._files.write(name, [data])
+            if self._files.read(name) != data:
+                raise CheckpointError(f"{self._files.where} does not return what was written there")
+        finally:
+            self._files.remove(name)
+
+    def _tidy(self) -> None:
+        """Remove what earlier runs left half-done. Only the first launcher of a run does it, before it writes."""
+        try:
+            for version in self._folders.versions():
+                with contextlib.suppress(CheckpointError):
+                    if self._inspect(version) is None:
+                        self._folders.delete(folder_name(version))
+            for entry in self._files.entries():
+                if entry.name.startswith(PROBE) and not entry.name.startswith(self._probes):
+                    self._files.remove(entry.name)
+        except OSError as error:
+            self._say(f"cannot remove what an earlier run left in {self._files.where}: {why(error)}")
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def newest(self) -> tuple[Version, bool] | None:
+        """The newest checkpoint that looks usable (its bytes have not been read), and whether the workers have to read
+        it themselves. None when there is none at all; ``CheckpointError`` when there are some and all are refused."""
+        refused: list[tuple[str, str]] = []
+        for version in self._listed():
+            found = self._usable(version, refused)
+            if found is not None:
+                return version, found.shards != 1
+        self._give_up(refused)
+        return None
+
+    def read(self, version: Version | None, allocate: Callable[[int], memoryview], shard: int = 0) -> Version:
+        """Read a checkpoint's state, or one part of it, and check every byte. Returns which one it was.
+
+        Without a version the newest usable one. ``allocate`` makes room for so many bytes; it is called again, and the
+        room before is of no use, when what was read is refused and an older one is tried.
+        """
+        candidates = self._listed() if version is None else [version]
+        found = self._first(candidates, lambda one: self._load(one, allocate, shard))
+        if found is None:
+            missing = self.folder(version) if version else f"in {self._files.where}"
+            raise CheckpointError(f"there is no complete checkpoint {missing}")
+        return found.version
+
+    def load(self, allocate: Callable[[int], memoryview]) -> tuple[Version, bool]:
+        """The newest usable checkpoint, with every byte checked, and whether the workers have to read it themselves: of
+        a sharded state all files are read here and nothing is kept. Another one is read into memory as by ``read``."""
+
+        def take(found: Marker) -> None:
+            if found.shards == 1:
+                self._load(found, allocate, 0)
+            else:
+                self._verify(found)
+
+        found = self._first(self._listed(), take)
+        if found is None:
+            raise CheckpointError(f"there is no complete checkpoint in {self._files.where}")
+        return found.version, found.shards > 1
+
+    def _first(self, candidates: Iterable[Version], take: Callable[[Marker], None]) -> Marker | None:
+        """The first of these that is usable and that ``take`` does not refuse; None when there is none at all. Raises
+        ``CheckpointError`` when there are some, and all are refused."""
+        refused: list[tuple[str, str]] = []
+        for version in candidates:
+            found = self._usable(version, refused)
+            if found is None:
+                continue
+            try:
+                take(found)
+            except CheckpointError as error:
+                self._refuse(version, str(error), refused)
+            else:
+                return found
+        self._give_up(refused)
+        return None
+
+    def verify(self, version: Version) -> None:
+        """Read all files of a checkpoint and compare their checksums. Raises ``CheckpointError``."""
+        refused: list[tuple[str, str]] = []
+        found = self._usable(version, refused)
+        if found is None:
+            raise CheckpointError(f"there is no complete checkpoint {self.folder(version)}")
+        try:
+            self._verify(found)
+        except CheckpointError as error:
+            self._refuse(version, str(error), refused)
+            raise
+
+    def _verify(self, found: Marker) -> None:
+        def check(item: tuple[str, Sum]) -> CheckpointError | None:
+            name, expected = item
+            try:
+                self._look_at(found, name, expected)
+            except CheckpointError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(VERIFIERS, "edl-verify") as pool:
+            error = next(filter(None, pool.map(check, sorted(found.files.items()))), None)
+        if error is not None:
+            raise error
+
+    def _header(self, path: str, size: int) -> Meta:
+        """What a state file says it is."""
+        start = bytearray(min(size, HEADER_BYTES))
+        self._files.read_into(path, 0, memoryview(start))
+        length = header_bytes(memoryview(start))
+        header = bytearray(min(length, size))
+        self._files.read_into(path, 0, memoryview(header))
+        return parse_header(bytes(header), size).meta
+
+    def _listed(self) -> list[Version]:
+        try:
+            return sorted(self._folders.versions(), reverse=True)
+        except OSError as error:
+            raise cannot_read(self._files, error) from error
+
+    def _usable(self, version: Version, refused: list[tuple[str, str]]) -> Marker | None:
+        """The marker of a checkpoint with nothing wrong so far; None when it is refused, or was never completed."""
+        try:
+            found = self._inspect(version)
+            if found is not None:
+                if found.job != self._writer.job and not self._adopt:
+                    raise CheckpointError(text.why_other_job(found.job, self._writer.job))
+                if version in self._bad or text.why_old_parts(found):
+                    raise CheckpointError(self._bad.get(version) or text.why_old_parts(found))
+        except CheckpointError as error:
+            self._refuse(version, str(error), refused)
+            return None
+        return found
+
+    def _inspect(self, version: Version) -> Marker | None:
+        """The marker, or None without one. Raises ``CheckpointError`` when it does not fit what lies beside it."""
+        folder = folder_name(version)
+        try:
+            sizes = self._folders.content(folder).sizes
+            if MARKER_FILE not in sizes:
+                return None
+            data = self._files.read(f"{folder}/{MARKER_FILE}")
+        except OSError as error:
+            raise CheckpointError(f"unreadable: {why(error)}") from error
+        if self._files.remote and text.broken_off(data):  # where files appear at once it is damage
+            return None
+        found = text.parse_marker(data)
+        if found.version != version:
+            raise CheckpointError(f"its marker says {folder_name(found.version)}")
+        if found.job != self._writer.job and not self._adopt:
+            return found  # that is reason enough
+        problem = text.why_sizes_differ(found, sizes)
+        if problem:
+            raise CheckpointError(problem)
+        return found
+
+    def _load(self, found: Marker, allocate: Callable[[int], memoryview], shard: int) -> None:
+        name = text.state_file(shard, found.shards)
+        if name not in found.files:
+            raise CheckpointError(f"it has no {name}")
+        expected = found.files[name]
+        buffer = allocate(expected.bytes).cast("B")[: expected.bytes]
+        if len(buffer) < expected.bytes:
+            raise ValueError(f"asked for {expected.bytes} bytes of memory and got {len(buffer)}")
+        self._look_at(found, name, expected, buffer)
+
+    def _look_at(self, found: Marker, name: str, expected: Sum, into: memoryview | None = None) -> None:
+        """Read a file of a checkpoint and make sure that it is the one. Raises ``CheckpointError``.
+
+        Wrong bytes count from now on; a file that could not be read may be readable the next time.
+        """
+        path = f"{folder_name(found.version)}/{name}"
+        try:
+            self._check(path, name, expected, into)
+            meta = self._header(path, expected.bytes) if into is None else parse(into).meta
+            text.check_header(meta, found, shard_of(name, found.shards))
+        except OSError as error:
+            raise CheckpointError(f"{name} is unreadable: {why(error)}") from error
+        except CheckpointError as error:
+            self._bad[found.version] = str(error)
+            raise
+
+    def _sum(self, path: str, size: int, into: memoryview | None = None) -> Sum:
+        """Read a file, into the buffer of its size if there is one, and add it up."""
+        crc = done = 0
+        chunk = memoryview(bytearray(min(CHUNK_BYTES, size))) if into is None else into
+        while done < size:
+            start = 0 if into is None else done
+            piece = chunk[start : start + min(CHUNK_BYTES, size - done)]
+            count = self._files.read_into(path, done, piece)
+            crc = zlib.crc32(piece[:count], crc)
+            done += count
+            if count < len(piece):
+                break
+        return Sum(done, crc)
+
+    def _check(self, path: str, name: str, expected: Sum, into: memoryview | None = None) -> None:
+        """Read a file, and once more if it is not what it should be: the disk may have erred, or the way from there.
+        Raises ``CheckpointError``, and ``OSError`` if it cannot be read."""
+        try:
+            if self._sum(path, expected.bytes, into) == expected:
+                return
+        except OSError as error:
+            trouble = why(error)
+        else:
+            trouble = "the checksum was another"
+        self._files.forget(path)
+        again = self._sum(path, expected.bytes, into)
+        self._compare(name, again, expected)
+        self._say(f"{self._files.path(path)} was read wrongly once ({trouble}): look at the disk")
+
+    def _compare(self, name: str, actual: Sum, expected: Sum) -> None:
+        if actual.bytes < expected.bytes:
+            raise CheckpointError(f"{name} is truncated: {actual.bytes} of {expected.bytes} bytes")
+        if actual.crc32 != expected.crc32:
+            raise CheckpointError(
+                f"the checksum of {name} differs: {actual.crc32:08x}, its marker says {expected.crc32:08x}"
+            )
+
+    def _refuse(self, version: Version, reason: str, refused: list[tuple[str, str]]) -> None:
+        refused.append((folder_name(version), reason))
+        if (version, reason) not in self._said:
+            self._said.add((version, reason))
+            self._say(f"checkpoint {self.folder(version)} is not used: {reason}")
+
+    def _give_up(self, refused: list[tuple[str, str]]) -> None:
+        if refused:
+            raise CheckpointError(
+                f"no checkpoint in {self._files.where} can be used:\n{text.each(refused, self._files.path)}\n"
+                "Mend what is named, or move these folders away to begin without them"
+            )

@@ -1,0 +1,526 @@
+"""Keeps the state of this node's workers in the launcher's memory, where it outlives them.
+
+Workers copy their commits into memory files that the keeper makes. From there they go to another node, to the
+checkpoint directory, and back to workers that begin anew. What takes long is done in threads: those that work while
+training goes on step back for it, those that somebody waits for do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from edl.checkpoint.memory.background import in_pool, in_thread, step_back
+from edl.checkpoint.memory.buffer_table import Refusal, Room, Stream, Usage
+from edl.checkpoint.memory.copy_policy import Copying
+from edl.checkpoint.memory.preallocation import Ahead
+from edl.checkpoint.memory.promised_saves import Owed
+from edl.checkpoint.memory.refused_commits import Refusals
+from edl.checkpoint.memory.replication import Replication
+from edl.checkpoint.memory.shard_saves import PartSaves, parts_to_write
+from edl.checkpoint.memory.snapshot_pool import Loan, Stock
+from edl.errors import CheckpointError, ProtocolError
+from edl.ports import Copies, Vault
+from edl.tasks import end
+from edl.types import NodeId
+from edl.wire.local import OWN, STATE, Committed
+from edl.wire.messages import NO_STATE, Holding, Source, Version
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+WRITES = 2
+"""Attempts at a saved commit when the workers have ended: what made the first one fail may be over."""
+PART_WRITERS = 4
+"""Parts of a sharded commit that a node writes at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A buffer for a worker's next commit."""
+
+    buffer: int
+    size: int
+    descriptor: int | None
+    """The caller's to close, when this worker has not had the buffer before."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What one worker has been given."""
+
+    buffers: set[int]
+    loans: list[Loan]
+    gone: bool = False
+
+
+class Keeper:
+    """The state of one node's workers. Everything is called on the event loop."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        job: str,
+        *,
+        limit_bytes: int,
+        copies: Copies,
+        vault: Vault | None,
+        on_kept: Callable[[Version, str, str, float], None],
+        on_room: Callable[[str], None] = lambda why: None,
+        copying: Copying = Copying.AUTO,
+    ) -> None:
+        """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written.
+        ``on_room(why)``: a worker's commits find no memory, or find it again (empty)."""
+        self._vault = vault
+        self._on_kept = on_kept
+        self._refusals = Refusals(on_room)
+        self.too_large = Version()
+        """A checkpoint that there is no memory for here: workers read it from the directory by themselves."""
+        self._loop = asyncio.get_running_loop()
+        self._released = asyncio.Event()
+        self._stock = Stock(node, job, limit_bytes, self._let_go, self._owes_for_another, self._owing)
+        self._slots: dict[int, _Slot] = {}
+        self._turns: dict[Stream, asyncio.Lock] = {}
+        self._parts: dict[Stream, int] = {}
+        self._maker = ThreadPoolExecutor(2, "edl-memory")
+        self._ahead = Ahead(self._stock, lambda make: in_pool(self._maker, make))
+        self._said_nowhere = False
+        self._writer = False
+        self._owed = Owed()
+        self._replication = Replication(node, self._stock, copies, copying)
+        self._inherited = False
+        """What is owed was saved in an earlier world, whose writer may have written it."""
+        self._to_save = asyncio.Event()
+        self._persisted: dict[Holding, str] = {}
+        self._writing = asyncio.Lock()
+        self._part_writers = ThreadPoolExecutor(PART_WRITERS, "edl-parts", step_back)
+        self._part_saves = (
+            None if vault is None else PartSaves(vault, self._in_background, self._parts_kept, self._wrote)
+        )
+        self._task = asyncio.create_task(self._persist_what_is_wanted())
+
+    def start(self, host: str, port: int = 0) -> int:
+        """Serve other nodes; returns the port. Raises ``PortInUse``."""
+        return self._replication.start(host, port)
+
+    async def close(self) -> None:
+        """End all that is under way, and let go of the memory."""
+        await end(self._task)
+        self._ahead.close()
+        if self._part_saves is not None:
+            await self._part_saves.close()
+        await self._replication.close()
+        for pool in (self._maker, self._part_writers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for slot in tuple(self._slots):
+            self.forget_worker(slot)
+        self._stock.close()
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
+        """A buffer for the next commit of the slot's present worker; waits for one while all are being read."""
+        return self._grant(slot, self._slot(slot), Stream.of_worker(slot, stream), size)
+
+    async def _grant(self, slot: int, worker: _Slot, line: Stream, size: int) -> Grant | Refusal:
+        told = False
+        async with self._turns.setdefault(line, asyncio.Lock()):
+            while not worker.gone:
+                released = self._released
+                room = await in_pool(self._maker, self._room, line, size)
+                if isinstance(room, Room):
+                    self._refusals.note(line, "")
+                    self._ahead.look(line, size)
+                    return self._granted(worker, room)
+                if not room.later:
+                    self._refusals.note(line, room.why)
+                    return room
+                if not told:
+                    log.warning("State: slot %d waits with its next commit: %s", slot, room.why)
+                    told = True
+                await released.wait()
+        return Refusal("the worker is gone")
+
+    def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, Grant | Refusal]:
+        """The worker has filled its buffer: that counts at once. What is returned waits for the next buffer.
+
+        Raises ``ProtocolError`` when the buffer is not the worker's or does not hold what it says.
+        """
+        line = Stream.of_worker(slot, message.stream)
+        holding = Holding(Version(message.era, message.commit), message.shard, message.shards)
+        problem = self._stock.check(line, message.buffer, message.size, holding)
+        if not problem:
+            try:
+                self._stock.fill(line, message.buffer, message.size, holding)
+            except CheckpointError as error:
+                problem = str(error)
+        if problem:
+            raise ProtocolError(f"slot {slot}, commit {message.commit}: {problem}")
+        self._parts[line] = message.shards
+        self.restored(slot)
+        if message.stream == STATE:
+            self._stock.outgrown(line)
+            self._replication.look()
+            if self._replication.copies(message.shards) or (message.save and (self._writer or message.shards > 1)):
+                self._ahead.read(line)
+            if message.save and message.shards == 1:
+                self._owe(holding.version)
+            if message.save and message.shards > 1:
+                self._save_part(holding)
+            if message.shards > 1:
+                return self._granted_when_copied(slot, message, holding.version)
+        return self.want(slot, message.stream, message.size)
+
+    def _save_part(self, holding: Holding) -> None:
+        """Before the worker gets its next buffer, so that this one stays."""
+        if self._part_saves is None:
+            self._say_nowhere(holding.version)
+            return
+        loan = self._stock.borrow(holding.version, holding.shard)
+        assert loan is not None, "it has just been filled"  # noqa: S101
+        if self._writer:
+            self._owed.take(holding.version, whole=False)
+        self._part_saves.save(loan, looks_after=self._writer)
+
+    async def _granted_when_copied(self, slot: int, message: Committed, version: Version) -> Grant | Refusal:
+        await self._replication.wait_for_copy(Stream.of_worker(slot, message.stream), version)
+        return await self.want(slot, message.stream, message.size)
+
+    async def made_ahead(self) -> None:
+        """Until no buffer is being made ahead."""
+        await self._ahead.idle.wait()
+
+    def restored(self, slot: int) -> None:
+        """The worker does not read any more what ``piece`` gave it."""
+        worker = self._slots.get(slot)
+        while worker is not None and worker.loans:
+            worker.loans.pop().release()
+
+    def forget_worker(self, slot: int) -> None:
+        """The worker's process is gone, and all it said has been heard."""
+        self.restored(slot)
+        worker = self._slots.pop(slot, None)
+        if worker is not None:
+            worker.gone = True
+        self._stock.abandon_slot(slot)
+        self._let_go()
+
+    def piece(
+        self, slot: int, stream: str, version: Version, shard: int, sources: Sequence[Source] = ()
+    ) -> Coroutine[Any, Any, tuple[int, int]]:
+        """A descriptor (the caller's to close, to be read only) and the size of a part of a commit.
+
+        From this node's memory or from one of ``sources``. It stays as it is until ``restored``, the worker's next
+        commit or its end. Raises ``CheckpointError``, naming all that was tried.
+        """
+        return self._piece(slot, self._slot(slot), stream, version, shard, sources)
+
+    async def _piece(
+        self, slot: int, worker: _Slot, stream: str, version: Version, shard: int, sources: Sequence[Source]
+    ) -> tuple[int, int]:
+        if stream == STATE:
+            loan = self._stock.borrow(version, shard)
+            if loan is None:
+                await self._replication.fetch(version, shard, sources)
+                loan = self._stock.borrow(version, shard)
+            if loan is None:
+                raise CheckpointError(f"shard {shard} of {version} came, and was given up at once")
+        else:
+            loan = self._stock.borrow_own(slot, stream, version)
+            if loan is None:
+                raise CheckpointError(f"slot {slot} has no values of its own of {version}")
+        if worker.gone:
+            loan.release()
+            raise CheckpointError("the worker is gone")
+        worker.loans.append(loan)
+        return loan.read_only(), loan.held.size
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Every part of the shared state that is complete in this node's memory."""
+        return self._stock.holdings()
+
+    def usage(self) -> Usage:
+        """Where the memory goes."""
+        return self._stock.usage()
+
+    def trim(self, restore: Version) -> None:
+        """A world that this node is in begins from this commit: let go of what that makes useless."""
+        if restore != Version():
+            self._stock.trim(restore)
+
+    def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
+        """Forget the copies of all other nodes' state but these."""
+        self._stock.drop_replicas(except_owners)
+
+    # --- other nodes -------------------------------------------------------------------------------------------------
+
+    def keep_with(self, node: NodeId, host: str, port: int) -> None:
+        """From now on send a copy of each commit there, the newest at once; an empty ``node`` means to none."""
+        self._replication.keep_with(node, host, port)
+
+    async def handed_over(self, timeout_s: float) -> bool:
+        """Wait until the newest commits of this node's workers are on the other one, and say whether they are. Also
+        those that others had as well so far: who they are, this node does not know any more."""
+        return await self._replication.handed_over(timeout_s)
+
+    # --- the checkpoint directory ------------------------------------------------------------------------------------
+
+    def enter(self, restore: Version, nodes: int, *, writes: bool) -> None:
+        """This node is in a world of so many nodes that begins from this commit. ``writes``: it is the one that writes
+        what the workers save; also what they saved in an earlier world, if that one's writer could not."""
+        self._writer = writes
+        self._owed.begin(restore)
+        self.trim(restore)
+        self._inherited = writes
+        self._to_save.set()
+        self._replication.enter(nodes)
+
+    def _owe(self, version: Version) -> None:
+        if self._vault is None:
+            if self._writer:
+                self._say_nowhere(version)
+            return
+        self._owed.take(version)
+        if self._writer:
+            self._to_save.set()
+
+    def _owes_for_another(self, version: Version) -> None:
+        """The node that a commit has come from has yet to write this one, which its workers saved. Any thread."""
+        if version != Version() and self._vault is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._inherit, version)
+
+    def _inherit(self, version: Version) -> None:
+        """A newcomer that is to write learns with the state that it fetches what has been promised."""
+        self._owed.take(version)
+        if self._writer:
+            self._inherited = True
+            self._to_save.set()
+
+    def _owing(self) -> Version:
+        """The saved commit that this node would have to write. Any thread."""
+        return self._owed.to_write or NO_STATE
+
+    async def flush_saves(self) -> str:
+        """Wait until the newest saved commit is written, if this node writes; returns why it is not."""
+        if self._part_saves is not None:
+            await self._part_saves.finished(self._owed.awaited)
+        for _ in range(WRITES):
+            version = self._owed.to_write
+            if version is None or not self._writer:
+                break
+            await self._persist(Holding(version))
+        return self.unsaved
+
+    @property
+    def saving(self) -> bool:
+        """Whether there is something to wait for in ``flush_saves``."""
+        return self._writer and self._owed.due
+
+    @property
+    def unsaved(self) -> str:
+        """Why the newest saved commit is not in the checkpoint directory, as far as that is this node's business."""
+        return self._owed.text if self._writer else ""
+
+    async def look(self) -> tuple[Version, bool]:
+        """The newest checkpoint in the directory, and whether workers have to read it themselves. Raises
+        ``CheckpointError`` when there are some, and none is usable."""
+        newest = await in_thread("edl-look", self._vault.newest) if self._vault is not None else None
+        found = newest or (Version(), False)
+        self._owed.written(found[0])
+        return found
+
+    async def load(self) -> Version:
+        """Hold the newest usable checkpoint; ``Version()`` when there is none. One that workers have to read themselves
+        is only checked. Raises ``CheckpointError``."""
+        vault = self._vault
+        if vault is None:
+            return Version()
+        newest, theirs = await self.look()
+        if newest == Version() or (not theirs and any(held.version == newest for held in self.holdings())):
+            return newest
+        try:
+            found = await in_thread("edl-load", lambda: self._stock.load(vault.load))
+        except MemoryError as error:
+            log.warning("State: commit %d stays in the checkpoint directory: %s", newest.commit, error)
+            await in_thread("edl-verify", lambda: vault.verify(newest))
+            self.too_large = newest
+            return newest
+        if isinstance(found, Version):
+            return found
+        self._persisted[found] = ""
+        return found.version
+
+    async def flush(self, reason: str, version: Version | None = None) -> Version | None:
+        """Write the newest state that this node holds, or the one of ``version``, if the checkpoint directory lacks it,
+        whoever the writer is.
+
+        Returns which commit lies there now, None if none does; of a sharded state only the parts that are here.
+        """
+        if self._vault is None:
+            return None
+        await self.settled()
+        missing = parts_to_write(self.holdings(), self._persisted, version)
+        if missing:
+            log.info("State: commit %d goes to the checkpoint directory: %s", missing[-1].version.commit, reason)
+        for holding in missing:
+            await self._persist(holding)
+        newest = self._stock.newest()
+        wanted = version if version is not None or newest is None else newest.version
+        parts = [held for held in self.holdings() if held.version == wanted]
+        return wanted if parts and all(holding in self._persisted for holding in parts) else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sharded commit that workers have saved may still be on its way."""
+        return self._part_saves is not None and self._part_saves.busy
+
+    async def settled(self) -> None:
+        """Until all that this node's workers have saved of a sharded state is written."""
+        if self._part_saves is not None:
+            await self._part_saves.settled()
+
+    def looked(self) -> None:
+        """Somebody has seen what lies in the checkpoint directory now."""
+        if self._part_saves is not None:
+            self._part_saves.unseen = False
+
+    def _wrote(self, holding: Holding) -> None:
+        self._persisted = {one: where for one, where in self._persisted.items() if one.version >= holding.version}
+        self._persisted[holding] = ""
+
+    def _in_background(self, work: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        return in_pool(self._part_writers, work)
+
+    def _parts_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
+        """What became of a sharded checkpoint; without ``where`` and ``error``: another node has said so."""
+        if error:
+            self._owed.failed(version, error)
+        else:
+            self._owed.written(version)
+        if where or error:
+            self._on_kept(version, where, error, took_s)
+
+    async def wrote_through(self, version: Version, size: int, crc32: int, error: str) -> None:
+        """A worker that found no memory has written this commit into the directory: make it count; or it could not."""
+        vault = self._vault
+        if vault is None:
+            return
+        self._owed.take(version, whole=False)
+        if error:
+            self._owed.failed(version, error)
+            self._on_kept(version, "", error, 0.0)
+            return
+        async with self._writing:
+            await self._kept(version, lambda: vault.accept(version, size, crc32))
+
+    async def _persist_what_is_wanted(self) -> None:
+        while True:
+            await self._to_save.wait()
+            self._to_save.clear()
+            inherited, self._inherited = self._inherited, False
+            if inherited and self._owed.to_write is not None:
+                with contextlib.suppress(CheckpointError):  # said by whoever wants to begin from there
+                    await self.look()
+            version = self._owed.to_write
+            if version is not None and self._writer and not (inherited and not self._holds(Holding(version))):
+                await self._persist(Holding(version))
+
+    def _say_nowhere(self, version: Version) -> None:
+        if not self._said_nowhere:
+            self._on_kept(version, "", "there is no checkpoint directory: name one with --checkpoint-dir", 0.0)
+        self._said_nowhere = True
+
+    async def _persist(self, holding: Holding) -> None:
+        """Write it, or what has taken its place meanwhile, unless that has been done by the time."""
+        vault = self._vault
+        if vault is None:
+            self._say_nowhere(holding.version)
+            return
+        async with self._writing:
+            if holding in self._persisted:
+                return
+            loan = self._lent(holding)
+            if loan is None:
+                why = "it is not held any more"
+                self._owed.failed(holding.version, why)
+                self._on_kept(holding.version, "", why, 0.0)
+                return
+            taken = loan.held.holding
+            if taken in self._persisted:
+                loan.release()
+                return
+
+            def write() -> str:
+                try:
+                    return vault.write(taken.version, loan.view, taken.shard, taken.shards)
+                finally:
+                    loan.release()
+
+            where = await self._kept(taken.version, write)
+            if where is not None:
+                older = [held for held in self._persisted if held.version < taken.version]
+                for held in older:
+                    del self._persisted[held]
+                self._persisted[taken] = where
+
+    def _holds(self, holding: Holding) -> bool:
+        loan = self._lent(holding)
+        if loan is not None:
+            loan.release()
+        return loan is not None
+
+    def _lent(self, holding: Holding) -> Loan | None:
+        loan = self._stock.borrow(holding.version, holding.shard)
+        if loan is None and holding.shards == 1:  # a newer part alone would be of no use
+            loan = self._stock.borrow_newer(holding)
+        return loan
+
+    async def _kept(self, version: Version, write: Callable[[], str]) -> str | None:
+        begun_s = self._loop.time()
+        try:
+            where = await in_thread("edl-persist", write, step_back)
+        except Exception as error:
+            if not isinstance(error, CheckpointError):
+                log.exception("State: commit %d was not written", version.commit)
+            why = str(error) or type(error).__name__
+            self._owed.failed(version, why)
+            self._on_kept(version, "", why, 0.0)
+            return None
+        if where:  # else other parts are missing, and whoever writes the last of them says so
+            self._owed.written(version)
+            self._on_kept(version, where, "", self._loop.time() - begun_s)
+        return where
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _slot(self, slot: int) -> _Slot:
+        return self._slots.setdefault(slot, _Slot(set(), []))
+
+    def _room(self, line: Stream, size: int) -> Room | Refusal:
+        # What only this slot has must not run ahead of what the others can restore, so there the one before stays too.
+        keep = line.name == OWN or self._parts.get(line, 1) > 1
+        return self._stock.room(line, size, keep_previous=keep)
+
+    def _granted(self, worker: _Slot, room: Room) -> Grant | Refusal:
+        if worker.gone:
+            return Refusal("the worker is gone")
+        descriptor = None if room.buffer in worker.buffers else self._stock.duplicate(room.buffer)
+        worker.buffers.add(room.buffer)
+        return Grant(room.buffer, room.capacity, descriptor)
+
+    def _let_go(self) -> None:
+        """A reader has let go of a buffer. Any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._released.set()
+        self._released = asyncio.Event()

@@ -1,0 +1,208 @@
+"""Commits on other nodes: copies that go there, and parts that are fetched from there.
+
+One thread sends, and steps back for training. Fetching is what a worker waits for, so several parts come at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from edl.checkpoint.memory.background import in_pool, step_back
+from edl.checkpoint.memory.buffer_table import Stream
+from edl.checkpoint.memory.copy_policy import Copying, Peer, needed
+from edl.checkpoint.memory.snapshot_pool import Stock
+from edl.errors import CheckpointError
+from edl.ports import Copies, Label
+from edl.tasks import AGAIN_S, end
+from edl.types import NodeId
+from edl.wire.messages import Holding, Source, Version
+
+log = logging.getLogger(__name__)
+
+FETCHES = 4
+"""At a time."""
+LEAVING_TRIES = 10
+"""Attempts of a node that leaves to hand its commit to a node that does not take it: that one may have left as well."""
+COPY_PATIENCE_S = 10.0
+"""How long a worker with a sharded state waits until the commit before its last one lies on another node as well."""
+
+
+class Replication:
+    """Of one node. Everything is called on the event loop."""
+
+    def __init__(self, node: NodeId, stock: Stock, copies: Copies, copying: Copying) -> None:
+        self._node = node
+        self._stock = stock
+        self._copies = copies
+        self._copying = copying
+        self._nodes = 1
+        self._parting = False
+        self._peer: Peer | None = None
+        self._given_up: Peer | None = None
+        """A peer that was too slow or out of reach: nobody waits for it any more."""
+        self._handed: dict[Stream, Holding] = {}
+        self._complained = self._failed = False
+        self._to_send = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._fetches: dict[tuple[Version, int], asyncio.Task[None]] = {}
+        self._fetchers = ThreadPoolExecutor(FETCHES, "edl-fetch")
+        self._sender = ThreadPoolExecutor(1, "edl-replica", step_back)
+        self._task = asyncio.create_task(self._replicate())
+
+    def start(self, host: str, port: int) -> int:
+        """Serve other nodes; returns the port. Raises ``PortInUse``."""
+        return self._copies.start(self._stock, host, port)
+
+    async def close(self) -> None:
+        """End all that is under way."""
+        for task in (self._task, *self._fetches.values()):
+            await end(task)
+        await asyncio.to_thread(self._copies.stop)
+        for pool in (self._fetchers, self._sender):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- to another node ---------------------------------------------------------------------------------------------
+
+    def enter(self, nodes: int) -> None:
+        """This node is in a world of so many nodes, which decides whether a copy is needed."""
+        self._nodes = nodes
+        self.look()
+
+    def keep_with(self, node: NodeId, host: str, port: int) -> None:
+        """See ``Keeper.keep_with``."""
+        never = self._copying is Copying.NEVER
+        self._peer = Peer(node, host, port) if node and node != self._node and not never else None
+        self._handed.clear()  # if it is told again: what is there already is not sent again
+        self._complained = False
+        self.look()
+
+    def look(self) -> None:
+        """There may be something to send."""
+        self._to_send.set()
+
+    def copies(self, shards: int) -> bool:
+        """Whether commits of so many parts are sent now."""
+        return self._peer is not None and needed(self._copying, shards, self._nodes)
+
+    async def wait_for_copy(self, stream: Stream, version: Version) -> None:
+        """Until the commit before this one lies on the other node, or it is known to be too slow.
+
+        Of a sharded state every part has to be somewhere at the same commit. Nodes keep their last two; so that the
+        copies of a lost one are no older, no worker gets further ahead of its copy than that.
+        """
+
+        async def copied() -> None:
+            while self._peer is not None and self._peer is not self._given_up:
+                handed = self._handed.get(stream)
+                if handed is not None and handed.version.commit >= version.commit - 1:
+                    return
+                await self._sent_once_more()
+
+        try:
+            await asyncio.wait_for(copied(), COPY_PATIENCE_S)
+        except asyncio.TimeoutError:
+            log.warning("State: the copies on the other node lag behind; training goes on without waiting for them")
+            self._given_up = self._peer
+
+    async def handed_over(self, timeout_s: float) -> bool:
+        """See ``Keeper.handed_over``."""
+        self._parting = True
+
+        async def wait() -> None:
+            failures = 0
+            while self._behind() and self._peer is not None and failures < LEAVING_TRIES:
+                await self._sent_once_more()
+                failures += self._failed
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(wait(), timeout_s)
+        return not self._behind()
+
+    async def _sent_once_more(self) -> None:
+        self._sent.clear()
+        self.look()
+        await self._sent.wait()
+        if self._failed:
+            await asyncio.sleep(AGAIN_S)
+
+    async def _replicate(self) -> None:
+        while True:
+            await self._to_send.wait()
+            self._to_send.clear()
+            self._failed = False
+            while (behind := self._behind()) and (peer := self._peer) is not None and not self._failed:
+                for stream in behind:
+                    self._failed = not await self._hand_over(stream, peer) or self._failed
+            self._sent.set()  # after a failure again with the next commit, or when somebody asks
+
+    def _behind(self) -> tuple[Stream, ...]:
+        """Streams whose newest commit the other node does not have."""
+        return tuple(
+            stream
+            for stream, holding in self._stock.own()
+            if self._handed.get(stream) != holding
+            and (self._parting or needed(self._copying, holding.shards, self._nodes))
+        )
+
+    async def _hand_over(self, stream: Stream, peer: Peer) -> bool:
+        loan = self._stock.borrow_newest(stream)
+        if loan is None:
+            return True
+
+        def put() -> None:
+            try:
+                self._copies.put(peer.host, peer.port, loan)
+            finally:
+                loan.release()
+
+        try:
+            await in_pool(self._sender, put)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs a copy and not the keeper
+            if not self._complained:
+                log.warning("State: no copy on node %s: %s. It is tried again with each commit", peer.node, error)
+            self._complained = True
+            return False
+        if self._complained:
+            log.info("State: node %s has a copy again", peer.node)
+        self._complained = False
+        if peer == self._peer:
+            self._handed[stream] = loan.held.holding
+        return True
+
+    # --- from another node -------------------------------------------------------------------------------------------
+
+    async def fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
+        """Have a part of a commit brought here; whoever asks for the same one meanwhile waits for the same. Raises
+        ``CheckpointError``, naming all that was tried."""
+        key = (version, shard)
+        task = self._fetches.get(key)
+        if task is None:
+            task = asyncio.create_task(self._fetch(version, shard, sources))
+            self._fetches[key] = task
+            task.add_done_callback(lambda _: self._fetches.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
+        stream = Stream.loaded(f"{version.era}.{version.commit}.{shard}")
+        mine = [source for source in sources if source.shard == shard and source.node != self._node]
+        # Many newcomers are told the same sources: each begins at another one.
+        first = zlib.crc32(self._node.encode()) % len(mine) if mine else 0
+        causes = []
+
+        def arriving(label: Label) -> Any:
+            return self._stock.incoming(stream, label)
+
+        for source in (*mine[first:], *mine[:first]):
+            try:
+                await in_pool(self._fetchers, self._copies.get, source.host, source.port, version, shard, arriving)
+                return
+            except CheckpointError as error:
+                causes.append(f"node {source.node}: {error}")
+                log.info("State: node %s did not give shard %d of %s: %s", source.node, shard, version, error)
+        raise CheckpointError(f"no node gave shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")

@@ -1,0 +1,177 @@
+"""Saves of a sharded state: each node writes the parts of its own workers, in the background.
+
+Every worker says at the same boundary that its commit is to be saved. What a node does not write would leave the
+checkpoint incomplete, so no save is left out: they are written in order, and each commit stays in memory until its part
+is written. If the disk cannot keep up, memory runs short and the workers wait with their next commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from edl.checkpoint.memory.snapshot_pool import Loan
+from edl.errors import CheckpointError
+from edl.ports import Vault
+from edl.tasks import AGAIN_S, end
+from edl.wire.messages import Holding, Version
+
+log = logging.getLogger(__name__)
+
+OTHERS_S = 2.0
+"""So long a node that is about to enter another world waits for the parts of others after its own are written: what
+they have written may come into sight late on a network file system."""
+COMPLETE_S = 120.0
+"""After that a checkpoint whose other parts are missing is given up, by the node that looks after it."""
+
+Run = Callable[[Callable[[], "str | None"]], Awaitable["str | None"]]
+Report = Callable[[Version, str, str, float], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Save:
+    loan: Loan
+    asked_s: float
+
+
+class PartSaves:
+    """Of one node. Everything is called on the event loop."""
+
+    def __init__(self, vault: Vault, run: Run, report: Report, written: Callable[[Holding], None]) -> None:
+        """``run``: calls in a thread that steps back for training. ``report(version, where, error, took_s)``: a
+        checkpoint is complete, or cannot be; ``where`` is empty if another node has completed it. ``written``: a part
+        of this node is in the directory."""
+        self._vault = vault
+        self._run = run
+        self._report = report
+        self._written = written
+        self._loop = asyncio.get_running_loop()
+        self._queue: list[_Save] = []
+        self._there = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open: dict[Version, asyncio.Task[None]] = {}
+        self._refused: set[Version] = set()
+        self._complete = Version()
+        """The newest checkpoint that is known to count; older ones may be deleted already."""
+        self._task = asyncio.create_task(self._write_all())
+        self.unseen = False
+        """A checkpoint may have become complete since somebody looked into the directory."""
+
+    def save(self, loan: Loan, *, looks_after: bool) -> None:
+        """Write this part when those before it are written. ``looks_after``: see to it that the checkpoint becomes
+        complete, also when this node does not see at once what others have written."""
+        self.unseen = True
+        self._queue.append(_Save(loan, self._loop.time()))
+        self._idle.clear()
+        self._there.set()
+        version, shards = loan.held.holding.version, loan.held.holding.shards
+        if looks_after and version not in self._open:
+            self._open[version] = asyncio.create_task(self._look_after(version, shards))
+
+    @property
+    def busy(self) -> bool:
+        """Whether parts are still to be written, or nobody has looked since what that has come to. Not as long as the
+        parts of others are missing: their nodes may be gone, and the next world must not wait for them."""
+        return bool(self._queue) or self.unseen
+
+    async def settled(self) -> None:
+        """Until this node's parts are written, and for a moment until the others are."""
+        await self._idle.wait()
+        if self._open:
+            await asyncio.wait(self._open.values(), timeout=OTHERS_S)
+
+    async def finished(self, version: Version | None) -> None:
+        """Until this node's parts are written, and this checkpoint, if it looks after it, is complete or given up."""
+        await self._idle.wait()
+        task = None if version is None else self._open.get(version)
+        if task is not None:
+            await asyncio.wait([task])
+
+    async def close(self) -> None:
+        """End all of it."""
+        for task in (self._task, *self._open.values()):
+            await end(task)
+        for save in self._queue:
+            save.loan.release()
+        self._queue.clear()
+
+    async def _write_all(self) -> None:
+        while True:
+            await self._there.wait()
+            self._there.clear()
+            while self._queue:
+                version = self._queue[0].loan.held.holding.version
+                together = [save for save in self._queue if save.loan.held.holding.version == version]
+                try:
+                    await asyncio.gather(*(self._write(save) for save in together))
+                finally:
+                    self._queue = [save for save in self._queue if save not in together]
+                    for save in together:
+                        save.loan.release()
+            self._idle.set()
+
+    async def _write(self, save: _Save) -> None:
+        held = save.loan.held.holding
+
+        def write() -> str:
+            return self._vault.write(held.version, save.loan.view, held.shard, held.shards)
+
+        try:
+            where = await self._run(write)
+        except Exception as error:
+            if not isinstance(error, CheckpointError):
+                log.exception("State: shard %d of commit %d was not written", held.shard, held.version.commit)
+            if held.version not in self._refused:  # once for all workers of this node
+                self._report(held.version, "", str(error) or type(error).__name__, 0.0)
+            self._refused.add(held.version)
+            return
+        self._written(held)
+        if where:
+            self._completed(held.version, where, self._loop.time() - save.asked_s)
+
+    def _completed(self, version: Version, where: str, took_s: float) -> None:
+        self._complete = max(self._complete, version)
+        self._report(version, where, "", took_s)
+
+    async def _look_after(self, version: Version, shards: int) -> None:
+        begun_s = self._loop.time()
+        try:
+            await self._idle.wait()
+            until_s = self._loop.time() + COMPLETE_S
+            while self._loop.time() < until_s and version not in self._refused and self._complete < version:
+                where = await self._run(lambda: self._vault.complete(version, shards))
+                if where is not None:
+                    self._completed(version, where, self._loop.time() - begun_s)
+                    return
+                await asyncio.sleep(AGAIN_S)
+            if version not in self._refused and self._complete < version:
+                self._report(version, "", "the parts of other nodes did not come", 0.0)
+        except CheckpointError as error:
+            self._report(version, "", str(error), 0.0)
+        finally:
+            self._open.pop(version, None)
+
+
+def parts_to_write(held: Collection[Holding], written: Iterable[Holding], version: Version | None) -> list[Holding]:
+    """What a launcher that is about to end writes, in this order: every part of the newest commit that is here, or of
+    ``version``. Other nodes write theirs; for the case that they are gone, of a sharded state also the newest commit of
+    which all parts are here, when that is an earlier one."""
+    newest = max((one.version for one in held), default=None) if version is None else version
+    if newest is None:
+        return []
+    chosen = [one for one in held if one.version == newest]
+    if version is None and chosen and not _is_whole(chosen):
+        whole = [one for one in {one.version for one in held} if _is_whole([h for h in held if h.version == one])]
+        chosen += [one for one in held if whole and one.version == max(whole)]
+    there = set(written)
+    return [one for one in sorted(chosen, key=lambda one: (one.version, one.shard)) if one not in there]
+
+
+def _is_whole(parts: Collection[Holding]) -> bool:
+    return any(
+        {one.shard for one in parts if one.shards == shards} >= set(range(shards))
+        for shards in {one.shards for one in parts}
+    )

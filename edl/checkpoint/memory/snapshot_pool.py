@@ -1,0 +1,435 @@
+"""The snapshots that a node has in its memory: the shelf's books and the memory behind them, together, for any thread.
+
+What may take long (making memory, reading all of a snapshot for its checksum) is done without the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from edl.checkpoint.memory.buffer_table import Held, Refusal, Room, Shelf, Stream, Usage, Use
+from edl.checkpoint.memory.memory_files import Memory
+from edl.errors import CheckpointError
+from edl.ports import Label
+from edl.types import NodeId
+from edl.wire import snapshot
+from edl.wire.local import STATE
+from edl.wire.messages import Holding, Version
+
+
+class Loan:
+    """``Lent``: a snapshot that stays as it is until ``release``."""
+
+    def __init__(self, stock: Stock, owner: NodeId, held: Held, memory: Memory, owed: Version) -> None:
+        self._stock = stock
+        self._owner = owner
+        self._memory = memory
+        self._over = False
+        self.held = held
+        self._owed = owed
+
+    @property
+    def label(self) -> Label:
+        """What it is, with its checksum, which is computed once."""
+        crc32 = self._memory.crc32(self.held.size)
+        return Label(self._owner, self.held.holding, self.held.size, crc32, self._owed)
+
+    @property
+    def descriptor(self) -> int:
+        """The memory file. For this process only: others get ``read_only``."""
+        return self._memory.descriptor
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes."""
+        return self._memory.view[: self.held.size].toreadonly()
+
+    def read_only(self) -> int:
+        """A new descriptor for another process, the caller's to close."""
+        return self._memory.read_only()
+
+    def release(self) -> None:
+        """It may go. Doing it twice does nothing."""
+        if not self._over:
+            self._over = True
+            self._stock.give_back(self.held.buffer)
+
+
+class Incoming:
+    """``Arrival``: memory for a snapshot on its way."""
+
+    def __init__(self, stock: Stock, stream: Stream, label: Label, number: int, memory: Memory) -> None:
+        self._stock = stock
+        self._stream = stream
+        self._label = label
+        self._number = number
+        self._memory = memory
+        self._over = False
+        self.view = memory.view[: label.size]
+
+    def accept(self) -> None:
+        """All bytes are there. Raises ``CheckpointError`` when they are not what the label says."""
+        try:
+            found = self._stock.read_header(self.view)
+            if found != self._label.holding:
+                raise CheckpointError(f"{found} came under the name of {self._label.holding}")
+            self._memory.renewed(self._label.crc32)
+            self._stock.fill(self._stream, self._number, self._label.size, found)
+            self._stock.owes(self._label.owed)
+            self._end()
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Nothing will come of it. After ``accept``, or a second time, it does nothing."""
+        if not self._over:
+            self._end()
+            self._stock.abandon(self._stream)
+
+    def _end(self) -> None:
+        self._over = True
+        self.view = memoryview(b"")
+        self._stock.arrived(self._stream)
+
+
+class Stock:
+    """``Stock`` of the ports, and what the keeper needs besides. Everything may be called from any thread."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        job: str,
+        limit_bytes: int,
+        changed: Callable[[], None],
+        owes: Callable[[Version], None] = lambda version: None,
+        owing: Callable[[], Version] = Version,
+    ) -> None:
+        """``changed`` is called, in any thread, when a reader has let go of something. ``owes``: in any thread, with
+        what the node that a part came from has yet to write. ``owing``: what this node has yet to write."""
+        self.owes = owes
+        self._owing = owing
+        self._node = node
+        self._job = job
+        self._changed = changed
+        self._shelf = Shelf(limit_bytes)
+        self._memories: dict[int, Memory] = {}
+        self._arriving: set[Stream] = set()
+        self._lock = threading.Lock()
+
+    # --- of the ports ------------------------------------------------------------------------------------------------
+
+    def lend(self, version: Version, shard: int) -> Loan | None:
+        """A part of a commit with its checksum, or None when it is not here."""
+        loan = self.borrow(version, shard)
+        if loan is not None:
+            try:
+                _ = loan.label  # here, where the other side is told to wait
+            except BaseException:
+                loan.release()
+                raise
+        return loan
+
+    def arriving(self, label: Label) -> Incoming | None:
+        """Memory for a copy of another node's commit; None when this very one is here already."""
+        if label.owner == self._node:
+            raise CheckpointError(f"a copy of this node's own commit, sent to node {self._node} itself")
+        stream = Stream.of_node(label.owner, label.holding.shard)
+        with self._lock:
+            if any(held.holding == label.holding for own in self._shared() for held in self._shelf.held(own)):
+                return None  # this node's own workers have made the same commit
+            newest = self._shelf.newest(stream)
+        if newest is not None and newest.holding.version >= label.holding.version:
+            if newest.holding == label.holding:
+                return None
+            raise CheckpointError(f"node {self._node} has {newest.holding.version} of node {label.owner} already")
+        return self.incoming(stream, label)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def incoming(self, stream: Stream, label: Label) -> Incoming:
+        """Memory for a snapshot that will be another of this stream. Raises ``CheckpointError``."""
+        with self._lock:
+            if stream in self._arriving:
+                raise CheckpointError(f"another copy of shard {label.holding.shard} is on its way from there")
+            self._arriving.add(stream)
+        try:
+            room = self.room(stream, label.size, keep_previous=label.holding.shards > 1)
+            if isinstance(room, Refusal):
+                raise CheckpointError(room.why)
+            with self._open():
+                memory = self._memories.get(room.buffer)
+            if memory is None:
+                raise CheckpointError("it is not wanted any more")
+            return Incoming(self, stream, label, room.buffer, memory)
+        except BaseException:
+            self.arrived(stream)
+            raise
+
+    def arrived(self, stream: Stream) -> None:
+        """The next copy of this stream may come."""
+        with self._lock:
+            self._arriving.discard(stream)
+
+    def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
+        """A buffer with memory for the next snapshot of a stream. Takes a while when memory has to be made."""
+        with self._open():
+            room = self._shelf.room(stream, size, keep_previous=keep_previous)
+            if isinstance(room, Refusal):
+                return room
+            if room.new:
+                self._shelf.pin(room.buffer)  # nobody may have it before it has memory
+            elif room.buffer in self._memories:
+                self._memories[room.buffer].renewed()
+                return room
+            else:
+                return Refusal("its memory is still being made", later=True)
+        try:
+            return self._made(stream, room)
+        finally:
+            self._changed()
+
+    def ahead(self, stream: Stream, size: int, most: int) -> None:
+        """Make one more buffer for a stream's later snapshots, unless it has so many, or memory is short."""
+        with self._open():
+            room = self._shelf.spare(stream, size, most)
+            if room is None:
+                return
+            self._shelf.pin(room.buffer)  # nobody may have it before it has memory
+        try:
+            self._made(stream, room)
+        finally:
+            self._changed()
+
+    def _made(self, stream: Stream, room: Room) -> Room | Refusal:
+        memory, problem = None, "it is not wanted any more"
+        try:
+            memory = Memory(room.capacity, touch=stream.use is Use.WORKER)
+        except (OSError, MemoryError) as error:
+            problem = f"no memory for it: {error}"
+        with self._open():
+            wanted = self._shelf.has(room.buffer)
+            if wanted and memory is not None:
+                self._memories[room.buffer] = memory
+            elif wanted:
+                self._shelf.remove(room.buffer)
+            self._shelf.unpin(room.buffer)
+        if wanted and memory is not None:
+            return room
+        if memory is not None:
+            memory.close()
+        return Refusal(problem)
+
+    def load(self, read: Callable[[Callable[[int], memoryview]], tuple[Version, bool]]) -> Holding | Version:
+        """Have ``read`` fill the memory that it asks for, and hold the outcome; or only the version, if that is one for
+        the workers to read. Raises ``CheckpointError``, and ``MemoryError`` when there is no room for it."""
+        stream = Stream.loaded("storage")
+        filled: list[tuple[int, memoryview]] = []
+
+        def allocate(size: int) -> memoryview:
+            filled.clear()
+            room = self.room(stream, size)
+            if isinstance(room, Refusal):
+                raise MemoryError(room.why)
+            with self._lock:
+                filled.append((room.buffer, self._memories[room.buffer].view[:size]))
+            return filled[0][1]
+
+        try:
+            version, sharded = read(allocate)
+            if sharded:
+                return version
+            number, view = filled[0]
+            holding = self.read_header(view)
+            if holding.version != version:
+                raise CheckpointError(f"what lies in the checkpoint directory as {version} is {holding.version}")
+            self.fill(stream, number, len(view), holding)
+            return holding
+        finally:
+            filled.clear()
+            self.abandon(stream)
+
+    def duplicate(self, number: int) -> int:
+        """A new descriptor of a buffer that may be written, the caller's to close."""
+        with self._lock:
+            return self._memories[number].duplicate()
+
+    def check(self, stream: Stream, number: int, size: int, holding: Holding) -> str:
+        """Why this cannot be the next snapshot of a worker's stream; empty if it can."""
+        with self._lock:
+            problem = self._shelf.may_fill(stream, number, size)
+            newest = self._shelf.newest(stream)
+            if problem:
+                return problem
+            view = self._memories[number].view[:size]
+        if newest is not None and holding.version < newest.holding.version:
+            return f"{holding.version} cannot come after {newest.holding.version}"
+        try:
+            found = self.read_header(view)
+        except CheckpointError as error:
+            return str(error)
+        return "" if found == holding else f"the buffer holds {found} and not {holding}"
+
+    def fill(self, stream: Stream, number: int, size: int, holding: Holding) -> None:
+        """The stream's newest snapshot is complete in this buffer. Raises ``CheckpointError`` if that cannot be."""
+        with self._open():
+            problem = self._shelf.may_fill(stream, number, size)
+            if problem:
+                raise CheckpointError(problem)
+            self._shelf.fill(stream, size, holding)
+
+    def abandon(self, stream: Stream) -> None:
+        """The writer of a stream is gone."""
+        with self._open():
+            self._shelf.abandon(stream)
+
+    def abandon_slot(self, slot: int) -> None:
+        """The worker in a slot is gone."""
+        with self._open():
+            for stream in self._shelf.streams(Use.WORKER):
+                if stream.owner == str(slot):
+                    self._shelf.abandon(stream)
+
+    def read_header(self, view: memoryview) -> Holding:
+        """What a snapshot says it is. Raises ``CheckpointError`` when it is none, or another job's."""
+        meta = snapshot.parse(view, job=self._job).meta
+        return Holding(Version(meta.era, meta.commit), meta.shard, meta.shards)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def borrow(self, version: Version, shard: int) -> Loan | None:
+        """As ``lend``, without the checksum."""
+        return self._borrow(lambda held: (held.holding.version, held.holding.shard) == (version, shard))
+
+    def borrow_own(self, slot: int, name: str, version: Version) -> Loan | None:
+        """What the worker in this slot, or the one before it, has committed."""
+        with self._lock:
+            return self._loan(Stream.of_worker(slot, name), lambda held: held.holding.version == version)
+
+    def borrow_newer(self, holding: Holding) -> Loan | None:
+        """What has taken its place since: of this node's workers, or what they began from, or another node's copy."""
+        with self._lock:
+            for stream in self._shared():
+                loan = self._loan(stream, lambda held: _replaces(held.holding, holding))
+                if loan is not None:
+                    return loan
+        return None
+
+    def borrow_newest(self, stream: Stream) -> Loan | None:
+        """The newest snapshot of a stream."""
+        with self._lock:
+            return self._loan(stream, lambda held: True)
+
+    def give_back(self, number: int) -> None:
+        """A loan is over."""
+        with self._open():
+            self._shelf.unpin(number)
+        self._changed()
+
+    def _borrow(self, wanted: Callable[[Held], bool]) -> Loan | None:
+        with self._lock:
+            for stream in self._shared():
+                loan = self._loan(stream, wanted)
+                if loan is not None:
+                    return loan
+        return None
+
+    def _loan(self, stream: Stream, wanted: Callable[[Held], bool]) -> Loan | None:
+        for held in self._shelf.held(stream):
+            if wanted(held):
+                self._shelf.pin(held.buffer)
+                owner = NodeId(stream.owner) if stream.use is Use.REPLICA else self._node
+                return Loan(self, owner, held, self._memories[held.buffer], self._owing())
+        return None
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Every complete part of the shared state, whoever committed it."""
+        with self._lock:
+            return tuple(sorted({held.holding for s in self._shared() for held in self._shelf.held(s)}, key=_order))
+
+    def own(self) -> tuple[tuple[Stream, Holding], ...]:
+        """The newest of each worker's shared state."""
+        with self._lock:
+            pairs = [(stream, self._shelf.newest(stream)) for stream in self._shelf.streams(Use.WORKER, STATE)]
+        return tuple((stream, held.holding) for stream, held in pairs if held is not None)
+
+    def newest(self) -> Holding | None:
+        """The newest part of the shared state."""
+        return max(self.holdings(), key=_order, default=None)
+
+    def usage(self) -> Usage:
+        """Where the memory goes."""
+        with self._lock:
+            return self._shelf.usage()
+
+    # --- what is not needed any more ---------------------------------------------------------------------------------
+
+    def outgrown(self, stream: Stream) -> None:
+        """A worker has committed: what was loaded for it and is older can go."""
+        with self._open():
+            held = self._shelf.held(stream)
+            needed = 1 if not held or held[0].holding.shards == 1 else 2
+            if len(held) >= needed:
+                self._drop_older(held[needed - 1].holding.version, (Use.LOADED,))
+
+    def trim(self, restore: Version) -> None:
+        """A world begins from this commit. Once it is here, what is older goes; and what comes after it in the same
+        stream belongs to a line that was given up."""
+        with self._open():
+            streams = [*self._shared(), *(s for s in self._shelf.streams(Use.WORKER) if s.name != STATE)]
+            for stream in streams:
+                versions = [held.holding.version for held in self._shelf.held(stream)]
+                if restore in versions:
+                    for version in versions[: versions.index(restore)]:
+                        self._shelf.forget(stream, version)
+            if any(held.holding.version >= restore for stream in self._shared() for held in self._shelf.held(stream)):
+                self._drop_older(restore, (Use.LOADED, Use.REPLICA))
+
+    def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
+        """Forget the copies of all other nodes but these."""
+        with self._open():
+            for stream in self._shelf.streams(Use.REPLICA):
+                if stream.owner not in except_owners:
+                    self._shelf.drop(stream)
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        with self._lock:
+            memories, self._memories = list(self._memories.values()), {}
+        for memory in memories:
+            memory.close()
+
+    def _drop_older(self, version: Version, uses: Collection[Use]) -> None:
+        for use in uses:
+            for stream in self._shelf.streams(use):
+                held = self._shelf.held(stream)
+                if held and stream not in self._arriving and all(one.holding.version < version for one in held):
+                    self._shelf.drop(stream)
+
+    def _shared(self) -> tuple[Stream, ...]:
+        own = self._shelf.streams(Use.WORKER, STATE)
+        return (*own, *self._shelf.streams(Use.LOADED), *self._shelf.streams(Use.REPLICA))
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """The lock, and afterwards the memory of what has been freed goes."""
+        freed = []
+        with self._lock:
+            try:
+                yield
+            finally:
+                freed = [self._memories.pop(number, None) for number in self._shelf.collect()]
+        for memory in freed:
+            if memory is not None:
+                memory.close()
+
+
+def _replaces(new: Holding, old: Holding) -> bool:
+    return new.version > old.version and (new.shard, new.shards) == (old.shard, old.shards)
+
+
+def _order(holding: Holding) -> tuple[Version, int, int]:
+    return holding.version, holding.shard, holding.shards

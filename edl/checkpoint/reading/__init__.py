@@ -1,0 +1,1 @@
+"""Reads a checkpoint directory: workers at any world size, and programs outside of any job."""

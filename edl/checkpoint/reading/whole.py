@@ -1,0 +1,138 @@
+"""A checkpoint as one nest of dicts, outside of any job."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.checkpoint.directory.manifest import MARKER_FILE, folder_version
+from edl.checkpoint.reading.assembly import NAMES, Spread, Stored, Whole, holds_cut, merged
+from edl.checkpoint.reading.reader import Folder, Want
+from edl.errors import CheckpointError
+from edl.worker import tree
+from edl.worker.contents import NUMPY_KINDS
+from edl.worker.framework import ArrayInfo, Arrays
+from edl.worker.state import State
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    arrays: Arrays,
+    state: Callable[..., State],
+    into: Mapping[str, Any] | None,
+    worker: int | None,
+) -> dict[str, Any]:
+    """See ``edl.torch.load_checkpoint``. ``state`` makes the ``State`` that knows how objects take what was kept."""
+    where = os.fspath(path)
+    folders = [where] if os.path.exists(os.path.join(where, MARKER_FILE)) else _folders(where)
+    refused = []
+    for folder in folders:
+        try:
+            found = _Whole(Folder(folder), arrays, worker).read()
+        except CheckpointError as error:
+            refused.append(str(error))
+            continue
+        for reason in refused:
+            warnings.warn(f"an older checkpoint is read: {reason}", RuntimeWarning, stacklevel=3)
+        return _given(found, folder, state, into or {})
+    reasons = "".join(f"\n  {reason}" for reason in refused) or " it holds none"
+    raise CheckpointError(f"no checkpoint in {where} can be read:{reasons}")
+
+
+def _folders(path: str) -> list[str]:
+    """Checkpoints in a directory of a job, the newest first."""
+    try:
+        names = os.listdir(path)
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint in {path} can be read: {error.strerror}") from error
+    versions = {version: name for name in names if (version := folder_version(name)) is not None}
+    found = [os.path.join(path, versions[version]) for version in sorted(versions, reverse=True)]
+    return [folder for folder in found if os.path.exists(os.path.join(folder, MARKER_FILE))]
+
+
+def _given(found: dict[str, Any], folder: str, state: Callable[..., State], into: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(into.keys() - found.keys())
+    if unknown:
+        raise CheckpointError(f"{folder} holds nothing of {', '.join(unknown)}; it has {', '.join(sorted(found))}")
+    taking = state(**into)
+    for name, obj in into.items():
+        try:
+            taking._load_object(name, obj, found.pop(name))
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{name} does not take what {folder} holds of it: {error}") from error
+    return found
+
+
+class _Whole:
+    """One reading."""
+
+    def __init__(self, folder: Folder, arrays: Arrays, worker: int | None) -> None:
+        if worker is not None and not 0 <= worker < folder.shards:
+            raise CheckpointError(f"worker={worker}: {folder.path} was written by {folder.shards} workers")
+        self._folder = folder
+        self._arrays = arrays
+        self._worker = worker
+        self._wants: list[Want] = []
+        self._alike: list[tuple[str, list[tuple[Stored, bytearray]]]] = []
+
+    def read(self) -> dict[str, Any]:
+        """Objects and values by their names in ``State``."""
+        home = self._worker or 0
+        shards = [home, *(shard for shard in range(self._folder.shards) if shard != home)]
+        first = self._folder.parts(shards[:1])[0]
+        found: dict[str, Any] = {}
+        for name in first.objects:
+            found[name] = self._made(self._object(name, shards), f".{name}")
+        for name, value in first.values.items():
+            found[name] = self._made(merged([value], union=False), f".{name}")
+        self._folder.fetch(self._wants)
+        for where, copies in self._alike:
+            for stored, memory in copies[1:]:
+                if memory != copies[0][1]:
+                    raise CheckpointError(
+                        f"{self._folder.path}: {where[1:]} is not the same for workers {copies[0][0].shard} and "
+                        f"{stored.shard}, and not cut either: say whose you want, such as worker=0"
+                    )
+        return found
+
+    def _object(self, name: str, shards: list[int]) -> Any:
+        parts = [part.objects[name] for part in self._folder.parts(shards) if name in part.objects]
+        cut = any(holds_cut(part) for part in parts)
+        names = [part.get(NAMES) if isinstance(part, dict) else None for part in parts]
+        if any(other != names[0] for other in names) and self._worker is None:
+            raise CheckpointError(
+                f"{self._folder.path}: the workers' {name} are of different parameters (stages of a pipeline?): say "
+                "whose you want, such as worker=0"
+            )
+        if names[0] is not None:
+            parts = [part for part, other in zip(parts, names, strict=True) if other == names[0]]
+            parts = [{key: value for key, value in part.items() if key != NAMES} for part in parts]
+        return merged(parts, union=cut and self._worker is None, where=f".{name}")
+
+    def _made(self, value: Any, where: str) -> Any:
+        if isinstance(value, Spread):
+            want, memory = Want.part_of(value, value.box)
+            self._wants.append(want)
+            return self._arrays.view(ArrayInfo(value.dtype, value.shape, len(memory)), memoryview(memory))
+        if isinstance(value, Whole):
+            return self._whole(value, where)
+        return tree.map_entries(value, lambda key, part: self._made(part, f"{where}.{key}"))
+
+    def _whole(self, value: Whole, where: str) -> Any:
+        copies = value.copies if self._worker is None else value.copies[:1]
+        memories = []
+        for copy in copies:
+            want, memory = Want.all_of(copy)
+            self._wants.append(want)
+            memories.append((copy, memory))
+        self._alike.append((where, memories))
+        first, memory = memories[0]
+        entry = first.entry
+        if first.numpy and entry.dtype in NUMPY_KINDS:
+            numpy = importlib.import_module("numpy")
+            return numpy.frombuffer(memory, NUMPY_KINDS[entry.dtype], math.prod(entry.shape)).reshape(entry.shape)
+        return self._arrays.view(ArrayInfo(entry.dtype, entry.shape, entry.size), memoryview(memory))
