@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from edl import machine
+from edl.machine import Tick as Tick
+from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
@@ -103,11 +106,6 @@ class Failed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time asked for by ``WakeAt`` has come."""
-
-
 Event = (
     NodeRegistered
     | NodeExpired
@@ -147,13 +145,6 @@ class Revoke:
     """End the lease of a dead incarnation, so that its key does not linger."""
 
     incarnation: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a ``Tick`` at this time. The earliest one asked for counts; a later step may ask again."""
-
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +192,4 @@ class Conclude:
 Effect = Tell | Probe | Revoke | WakeAt | Grant | Note | Conclude
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Result of one step. The shell writes ``state.record`` when it changed, and only then runs the effects."""
-
-    state: MasterState
-    effects: tuple[Effect, ...]
-    reason: str
+Decision = machine.Decision[MasterState, Effect]

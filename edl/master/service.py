@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from edl.machine import Tick as Tick
+from edl.machine import WakeAt as WakeAt
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Settings, World
 
@@ -58,11 +60,6 @@ class KeyGone:
     """Such a key is gone: whoever held its lease is dead or has left."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time asked for by ``WakeAt`` has come."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,13 +133,6 @@ class Keep:
 
     name: str
     value: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a ``Tick`` at this time. The earliest one asked for since the last tick counts."""
-
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from edl import machine
+from edl.machine import Tick as Tick
+from edl.machine import WakeAt as WakeAt
 from edl.schedulers.plan import Job, Plan, release_plan, target_of
 from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
 from edl.wire.wishes import Care, Drain, Granted, Resize, Verdict, Wish
@@ -94,11 +97,6 @@ class Observed:
     observation: Observation
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A time that was asked for has come."""
-
-
 Event = Looked | Answered | Failed | Replied | Unheard | Observed | Tick
 
 
@@ -152,13 +150,6 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send ``Tick`` at this time."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """Nothing is left to do for this job."""
 
@@ -208,13 +199,7 @@ class State:
     finished: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What comes of an event."""
-
-    state: State
-    effects: tuple[Effect, ...]
-    reason: str
+Decision = machine.Decision[State, Effect]
 
 
 def step(state: State, event: Event, now_s: float) -> Decision:

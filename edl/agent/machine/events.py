@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl import machine
 from edl.agent.machine.state import AgentState, Outcome
+from edl.machine import Tick as Tick
+from edl.machine import WakeAt as WakeAt
 from edl.types import Round
 from edl.wire.local import ToWorker
 from edl.wire.messages import (
@@ -221,11 +224,6 @@ class Noticed:
     """Seconds from now until then; 0: as long as ``--shutdown-timeout``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time asked for by ``WakeAt`` has come."""
-
-
 Event = (
     Warmed
     | Connected
@@ -356,13 +354,6 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a ``Tick`` at this time."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Log:
     """Tell the person who reads the launcher's output."""
 
@@ -397,10 +388,4 @@ Effect = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Result of one step; the shell runs the effects in order."""
-
-    state: AgentState
-    effects: tuple[Effect, ...]
-    reason: str
+Decision = machine.Decision[AgentState, Effect]
