@@ -1,7 +1,8 @@
 """The contract between a machine and its shell.
 
-A *machine* is pure: ``step(state, event, now_s)`` returns a ``Decision``. It reads no clock, opens nothing, draws nothing
-at random, and keeps nothing between two steps but what it returns. Times are seconds on the shell's monotonic clock.
+A *machine* is pure: ``step(state, event, now_s)`` returns a ``Decision``. It reads no clock, opens nothing, draws
+nothing at random, and keeps nothing between two steps but what it returns. Times are seconds on the shell's monotonic
+clock.
 
 Its *shell* owns the sockets, files, processes and timers. For each event, one at a time, it
 
@@ -10,9 +11,9 @@ Its *shell* owns the sockets, files, processes and timers. For each event, one a
 3. sends: runs the effects, in order.
 
 So nobody ever hears of a decision that a crash could undo. An effect that fails comes back as an event. The earliest
-``WakeAt`` of a decision counts, and the next decision replaces it: a machine that still waits for something asks again at
-each step. (Services of the Master are the exception: there a wake-up stands until its tick.) A ``Tick`` may come early or
-late; machines look at ``now_s``, not at why they were woken.
+``WakeAt`` of a decision counts, and the next decision replaces it: a machine that still waits for something asks again
+at each step. (Services of the Master are the exception: there a wake-up stands until its tick.) A ``Tick`` may come
+early or late; machines look at ``now_s``, not at why they were woken.
 """
 
 from __future__ import annotations

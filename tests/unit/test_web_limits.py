@@ -101,7 +101,10 @@ def test_heads_that_never_end_are_closed() -> None:
     async def scene(on: Scene) -> None:
         for sent in (b"", b"GET / HTTP/1.1\r\nHost: h\r\nX-", head("GET", "JOB/scale") + b"GET / HT"):
             reader, writer = await on.raw(sent)
-            answer = await reader.read()
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):  # it has closed before it had read all that was sent
+                while more := await reader.read(4096):
+                    answer += more
             assert answer.count(b"HTTP/1.1") == (b"Bearer" in sent)
             writer.close()
 
