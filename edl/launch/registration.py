@@ -87,9 +87,13 @@ class Registration:
                 await asyncio.sleep(RETRY_S)
                 entries = await self._entries()
             token = entries.get(self._keys.token)
-            if token is not None and not over and self._fits(entries):
+            conflict = self._conflict(entries)
+            if token is not None and not over and self._keys.spec in entries and conflict is None:
                 self.token = token_of(token.value, self._secret, self._spec.job) or ""
                 return
+            if conflict is not None and self._in_use(entries):
+                await self._until_gone(conflict)
+                entries = await self._entries()
             await self._found(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
 
@@ -105,11 +109,11 @@ class Registration:
             if entry.key == self._keys.farewell:
                 raise JobEnded(plain.loads(Finish, entry.value))
 
-    def _fits(self, entries: dict[str, KeyValue]) -> bool:
-        """Whether the stored settings are ours. Raises ``JobConflict`` when they are others' and these live."""
+    def _conflict(self, entries: dict[str, KeyValue]) -> JobConflict | None:
+        """In what the stored job is another one than ours; None: in nothing, or there is none."""
         stored = entries.get(self._keys.spec)
         if stored is None:
-            return False
+            return None
         theirs = plain.loads(JobSpec, stored.value)
         differences = self._spec.differences(theirs)
         token = entries.get(self._keys.token)
@@ -117,22 +121,43 @@ class Registration:
             ours = own_words(self._secret)
             differences.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
         foreign = self._foreign(entries)
-        if not differences and not foreign:
-            return True
-        if foreign and self._in_use(entries):
+        if foreign:
             listed = "; ".join(f"{aspect}: {text}" for aspect, text in foreign.items())
-            raise ForeignJob(
+            return ForeignJob(
                 f"job {self._spec.job} runs already and is another one than this launcher's: {listed}. "
                 "Give this one another --rdzv-id (and --rdzv-endpoint), or end the other. If they do belong together: "
                 f"--allow-differences={','.join(foreign)}"
             )
-        if self._in_use(entries):
+        if differences:
             listed = "; ".join(differences)
-            raise JobConflict(
+            return JobConflict(
                 f"job {self._spec.job} is running with other settings: {listed}. "
                 "Start this launcher with the same ones, or give it another --rdzv-id"
             )
-        return False
+        return None
+
+    async def _until_gone(self, conflict: JobConflict) -> None:
+        """Returns once no launcher of the job holds a lease. Raises the conflict when one lives.
+
+        Leases outlive their launchers: a store that starts again gives each its full time once more. So those of
+        launchers that are proven dead are ended, and silent ones get the time in which theirs end by themselves.
+        """
+        limit_s, looks = LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S, 0
+        while self._in_use(entries := await self._entries()):
+            for key, entry in entries.items():
+                if key.startswith(self._keys.nodes):
+                    other = plain.loads(NodeInfo, entry.value)
+                    if await self._refuses(other.host, other.port):
+                        await self._store.revoke_lease(other.incarnation)
+                    elif await self._answers(other.host, other.port):
+                        raise conflict
+            if looks * SILENT_PAUSE_S > limit_s:
+                raise conflict
+            if looks == 2:
+                self._log(f"job {self._spec.job} has launchers that do not answer: waiting for the end of their leases")
+            if looks:
+                await asyncio.sleep(SILENT_PAUSE_S)
+            looks += 1
 
     def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
         """In what the job's founder was another one, as far as that is not allowed."""

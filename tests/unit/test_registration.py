@@ -62,6 +62,13 @@ class Bench:
             store or self.store, KEYS, spec, NodeId("a"), hosts.refuses, hosts.answers, self.said.append
         )
 
+    def leave_key(self, node: str, port: int) -> int:
+        """A launcher's key under a lease that still runs; returns the lease."""
+        lease = self.store.grant_now(TTL_S)
+        there = dataclasses.replace(info(node, port), incarnation=Incarnation(lease))
+        self.store.write_now([Put(KEYS.node(NodeId(node)), plain.dumps(there), lease)])
+        return lease
+
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
@@ -143,11 +150,12 @@ class TestAgree:
 
         play(scene)
 
-    @pytest.mark.parametrize("living", [KEYS.node(NodeId("a")), KEYS.master])
-    def test_other_settings_than_those_of_a_living_job_are_a_conflict(self, living: str) -> None:
+    def test_other_settings_than_those_of_a_living_job_are_a_conflict(self) -> None:
         async def scene(bench: Bench) -> None:
             await bench.registration().agree()
-            bench.store.write_now([Put(living, b"{}", bench.store.grant_now(TTL_S))])
+            bench.leave_key("b", 5001)
+            bench.leave_key("c", 5002)
+            bench.hosts.silent.add(5001)
             before = bench.store.revision
             message = await refused(bench.registration(OTHER_SPEC).agree())
             assert "job my-job is running with other settings" in message
@@ -155,6 +163,49 @@ class TestAgree:
             assert "--fault-tolerance=recover (the running job has elastic)" in message
             assert "another --rdzv-id" in message
             assert bench.store.revision == before
+
+        play(scene)
+
+    def test_a_job_whose_launchers_are_all_dead_is_replaced_before_their_leases_end(self) -> None:
+        async def scene(bench: Bench) -> None:
+            old = bench.registration()
+            await old.agree()
+            for port in (5001, 5002):
+                bench.leave_key(f"node-{port}", port)
+                bench.hosts.dead.add(port)
+            new = bench.registration(OTHER_SPEC)
+            await new.agree()
+            assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
+            assert new.token != old.token
+            assert not [key for key in bench.keys() if key.startswith(KEYS.nodes)]
+            assert bench.said == []
+
+        play(scene)
+
+    def test_launchers_that_do_not_answer_get_the_time_of_their_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scene(bench: Bench) -> None:
+            monkeypatch.setattr(registration_module.asyncio, "sleep", bench.pass_time)
+            await bench.registration().agree()
+            bench.leave_key("b", 5001)
+            bench.hosts.silent.add(5001)
+            new = bench.registration(OTHER_SPEC)
+            await new.agree()
+            assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
+            assert bench.said == ["job my-job has launchers that do not answer: waiting for the end of their leases"]
+
+        play(scene)
+
+    def test_one_that_does_not_answer_but_renews_its_lease_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def scene(bench: Bench) -> None:
+            async def pass_time(seconds: float) -> None:
+                bench.store.renew_now(lease)
+                bench.clock.advance(seconds)
+
+            monkeypatch.setattr(registration_module.asyncio, "sleep", pass_time)
+            await bench.registration().agree()
+            lease = bench.leave_key("b", 5001)
+            bench.hosts.silent.add(5001)
+            assert "is running with other settings" in await refused(bench.registration(OTHER_SPEC).agree())
 
         play(scene)
 
