@@ -56,13 +56,13 @@ class UsageError(EdlError):
 
 
 class SettingError(UsageError):
-    """One setting is wrong: names it, its value, what is allowed, and what to do."""
+    """One setting is wrong: names it, its value (None: is not to be shown), what is allowed, and what to do."""
 
     def __init__(self, setting: str, value: object, allowed: str, advice: str = "") -> None:
         self.setting = setting
         self.value = value
         self._allowed, self._advice = allowed, advice
-        text = f"{setting}={value}: {allowed}"
+        text = f"{setting}: {allowed}" if value is None else f"{setting}={value}: {allowed}"
         super().__init__(f"{text}. {advice}" if advice else text)
 
     def renamed(self, setting: str) -> SettingError:

@@ -214,18 +214,17 @@ async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
 
 async def refuse_other_secret(endpoints: Sequence[str], identity: Identity | None) -> None:
     """Raises ``SettingError`` when one of these members has another secret than ours, or only one side has any."""
-    advice = "Give all nodes of a job the same --secret-file, or EDL_SECRET"
+    advice = "Give the job's own: a copy of the file that its nodes have (--secret-file=FILE), or EDL_SECRET"
     for host, port in (split_endpoint(endpoint) for endpoint in endpoints if not is_socket(endpoint)):
         theirs, ours = await secret_at(host, port), identity.fingerprint if identity is not None else None
         where = address(host, port)
         if theirs is not None and theirs != ours:
-            mine = "this launcher has none" if ours is None else f"that of this launcher has {ours}"
+            mine = "none is given here" if ours is None else f"the one given here has {ours}"
             what = f"the job at {where} has a secret with the fingerprint {theirs}, and {mine}"
-            raise SettingError("--secret-file", ours or "''", what, advice)
+            raise SettingError("--secret-file", None, what, advice)
         if theirs is None and ours is not None and await _get_json(host, port, "/version", None):
-            raise SettingError(
-                "--secret-file", ours, f"the job at {where} has no secret, and this launcher has", advice
-            )
+            what = f"the job at {where} has no secret, and one is given here (fingerprint {ours})"
+            raise SettingError("--secret-file", None, what, "Leave it out, or give one to all nodes of the job")
 
 
 async def _get_json(host: str, port: int, path: str, identity: Identity | None) -> Any:

@@ -59,7 +59,10 @@ FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.02
 """Bounds of the pause between two looks at connections that do not stand, and between two tries."""
 
-CHECK = "Is etcd running there, and reachable from this host? Check --rdzv-endpoint"
+CHECK = (
+    "Is etcd running there, and reachable from this host? Check --rdzv-endpoint. "
+    "Where the job's launchers serve the store themselves: has the job ended, or have the launchers that serve it?"
+)
 CERTIFICATES = "The certificates were accepted before: has one ended, or is a clock wrong? Renew those of etcd"
 
 SLOW = (
@@ -391,7 +394,8 @@ class Connections:
         if failure is Verdict.LEASE_GONE:
             return LeaseLost(f"the lease is not known to etcd at {endpoint.address} (any more): {detail}")
         if failure is Verdict.WRONG:
-            return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}")
+            stranger = ". What answers there is not etcd: check --rdzv-endpoint" if "http2 header" in detail else ""
+            return StoreError(f"etcd at {endpoint.address} does not accept this call: {detail}{stranger}")
         slow = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         return self.unavailable(f"{endpoint.address}: {detail}", SLOW if slow else CHECK)
 

@@ -13,7 +13,10 @@ from edl.wire.secret import LEAST_BYTES, Secret
 SHARED = "shared"
 """As ``--secret-file``: a file in the current directory that the first launcher makes."""
 FOLDER = Path(".edl")
-MAKE_ONE = "Make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
+MAKE_ONE = (
+    "On the first node of a new job make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE). "
+    "On any other node copy the job's"
+)
 
 
 def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
@@ -22,17 +25,16 @@ def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
     ``file``: ``--secret-file`` or ``EDL_SECRET_FILE``; ``text``: ``EDL_SECRET``.
     """
     if file and text:
-        what = "EDL_SECRET is set as well: which of the two counts?"
-        raise SettingError("--secret-file", file, what, "Unset one of them")
+        raise SettingError("--secret-file", file, "EDL_SECRET is set as well", "Unset one of them")
     if text:
-        return _secret(text.encode(), "EDL_SECRET", ""), ""
+        return _secret(text.encode(), "EDL_SECRET", None), ""
     if not file:
         return None, ""
     path = shared_file(job) if file == SHARED else Path(file)
     return _secret(_read(path), "--secret-file", str(path)), str(path.absolute())
 
 
-def _secret(raw: bytes, setting: str, shown: str) -> Secret:
+def _secret(raw: bytes, setting: str, shown: str | None) -> Secret:
     value = raw.strip()
     if len(value) < LEAST_BYTES:
         raise SettingError(setting, shown, f"holds {len(value)} bytes, at least {LEAST_BYTES} are needed", MAKE_ONE)
@@ -48,9 +50,10 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise SettingError("--secret-file", path, error.strerror or "cannot be read", MAKE_ONE) from error
     if not stat.S_ISREG(found.st_mode):
-        raise SettingError("--secret-file", path, "is no file")
+        raise SettingError("--secret-file", path, "is not a regular file", MAKE_ONE)
     if found.st_uid not in (os.getuid(), 0):
-        raise SettingError("--secret-file", path, "belongs to another user, who may know and change it")
+        what = "belongs to another user, who may know and change it"
+        raise SettingError("--secret-file", path, what, "Copy it to a file of your own with mode 600")
     if stat.S_IMODE(found.st_mode) & 0o077 and not _for_our_group(found):
         mode = f"others may open it (mode {stat.S_IMODE(found.st_mode):04o})"
         raise SettingError("--secret-file", path, mode, f"Run: chmod 600 {path}")

@@ -19,6 +19,8 @@ from edl.wire.status import JournalEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
 
+NOTHING_SAVED = "; edl saved nothing (that takes edl.State in the script, and --checkpoint-dir)"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -99,7 +101,7 @@ class StopReader:
         if not self._end:
             return Outcome(False, f"{why}, and nobody has said that the job has ended. Look with edl status")
         commit, where = self._saved
-        saved = f"; commit {commit} is complete in {where}" if commit else ""
+        saved = f"; commit {commit} is complete in {where}" if commit else NOTHING_SAVED
         if self._trouble and not commit:
             return Outcome(False, f"the job has ended ({self._end}), but {self._trouble}")
         return Outcome(True, f"the job has ended: {self._end}{saved}", commit, where)

@@ -82,8 +82,8 @@ def test_a_job_with_a_secret_gives_nothing_to_others(tmp_path: Path) -> None:
             assert job.nodes.pop(name).exit_code() == ExitCode.USAGE
             said[name] = (tmp_path / f"{job.name}-{name}-{2 + len(said)}.log").read_text()
         theirs = f"the job at {endpoints[0]} has a secret with the fingerprint {Secret(b'r' * 32).fingerprint}"
-        assert f"{theirs}, and that of this launcher has {Secret(b'w' * 32).fingerprint}" in said["c"]
-        assert f"{theirs}, and this launcher has none" in said["d"]
+        assert f"{theirs}, and the one given here has {Secret(b'w' * 32).fingerprint}" in said["c"]
+        assert f"{theirs}, and none is given here" in said["d"]
         for command in ("status", "stop"):
             assert "has a secret" in job.cli(command).stderr
         told = json.loads(job.cli("status", "--json", right).stdout)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from edl.agent.workers.writer_thread import Scribe, said_by_loop
+from edl.checkpoint.directory.failures import amount
 
 MIB = 1 << 20
 RESERVE_SHARE = 0.05
@@ -70,12 +71,12 @@ class LogRoom:
             return
         self.shut = shut
         if shut:
-            why = f"the disk of {self._folder} has {free / MIB:.1f} MiB left, less than the {mark / MIB:.1f} that logs"
+            why = f"the disk of {self._folder} has {amount(free)} left, less than the {amount(mark)} that logs"
             why += " leave free (--log-reserve): workers' output is not kept until there is more room"
             self._say(f"{why}. Training goes on; free some space or choose another --log-dir")
             self._warn(why)
         else:
-            self._say(f"the disk of {self._folder} has room again ({free / MIB:.1f} MiB): logs go on")
+            self._say(f"the disk of {self._folder} has room again ({amount(free)}): logs go on")
             self._warn("")
 
 
