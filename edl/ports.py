@@ -257,7 +257,7 @@ class WorkerResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class NurseryLost:
+class ForkServerLost:
     """The helper process that creates workers is gone; every worker it had dies with it. Start it again."""
 
     reason: str
@@ -270,7 +270,7 @@ class WorkersStopped:
     reason: str
 
 
-ProcessEvent = WorkerExited | WorkerSuspended | WorkerResumed | WorkersStopped | NurseryLost
+ProcessEvent = WorkerExited | WorkerSuspended | WorkerResumed | WorkersStopped | ForkServerLost
 
 
 class Processes(Protocol):
@@ -280,7 +280,7 @@ class Processes(Protocol):
         """Bring up whatever makes the next ``spawn`` fast and return a sentence about it for the log.
 
         Raises ``WorkerStartError`` when the framework cannot be imported or the process dies.
-        Called once at the start and again after ``NurseryLost``.
+        Called once at the start and again after ``ForkServerLost``.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""Worker processes by way of a nursery: the agent's end of ``edl.worker.nursery``.
+"""Worker processes by way of a fork server: the agent's end of ``edl.worker.fork_server``.
 
 The agent never forks: it has threads, and gRPC does not survive a fork. It starts one helper process, which makes the
-workers; see ``edl.wire.nursery`` for what the two say.
+workers; see ``edl.wire.fork_server`` for what the two say.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.config import Standby
 from edl.errors import ProtocolError, StarterLost, WorkerStartError
 from edl.ports import (
     CommandKind,
-    NurseryLost,
+    ForkServerLost,
     ProcessEvent,
     WorkerCommand,
     WorkerExited,
@@ -33,8 +33,7 @@ from edl.ports import (
     WorkersStopped,
     WorkerSuspended,
 )
-from edl.wire.local import AGENT_VARIABLE
-from edl.wire.nursery import (
+from edl.wire.fork_server import (
     LARGEST_BYTES,
     Dump,
     Entitled,
@@ -57,15 +56,17 @@ from edl.wire.nursery import (
     helper_command,
     write_order,
 )
+from edl.wire.local import AGENT_VARIABLE
 
-_MODULE = "edl.worker.nursery"
+_MODULE = "edl.worker.fork_server"
 _FAREWELL_S = 12.0
-"""How long the nursery may take to kill and reap what it has made; then it is killed itself."""
+"""How long the fork server may take to kill and reap what it has made; then it is killed itself."""
 _IMPATIENT_FAREWELL_S = 1.0
 ANSWER_S = 10.0
-"""How long a nursery may be silent that has something to answer; then it is killed."""
+"""How long a fork server may be silent that has something to answer; then it is killed."""
 _REAP_S = 2.0
-"""How long the kernel may take to end a nursery that has been killed. One that waits for a broken disk never ends."""
+"""How long the kernel may take to end a fork server that has been killed. One that waits for a broken disk never
+ends."""
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
@@ -75,15 +76,15 @@ def with_macros(arguments: Sequence[str], local_rank: int) -> tuple[str, ...]:
     return tuple(Template(argument).safe_substitute(local_rank=local_rank) for argument in arguments)
 
 
-class NurseryProcesses:
+class ForkServerProcesses:
     """``edl.ports.Processes`` on Linux.
 
-    ``environment`` is the nursery's own, so the one under which frameworks are imported: the agent's, with the values
-    that workers will have for what libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``,
-    ``FLAGS_*``). ``preload`` names modules to import besides those found in the script; they must exist.
-    ``python`` is the interpreter that runs Python workers. ``log`` gets whole sentences. ``answer_s``: how long the
-    nursery may take to answer before it is replaced. ``files``: how many open files workers may have, as soft and hard
-    limit; None: as many as this process.
+    ``environment`` is the fork server's own, so the one under which frameworks are imported: the agent's, with the
+    values that workers will have for what libraries read at import (``OMP_*``, ``MKL_*``, ``OPENBLAS_*``, ``KMP_*``,
+    ``FLAGS_*``). ``preload`` names modules to import besides those found in the script; they must exist. ``python`` is
+    the interpreter that runs Python workers. ``log`` gets whole sentences. ``answer_s``: how long the fork server may
+    take to answer before it is replaced. ``files``: how many open files workers may have, as soft and hard limit; None:
+    as many as this process.
     """
 
     def __init__(
@@ -119,14 +120,14 @@ class NurseryProcesses:
         self._until_s: float | None = None
         self._answer_s = answer_s
         self._overdue: asyncio.TimerHandle | None = None
-        """Rings unless the nursery is heard before."""
+        """Rings unless the fork server is heard before."""
         self._writable: asyncio.Event | None = None
-        """There while somebody waits for room in the nursery's socket."""
+        """There while somebody waits for room in the fork server's socket."""
         self._mark = ""
         """What workers find their agent by: their own processes have it, too, wherever they went."""
 
     @property
-    def nursery_pid(self) -> int:
+    def fork_server_pid(self) -> int:
         """Pid of the helper process, 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
@@ -197,7 +198,7 @@ class NurseryProcesses:
         return await answer
 
     def entitle(self, until_s: float) -> None:
-        """See ``Processes.entitle``. A nursery that is still importing has no workers, and does not listen."""
+        """See ``Processes.entitle``. A fork server that is still importing has no workers, and does not listen."""
         if self._warmed and self._socket is not None and not self._closing:
             self._expect_answer()
         self.entitle_aside(until_s)
@@ -213,7 +214,7 @@ class NurseryProcesses:
         """See ``Processes.signal``."""
         if pid not in self._alive:
             return
-        # A nursery that is gone has taken the worker with it.
+        # A fork server that is gone has taken the worker with it.
         with contextlib.suppress(OSError, WorkerStartError):
             await self._send(Signal(pid, number), [])
 
@@ -243,9 +244,9 @@ class NurseryProcesses:
         await self._stop()
 
     def kill(self) -> None:
-        """SIGKILL the nursery and all that comes from it. Waits for nothing."""
-        if self.nursery_pid:
-            family.kill((self.nursery_pid, *family.descendants(self.nursery_pid, family.families())))
+        """SIGKILL the fork server and all that comes from it. Waits for nothing."""
+        if self.fork_server_pid:
+            family.kill((self.fork_server_pid, *family.descendants(self.fork_server_pid, family.families())))
         self._kill_marked()
 
     def _kill_marked(self) -> None:
@@ -253,11 +254,11 @@ class NurseryProcesses:
             family.kill(family.started_with(AGENT_VARIABLE, self._mark))
 
     async def _send(self, message: Message, descriptors: list[int]) -> None:
-        """Raises ``WorkerStartError`` when there is no nursery, ``OSError`` when it has just gone."""
+        """Raises ``WorkerStartError`` when there is no fork server, ``OSError`` when it has just gone."""
         while True:
             channel = self._socket
             if channel is None:
-                raise StarterLost("cannot start a worker: its nursery is gone; warm() starts another")
+                raise StarterLost("cannot start a worker: its fork server is gone; warm() starts another")
             try:
                 socket.send_fds(channel, [encode(message)], descriptors)
                 return
@@ -268,7 +269,7 @@ class NurseryProcesses:
                 await self._writable.wait()
 
     def _has_room(self) -> None:
-        """The nursery's socket has room again, or is about to be closed: whoever waits for that looks again."""
+        """The fork server's socket has room again, or is about to be closed: whoever waits for that looks again."""
         writable, self._writable = self._writable, None
         if writable is not None and self._socket is not None:
             asyncio.get_running_loop().remove_writer(self._socket)
@@ -289,7 +290,7 @@ class NurseryProcesses:
             try:
                 self._handle(decode(data))
             except ProtocolError as error:
-                self._log(f"the nursery said something strange: {error}")
+                self._log(f"the fork server said something strange: {error}")
 
     def _expect_answer(self) -> None:
         if self._overdue is None and self._warmed:
@@ -301,7 +302,8 @@ class NurseryProcesses:
             self._overdue = None
 
     def _miss_answer(self) -> None:
-        """The nursery is stopped, or hangs. Nothing can be started or ended through it, so it goes with its workers."""
+        """The fork server is stopped, or hangs. Nothing can be started or ended through it, so it goes with its
+        workers."""
         self._readable()  # if this process was held up itself, the answer is here
         if self._overdue is None or self._socket is None:
             return
@@ -365,20 +367,20 @@ class NurseryProcesses:
         return text
 
     def _lost(self) -> None:
-        """The nursery's end of the socket is closed: it has ended."""
+        """The fork server's end of the socket is closed: it has ended."""
         reason = self._farewell()
         failure = f"the process that creates workers is gone: {reason}"
         if self._warming is not None and not self._warming.done():
             self._warming.set_exception(WorkerStartError(f"{failure} (while it imported the framework)"))
         elif not self._closing:
-            self._events.put_nowait(NurseryLost(reason))
+            self._events.put_nowait(ForkServerLost(reason))
         for answer in self._spawning.values():
             if not answer.done():
                 answer.set_exception(StarterLost(failure))
         self._spawning.clear()
 
     def _farewell(self) -> str:
-        """Let go of a nursery whose socket has ended; returns how it ended."""
+        """Let go of a fork server whose socket has ended; returns how it ended."""
         self._answered()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
@@ -409,7 +411,7 @@ class NurseryProcesses:
         return f"killed by signal {-code}" if code < 0 else f"it ended with status {code}"
 
     async def _stop(self) -> None:
-        """End the nursery and everything it has made."""
+        """End the fork server and everything it has made."""
         if self._socket is None:
             return
         self._closing = True

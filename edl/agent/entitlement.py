@@ -1,8 +1,8 @@
 """How long this node's workers may train if nothing more is heard from their launcher.
 
 A launcher that freezes cannot stop its workers, and when its lease has ended the others form a world without it. So the
-nursery is told again and again until when workers may run, and kills them then. The inequality that keeps two worlds
-from training side by side is in docs/decisions/0034-frozen-launchers.md.
+fork server is told again and again until when workers may run, and kills them then. The inequality that keeps two
+worlds from training side by side is in docs/decisions/0034-frozen-launchers.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 LEASE_SHARE = 0.9
-"""Of a lease, counted from when its renewal was asked for; the rest is for a nursery that wakes up late."""
+"""Of a lease, counted from when its renewal was asked for; the rest is for a fork server that wakes up late."""
 LIFE_SHARE = 0.5
 """So much of a lease more, where a launcher lives that has no answer from the store: it stops its workers by itself."""
 RENEW_SHARE = 1 / 3
@@ -20,7 +20,7 @@ LOOK_SHARE = 1 / 6
 
 
 class Entitlement:
-    """The arithmetic. No clock, no IO: times are the launcher's own, and those of the nursery on the same host."""
+    """The arithmetic. No clock, no IO: times are the launcher's own, and those of the fork server on the same host."""
 
     def __init__(self, lease_ttl_s: float, now_s: float) -> None:
         self._lease_ttl_s = lease_ttl_s
@@ -29,7 +29,7 @@ class Entitlement:
         self._leased_s = -math.inf
         self._lost = False
         self.until_s = now_s + lease_ttl_s * LIFE_SHARE
-        """Until then, as far as the nursery has been told."""
+        """Until then, as far as the fork server has been told."""
 
     def leased(self, asked_s: float) -> None:
         """The store has renewed the lease. It was asked at ``asked_s``, so the lease lasts at least from then."""

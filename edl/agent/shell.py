@@ -25,7 +25,7 @@ from edl.exit_codes import ExitCode
 from edl.ports import (
     Activity,
     Clock,
-    NurseryLost,
+    ForkServerLost,
     Processes,
     ProcessEvent,
     WorkerExited,
@@ -300,8 +300,8 @@ class AgentShell:
             await end(hurry)
 
     async def _start(self, starting: Coroutine[Any, Any, list[ev.WorkerEnded]]) -> None:
-        """Wait until workers are started: as long as the nursery takes, which is replaced when it does not answer. What
-        it starts after somebody could not wait for it ends with it."""
+        """Wait until workers are started: as long as the fork server takes, which is replaced when it does not answer.
+        What it starts after somebody could not wait for it ends with it."""
 
         async def start() -> None:
             for ended in await starting:
@@ -509,7 +509,7 @@ class AgentShell:
         )
 
     async def _stay_entitled(self) -> None:
-        """Have the nursery know that this launcher lives, also while the agent waits for something."""
+        """Have the fork server know that this launcher lives, also while the agent waits for something."""
         while True:
             self._entitle()
             await asyncio.sleep(self._entitlement.interval_s)
@@ -537,8 +537,8 @@ class AgentShell:
                 return None if place is None else ev.WorkerThawed(*place)
             case WorkersStopped(reason):
                 return ev.WorkersKilled(reason)
-            case NurseryLost(reason):
-                return ev.NurseryGone(reason)
+            case ForkServerLost(reason):
+                return ev.ForkServerGone(reason)
             case _:
                 return event
 

@@ -33,7 +33,7 @@ _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
 _STRANGER_RETRY_S = 0.01
 _STRANGER_LIMIT = 500
-"""A worker may be quicker to connect than the nursery is to report its pid."""
+"""A worker may be quicker to connect than the fork server is to report its pid."""
 
 
 class Keeper(Protocol):

@@ -29,7 +29,7 @@ from edl.config import environment
 from edl.errors import EdlError, JobFailed, UsageError, WorkerFailure
 from edl.launch.api_options import words_of
 from edl.launch.called import REFUSAL, REPORT, WORDS
-from edl.wire.nursery import helper_command
+from edl.wire.fork_server import helper_command
 from edl.worker import call
 
 __all__ = ["JobFailed", "LaunchConfig", "WorkerFailure", "elastic_launch", "launch_agent"]

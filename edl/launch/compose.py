@@ -2,7 +2,7 @@
 
 A launcher
 1. reaches the job's store, starting an embedded etcd member if it is meant to (``_open_store``);
-2. begins to warm its nursery, the process that will fork the workers (``NurseryProcesses``);
+2. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
 3. agrees with the others on the job's settings and takes a name on a lease (``Registration``);
 4. stands for election (``Candidate``); whoever wins runs the Master (``MasterShell`` around the pure
    ``edl.master.machine``);
@@ -41,7 +41,7 @@ from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.host_notes import HostNote, runtime_folder, socket_folder
 from edl.adapters.knocking import answers
 from edl.adapters.leftovers import disown, own, sweep
-from edl.adapters.processes import NurseryProcesses
+from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.machine.events import Heard
@@ -49,7 +49,7 @@ from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentShell
 from edl.agent.shell import Surroundings as AgentSurroundings
 from edl.agent.switches import Switches
-from edl.agent.workers.environment import Local, nursery_environment
+from edl.agent.workers.environment import Local, fork_server_environment
 from edl.agent.workers.outputs import claim
 from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.directory.manifest import Retention
@@ -119,11 +119,11 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(reporter.close)  # among the first here, so among the last to be done
         for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
             log(remark)
-        # The nursery's imports take longest, so they begin before anything else; the agent waits for them later.
-        nursery = nursery_environment(changed(environment(), settings.for_workers), settings.slots)
+        # The fork server's imports take longest, so they begin before anything else; the agent waits for them later.
+        fork_server = fork_server_environment(changed(environment(), settings.for_workers), settings.slots)
         python = settings.python or sys.executable
-        processes = NurseryProcesses(
-            *(settings.command, settings.standby, settings.slots, nursery, settings.preload, log),
+        processes = ForkServerProcesses(
+            *(settings.command, settings.standby, settings.slots, fork_server, settings.preload, log),
             python=python,
             answer_s=settings.spec.timeouts.spawn_s,
             files=files_before,
@@ -425,7 +425,7 @@ def _put_together(
     store: Store,
     member: EtcdMember | None,
     place: _Place,
-    processes: NurseryProcesses,
+    processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher:
@@ -515,7 +515,7 @@ def _agent(
     settings: LaunchSettings,
     place: _Place,
     candidate: Candidate,
-    processes: NurseryProcesses,
+    processes: ForkServerProcesses,
     warming: asyncio.Future[str],
     register: Callable[[], Awaitable[NodeInfo]],
     log: Callable[[str], None],

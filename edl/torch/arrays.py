@@ -157,7 +157,7 @@ class TorchArrays:
             other.result()
 
     def _pool(self, workers: int) -> ThreadPoolExecutor:
-        """Made when first needed: nothing may have threads before the nursery forks."""
+        """Made when first needed: nothing may have threads before the fork server forks."""
         with self._lock:
             if self._threads is None or self._forked_from != os.getpid():
                 self._threads = ThreadPoolExecutor(workers, thread_name_prefix="edl-copy")

@@ -1,6 +1,6 @@
 """Running the user's script or module inside a worker, so that it cannot tell it from ``python script.py``.
 
-``main()`` is the start of a cold worker; a warm one comes here from the nursery or a standby.
+``main()`` is the start of a cold worker; a warm one comes here from the fork server or a standby.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import NoReturn
 
-from edl.wire.nursery import Order
-from edl.worker.birth import shown_command
+from edl.wire.fork_server import Order
 from edl.worker.frameworks import before_script
+from edl.worker.spawn import shown_command
 
 _CANNOT_OPEN = 2
 """Exit status of the interpreter when the script cannot be read."""

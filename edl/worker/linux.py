@@ -15,8 +15,8 @@ from edl.exit_codes import ExitCode
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/davinci", "/dev/xpu", "/dev/accel", "/dev/habanalabs")
-NURSERY_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
-"""Signals whose handling the nursery changes for itself and gives back to its children."""
+FORK_SERVER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+"""Signals whose handling the fork server changes for itself and gives back to its children."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -64,7 +64,7 @@ def _settle(parent: int) -> None:
         os.setsid()
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
-        for number in NURSERY_SIGNALS:
+        for number in FORK_SERVER_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
     except BaseException:  # noqa: BLE001 - whatever it is

@@ -6,39 +6,40 @@ import contextlib
 import socket
 import sys
 
-from edl.wire.nursery import LARGEST_BYTES, Note, ToAgent, WarmFailed, encode, read_order
+from edl.wire.fork_server import LARGEST_BYTES, Note, ToAgent, WarmFailed, encode, read_order
 from edl.worker import bootstrap
-from edl.worker.birth import become
 from edl.worker.linux import set_title
+from edl.worker.spawn import become
 from edl.worker.warm import ImportFailed, warm
 
 
 def main() -> None:
-    """``sys.argv``: descriptor of a socket to the nursery, modules asked for, kind, target, arguments (for ``ps``)."""
+    """``sys.argv``: descriptor of a socket to the fork server, modules asked for, kind, target, arguments (for
+    ``ps``)."""
     descriptor, preload, kind, target = sys.argv[1:5]
-    nursery = socket.socket(fileno=int(descriptor))
+    fork_server = socket.socket(fileno=int(descriptor))
     set_title([sys.executable, "-m", "edl.worker.standby"])
     try:
         image = warm(kind, target, tuple(filter(None, preload.split(","))))
     except ImportFailed as failure:
-        _tell(nursery, failed(failure))
+        _tell(fork_server, failed(failure))
         sys.exit(1)
-    _tell(nursery, Note(image.text))
-    _, descriptors, _, _ = socket.recv_fds(nursery, LARGEST_BYTES, 3)
+    _tell(fork_server, Note(image.text))
+    _, descriptors, _, _ = socket.recv_fds(fork_server, LARGEST_BYTES, 3)
     if len(descriptors) != 3:
-        # The nursery is gone or does not need this process any more.
+        # The fork server is gone or does not need this process any more.
         sys.exit(0)
     memory, stdout, stderr = descriptors
     order = read_order(memory)
-    nursery.close()
+    fork_server.close()
     become(order, (stdout, stderr), image.descriptors)
     bootstrap.run(order, image.environment)
 
 
-def _tell(nursery: socket.socket, message: ToAgent) -> None:
-    # A nursery in a hurry hands out the order before the imports are done, and then no longer listens.
+def _tell(fork_server: socket.socket, message: ToAgent) -> None:
+    # A fork server in a hurry hands out the order before the imports are done, and then no longer listens.
     with contextlib.suppress(OSError):
-        nursery.send(encode(message))
+        fork_server.send(encode(message))
 
 
 def failed(failure: ImportFailed) -> WarmFailed:

@@ -336,16 +336,16 @@ def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: J
     assert kinds(job).count("world-formed") == 1
 
 
-def nursery_of(job: Job, node: str) -> int:
+def fork_server_of(job: Job, node: str) -> int:
     launcher = psutil.Process(job.nodes[node].process.pid)
-    return next(child.pid for child in launcher.children() if "edl.worker.nursery" in child.cmdline())
+    return next(child.pid for child in launcher.children() if "edl.worker.fork_server" in child.cmdline())
 
 
-def test_a_frozen_nursery_is_replaced_and_no_restart_is_charged(job: Job) -> None:
+def test_a_frozen_fork_server_is_replaced_and_no_restart_is_charged(job: Job) -> None:
     job.options = ("--spawn-timeout=1",)
     job.start("a", "b")
     before = job.wait_world(2)
-    os.kill(nursery_of(job, "b"), signal.SIGSTOP)
+    os.kill(fork_server_of(job, "b"), signal.SIGSTOP)
     after = job.wait_world(2, after=before.round)
     assert set(after.nodes.values()) == {"a", "b"}
     job.nodes["b"].says("the process that starts workers has not answered for 1 s: killing it and its workers")
@@ -353,11 +353,12 @@ def test_a_frozen_nursery_is_replaced_and_no_restart_is_charged(job: Job) -> Non
 
 
 def test_a_third_signal_ends_a_launcher_whatever_it_waits_for(job: Job) -> None:
-    """A nursery that is frozen neither ends workers nor ends itself, and a launcher gives it time to come to itself."""
+    """A fork server that is frozen neither ends workers nor ends itself, and a launcher gives it time to come to
+    itself."""
     job.options, job.arguments = ("--spawn-timeout=600",), ("--grandchild",)
     job.start("a")
     job.wait_world(1)
-    os.kill(nursery_of(job, "a"), signal.SIGSTOP)
+    os.kill(fork_server_of(job, "a"), signal.SIGSTOP)
     for _ in range(2):
         job.nodes["a"].send(signal.SIGTERM)
         time.sleep(0.3)
@@ -442,8 +443,8 @@ def test_what_workers_have_started_ends_with_them(job: Job) -> None:
 def test_the_process_that_makes_workers_is_killed(job: Job) -> None:
     job.start("a", "b", nproc=2)
     before = job.wait_world(4)
-    (nursery,) = {psutil.Process(pid).ppid() for pid in before.pids_of("b")}
-    os.kill(nursery, signal.SIGKILL)
+    (fork_server,) = {psutil.Process(pid).ppid() for pid in before.pids_of("b")}
+    os.kill(fork_server, signal.SIGKILL)
     after = job.wait_world(4, after=before.round)
     assert after.nodes == before.nodes
     assert job.status()["restarts_used"] == 1

@@ -79,7 +79,7 @@ class Growth:
             master = " of the Master" if "this node is the Master" in node.text else ""
             self.samples[f"launcher {name}{master}"].append(figures(node.process.pid))
             (worker,) = seen.pids_of(name)
-            self.samples[f"nursery of {name}"].append(figures(psutil.Process(worker).ppid()))
+            self.samples[f"fork server of {name}"].append(figures(psutil.Process(worker).ppid()))
             if name == SPARED:
                 first = " with rank 0" if seen.pids[0] == worker else ""
                 self.samples[f"worker of {name}{first}"].append(figures(worker))

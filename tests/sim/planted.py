@@ -182,8 +182,9 @@ def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(forming, "choose", hasty)
 
 
-def nursery_trusts_its_launcher() -> contextlib.AbstractContextManager[Any]:
-    """A launcher that is frozen stops no workers, and nobody else does (ours, before the nursery had a watchdog)."""
+def fork_server_trusts_its_launcher() -> contextlib.AbstractContextManager[Any]:
+    """A launcher that is frozen stops no workers, and nobody else does (ours, before the fork server had a
+    watchdog)."""
     return mock.patch.object(Launcher, "silent", lambda self, until_s: None)
 
 
@@ -227,7 +228,7 @@ BUGS: dict[str, Planted] = {
         (agreed_settings_are_let_go, 1000, 360),
         (settings_end_with_the_next_hold, 300, 125),
         (one_refusal_ends_the_job, 100, 4, refusals.draw),
-        (nursery_trusts_its_launcher, 300),
+        (fork_server_trusts_its_launcher, 300),
         (life_is_taken_for_a_lease, 300),
     )
 }

@@ -370,12 +370,12 @@ def test_deaf_workers_of_a_node_that_is_cut_off_are_killed_all_the_same() -> Non
     assert story.workers_of("b") == 0
 
 
-def test_nursery_that_dies_before_the_start_order_comes_costs_one_round() -> None:
+def test_fork_server_that_dies_before_the_start_order_comes_costs_one_round() -> None:
     story = Story("2")
     story.start("a", "b")
     story.world.run_until(lambda: story.world.checks.record is not None, 3.0, "the Master has begun")
     story.world.run_until(lambda: bool(story.world.checks.worlds), 3.0, "the first world is recorded")
-    story.world.launchers[NodeId("b")].lose_nursery()
+    story.world.launchers[NodeId("b")].lose_fork_server()
     story.running("a", "b", round=2)
     assert story.record.restarts <= story.world.checks.worker_failures
 

@@ -116,7 +116,7 @@ def test_a_start_order_for_another_life_is_ignored() -> None:
 
 
 def test_an_order_it_cannot_follow_is_remembered_as_seen() -> None:
-    node = idle().feed(ev.NurseryGone("killed"))
+    node = idle().feed(ev.ForkServerGone("killed"))
     assert node.hear(StartRound(world(1), "why")).did(ev.Start) == []
     assert node.feed(ev.Warmed()).did(ev.Announce)
     assert node.state.seen_round == 1, "so that the Master learns that nothing runs here"
@@ -325,8 +325,8 @@ def test_a_second_signal_means_now() -> None:
     assert node.did(ev.Exit) == [ev.Exit(Outcome(ExitCode.INTERRUPTED, "left the job on SIGINT"))]
 
 
-def test_a_lost_nursery_is_started_again() -> None:
-    node = idle().feed(ev.NurseryGone("killed by SIGKILL"))
+def test_a_lost_fork_server_is_started_again() -> None:
+    node = idle().feed(ev.ForkServerGone("killed by SIGKILL"))
     assert node.did(ev.Warm)
     assert node.state.phase is AgentPhase.WARMING
     assert node.state.reason == "the process that starts workers is gone (killed by SIGKILL): starting another"

@@ -31,7 +31,7 @@ SOON_S = 30.0
 
 
 class Stuck:
-    """Workers, a nursery and a checkpoint directory that let everybody wait."""
+    """Workers, a fork server and a checkpoint directory that let everybody wait."""
 
     unsaved = ""
 
@@ -157,7 +157,7 @@ def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyP
     play(scene())
 
 
-def test_the_nursery_is_told_of_each_renewal_also_while_the_agent_waits() -> None:
+def test_the_fork_server_is_told_of_each_renewal_also_while_the_agent_waits() -> None:
     async def scene() -> None:
         stuck = Stuck()
         shell = shell_of(stuck, lease_ttl_s=100.0)

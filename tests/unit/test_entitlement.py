@@ -10,7 +10,7 @@ LEASE_S = 10.0
 
 
 def told(renewals: list[float], looks: list[float], lease_s: float = LEASE_S) -> dict[float, float]:
-    """What the nursery is told and when, by a launcher that renews its lease and looks at these times."""
+    """What the fork server is told and when, by a launcher that renews its lease and looks at these times."""
     one, said = Entitlement(lease_s, 0.0), {}
     for at_s in sorted({*renewals, *looks}):
         if at_s in renewals:

@@ -8,7 +8,13 @@ import os
 import click
 import pytest
 
-from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, nursery_environment, worker_environment
+from edl.agent.workers.environment import (
+    Local,
+    LocalPaths,
+    ahead_environment,
+    fork_server_environment,
+    worker_environment,
+)
 from edl.arithmetic import hyper
 from edl.config import JobSpec, NodeRange
 from edl.launch import __main__ as program
@@ -224,9 +230,9 @@ class TestBase:
 
     def test_the_framework_is_imported_under_the_same_rule(self) -> None:
         base = {"PATH": "/bin"}
-        assert nursery_environment(base, 2) == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
-        assert nursery_environment(base, 1) == {"PATH": "/bin"}
-        assert nursery_environment({"OMP_NUM_THREADS": "4"}, 2) == {"OMP_NUM_THREADS": "4"}
+        assert fork_server_environment(base, 2) == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+        assert fork_server_environment(base, 1) == {"PATH": "/bin"}
+        assert fork_server_environment({"OMP_NUM_THREADS": "4"}, 2) == {"OMP_NUM_THREADS": "4"}
         assert base == {"PATH": "/bin"}
 
     def test_everything_is_text(self) -> None:

@@ -1,4 +1,4 @@
-"""What the nursery decides to import, from source text alone."""
+"""What the fork server decides to import, from source text alone."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class TestAgree:
 
     def test_launchers_that_do_not_answer_get_the_time_of_their_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def scene(bench: Bench) -> None:
-            monkeypatch.setattr(registration_module.asyncio, "sleep", bench.pass_time)
+            monkeypatch.setattr(asyncio, "sleep", bench.pass_time)
             await bench.registration().agree()
             bench.leave_key("b", 5001)
             bench.hosts.silent.add(5001)
@@ -201,7 +201,7 @@ class TestAgree:
                 bench.store.renew_now(lease)
                 bench.clock.advance(seconds)
 
-            monkeypatch.setattr(registration_module.asyncio, "sleep", pass_time)
+            monkeypatch.setattr(asyncio, "sleep", pass_time)
             await bench.registration().agree()
             lease = bench.leave_key("b", 5001)
             bench.hosts.silent.add(5001)

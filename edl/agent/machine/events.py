@@ -28,7 +28,7 @@ from edl.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """The nursery can start workers."""
+    """The fork server can start workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +194,15 @@ class WorkersKilled:
 
 
 @dataclass(frozen=True, slots=True)
-class NurseryGone:
-    """The nursery died, and its workers with it; those come as ``WorkerEnded`` of their own."""
+class ForkServerGone:
+    """The fork server died, and its workers with it; those come as ``WorkerEnded`` of their own."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The launcher cannot go on (nursery cannot warm up, name conflict, store refused)."""
+    """The launcher cannot go on (fork server cannot warm up, name conflict, store refused)."""
 
     outcome: Outcome
 
@@ -246,7 +246,7 @@ Event = (
     | WorkerFroze
     | WorkerThawed
     | WorkersKilled
-    | NurseryGone
+    | ForkServerGone
     | Fatal
     | Interrupted
     | Noticed
@@ -344,7 +344,7 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Bring up the nursery; comes back as ``Warmed`` or ``Fatal``."""
+    """Bring up the fork server; comes back as ``Warmed`` or ``Fatal``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 An agent starts and stops workers only on a Master's word, with three exceptions, all for safety: its lease has ended,
 it is cut off from the store and from the Master for longer than a lease lasts (others may have formed a world without
-it), or the person at the keyboard wants it to leave. When the launcher itself is frozen the nursery stops them
+it), or the person at the keyboard wants it to leave. When the launcher itself is frozen the fork server stops them
 (``edl.agent.entitlement``).
 """
 
@@ -21,6 +21,7 @@ from edl.agent.machine.events import (
     Disconnected,
     Event,
     Fatal,
+    ForkServerGone,
     Heard,
     Interrupted,
     Keep,
@@ -30,7 +31,6 @@ from edl.agent.machine.events import (
     Load,
     LoggingChanged,
     Noticed,
-    NurseryGone,
     Register,
     Registered,
     Report,
@@ -80,7 +80,7 @@ from edl.wire.messages import (
 
 
 def begin(state: AgentState) -> Decision:
-    """First step: bring up the nursery."""
+    """First step: bring up the fork server."""
     return Decision(state, (Warm(),), "starting")
 
 
@@ -95,7 +95,7 @@ def step(state: AgentState, event: Event, now_s: float) -> Decision:
     return turn.decision()
 
 
-# --- nursery, lease, Master ------------------------------------------------------------------------------------------
+# --- fork server, lease, Master ---------------------------------------------------------------------------------------
 
 
 def _warmed(turn: Turn, event: Warmed) -> None:
@@ -380,7 +380,7 @@ def _workers_killed(turn: Turn, event: WorkersKilled) -> None:
     turn.set(killed=True)
 
 
-def _nursery_gone(turn: Turn, event: NurseryGone) -> None:
+def _fork_server_gone(turn: Turn, event: ForkServerGone) -> None:
     turn.set(warm=False)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         turn.set(phase=AgentPhase.WARMING)
@@ -422,7 +422,7 @@ _HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     WorkerFroze: _froze,
     WorkerThawed: _thawed,
     WorkersKilled: _workers_killed,
-    NurseryGone: _nursery_gone,
+    ForkServerGone: _fork_server_gone,
     Fatal: _fatal,
     Interrupted: leaving.interrupted,
     Noticed: leaving.noticed,

@@ -14,7 +14,7 @@ class AgentPhase(enum.Enum):
     """Where a node stands."""
 
     WARMING = "warming"
-    """The nursery is importing the framework; nothing can be started yet."""
+    """The fork server is importing the framework; nothing can be started yet."""
     PREPARING = "preparing"
     """No worker of a round runs here; workers are being started ahead, so that the next world finds them waiting."""
     IDLE = "idle"
@@ -116,7 +116,7 @@ class AgentState:
     timeouts: Timeouts
     phase: AgentPhase = AgentPhase.WARMING
     warm: bool = False
-    """The nursery is up; without it nothing can be started."""
+    """The fork server is up; without it nothing can be started."""
     connected: bool = False
     """The stream to the Master is open."""
     independent: bool = False

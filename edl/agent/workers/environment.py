@@ -53,7 +53,7 @@ class Local:
     """Which of them are pservers that run the script."""
 
 
-def nursery_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
+def fork_server_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
     """The environment in which the framework is imported: what workers will see of the values read at import."""
     environment = dict(base)
     if slots > 1:
@@ -74,7 +74,7 @@ def worker_environment(
     """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
     position = world.position(node)
     member = world.members[position]
-    environment = nursery_environment(base, member.slots)
+    environment = fork_server_environment(base, member.slots)
     environment.update(torch_environment.place(spec, world, member, position, local_rank))
     environment.update(_paddle(base, spec, world, node, member, local_rank, around))
     environment.update(_everywhere(base, spec, node, paths, around))
@@ -122,7 +122,7 @@ def ahead_environment(
 ) -> dict[str, str]:
     """The environment of a worker that is started before its world is known: no rank, no size, no addresses. ``uses``:
     all slots of this node that the next world is likely to use."""
-    environment = nursery_environment(base, len(uses))
+    environment = fork_server_environment(base, len(uses))
     environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(uses.index(slot))
     environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(len(uses))
     environment.update(_everywhere(base, spec, node, paths, around))

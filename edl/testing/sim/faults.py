@@ -38,7 +38,7 @@ class FaultKind(enum.Enum):
     """A lease ends although its launcher lives."""
     DRAIN = "drain"
     """A launcher gets SIGTERM."""
-    KILL_NURSERY = "kill-nursery"
+    KILL_FORK_SERVER = "kill-fork-server"
     """The process that creates workers dies, and its workers with it."""
     KILL_WAITING = "kill-waiting"
     """A worker that waits for its world, or is on its way there, dies."""
@@ -117,7 +117,7 @@ _WEIGHTS: dict[FaultKind, int] = {
     FaultKind.PAUSE_MASTER: 3,
     FaultKind.LOSE_LEASE: 4,
     FaultKind.DRAIN: 3,
-    FaultKind.KILL_NURSERY: 3,
+    FaultKind.KILL_FORK_SERVER: 3,
     FaultKind.KILL_WAITING: 4,
     FaultKind.STUCK_WORKER: 2,
     FaultKind.HANG: 3,

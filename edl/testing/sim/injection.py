@@ -170,10 +170,10 @@ def _drain(world: SimWorld, fault: Fault) -> None:
         victim.run(victim.interrupt, 15)
 
 
-def _kill_nursery(world: SimWorld, fault: Fault) -> None:
+def _kill_fork_server(world: SimWorld, fault: Fault) -> None:
     victim = _launcher(world, fault)
     if victim is not None and victim.agent is not None:
-        victim.lose_nursery()
+        victim.lose_fork_server()
 
 
 def _kill_waiting(world: SimWorld, fault: Fault) -> None:
@@ -329,7 +329,7 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.PAUSE_MASTER: _pause_master,
     FaultKind.LOSE_LEASE: _lose_lease,
     FaultKind.DRAIN: _drain,
-    FaultKind.KILL_NURSERY: _kill_nursery,
+    FaultKind.KILL_FORK_SERVER: _kill_fork_server,
     FaultKind.KILL_WAITING: _kill_waiting,
     FaultKind.STUCK_WORKER: _stuck_worker,
     FaultKind.HANG: _hang,

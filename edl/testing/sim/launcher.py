@@ -29,7 +29,7 @@ class Launcher(Candidate):
     def __init__(self, around: Surroundings, info: NodeInfo, warm_s: float) -> None:
         super().__init__(around, info)
         self.warm_s = warm_s
-        """How long its nursery takes to come up."""
+        """How long its fork server takes to come up."""
         self.agent: AgentState | None = None
         self.keeper = SimKeeper(self, around.states)
         self.workers: list[Worker] = []
@@ -337,11 +337,11 @@ class Launcher(Candidate):
         self._watch_for_silence()
 
     def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
-        """A worker process is gone; the nursery reports it."""
+        """A worker process is gone; the fork server reports it."""
         event = ag.WorkerEnded(worker.born, worker.slot, code, peer_loss=peer_loss)
         self.after(0.001, self.tell_agent, event)
 
-    # --- the nursery's watch over the launcher -----------------------------------------------------------------------
+    # --- the fork server's watch over the launcher --------------------------------------------------------------------
 
     def _stay_entitled(self) -> None:
         self._entitle()
@@ -356,22 +356,23 @@ class Launcher(Candidate):
         self.around.timeline.at(until_s - self._clock_offset_s, self.silent, until_s)
 
     def silent(self, until_s: float) -> None:
-        """The nursery does not freeze with its launcher: the time has come up to which workers may run without it."""
+        """The fork server does not freeze with its launcher: the time has come up to which workers may run without
+        it."""
         late = self.alive and until_s >= self._entitlement.until_s
         workers = [worker for worker in self.workers if worker.alive] if late else []
         if workers:
-            self.say("nursery: the launcher is silent")
+            self.say("fork server: the launcher is silent")
             self.after(0.001, self.tell_agent, ag.WorkersKilled("the launcher was silent"))
         for worker in workers:
             self.around.training.end(worker, -SIGKILL)
 
-    def lose_nursery(self) -> None:
+    def lose_fork_server(self) -> None:
         """The process that creates workers is killed; what it had started dies with it."""
         for worker in self.workers:
             if worker.alive:
                 self.around.checks.worker_failures += 1
                 self.around.training.end(worker, -SIGKILL)
-        self.after(0.001, self.tell_agent, ag.NurseryGone("killed by SIGKILL"))
+        self.after(0.001, self.tell_agent, ag.ForkServerGone("killed by SIGKILL"))
 
     def interrupt(self, number: int) -> None:
         """The launcher gets a signal to leave by."""

@@ -1,8 +1,8 @@
 """Imports modules once, then forks a process for each script or program that it is asked to run.
 
 ``tests/process/forking.py`` tells it what. It has one thread, makes no event loop and no connection of a library, and
-waits for its children by descriptors, without handlers of signals; so its forks are as safe as a nursery's. A forked
-program ends as any interpreter does: the exception that ends it goes up through this file's last line.
+waits for its children by descriptors, without handlers of signals; so its forks are as safe as a fork server's. A
+forked program ends as any interpreter does: the exception that ends it goes up through this file's last line.
 """
 
 from __future__ import annotations

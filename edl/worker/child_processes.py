@@ -1,4 +1,4 @@
-"""The processes a nursery has made: notices their ends and stops, and takes whole process groups with it.
+"""The processes a fork server has made: notices their ends and stops, and takes whole process groups with it.
 
 Nothing here waits on a timer: every change of a child raises SIGCHLD, after which ``watch`` is called.
 """
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from edl.adapters import family
-from edl.wire.nursery import Exited, Resumed, Suspended
+from edl.wire.fork_server import Exited, Resumed, Suspended
 from edl.worker import linux
 
 GROUP_PATIENCE_S = 5.0
@@ -31,7 +31,7 @@ class _Ending:
     deadline_s: float
 
 
-class Flock:
+class ChildProcesses:
     """Workers, and helpers that are not (yet) workers, by pid. All are children and leaders of their sessions."""
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""What the nursery's tests share: a place to run scripts through ``NurseryProcesses``, and waits with deadlines."""
+"""What the fork server's tests share: a place to run scripts through ``ForkServerProcesses``, and waits with
+deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edl.adapters.processes import NurseryProcesses
+from edl.adapters.processes import ForkServerProcesses
 from edl.config import Standby
 from edl.ports import CommandKind, ProcessEvent, WorkerCommand, WorkerExited
 
@@ -57,7 +58,7 @@ class Bench:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Bench]:
         """Warm on entry, closed on exit."""
-        self.processes = NurseryProcesses(
+        self.processes = ForkServerProcesses(
             *(self.command, self.standby, self.slots, base_environment(), self.preload, self.logged.append),
             answer_s=self.answer_s,
         )

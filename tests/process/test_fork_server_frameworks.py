@@ -1,4 +1,4 @@
-"""Real frameworks in workers of a real nursery: two ranks on gloo, data loaders, and Paddle without its pauses."""
+"""Real frameworks in workers of a real fork server: two ranks on gloo, data loaders, and Paddle without its pauses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edl.config import Standby
+from tests.process.fork_server_bench import Bench, Outcome, run, script_bench
 from tests.process.harness import free_endpoints
-from tests.process.nursery_bench import Bench, Outcome, run, script_bench
 
 
 def needs(framework: str) -> pytest.MarkDecorator:

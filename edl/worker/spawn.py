@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 
-from edl.wire.nursery import Order, helper_command
+from edl.wire.fork_server import Order, helper_command
 from edl.worker import linux
 
 

@@ -1,4 +1,4 @@
-"""Workers through a real nursery: they behave as under ``python script.py``, and none outlives its agent."""
+"""Workers through a real fork server: they behave as under ``python script.py``, and none outlives its agent."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from edl.adapters.processes import NurseryProcesses
+from edl.adapters.processes import ForkServerProcesses
 from edl.config import Standby
 from edl.errors import StarterLost, WorkerStartError
 from edl.ports import (
     CommandKind,
-    NurseryLost,
+    ForkServerLost,
     WorkerCommand,
     WorkerExited,
     WorkerResumed,
     WorkersStopped,
     WorkerSuspended,
 )
-from tests.process.nursery_bench import (
+from tests.process.fork_server_bench import (
     DEADLINE_S,
     ROOT,
     Bench,
@@ -306,7 +306,7 @@ def test_a_worker_takes_its_group_with_it(tmp_path: Path, standby: Standby) -> N
             os.kill(away, 0)
             return outsider
 
-    # ... which end with the nursery.
+    # ... which end with the fork server.
     wait_gone([run(main())])
 
 
@@ -318,14 +318,14 @@ def test_nothing_survives_the_agent(tmp_path: Path, standby: Standby) -> None:
         from pathlib import Path
         from edl.config import Standby
         from edl.ports import CommandKind, WorkerCommand
-        from tests.process.nursery_bench import Bench
-        from tests.process.test_nursery import family
+        from tests.process.fork_server_bench import Bench
+        from tests.process.test_fork_server import family
 
         async def main():
             command = WorkerCommand(CommandKind.SCRIPT, {target!r})
             bench = Bench(Path({str(tmp_path)!r}), command, Standby({standby.value!r}), 2)
             async with bench.open():
-                pids = [bench.processes.nursery_pid]
+                pids = [bench.processes.fork_server_pid]
                 for name in ("one", "two"):
                     pid, others = await family(bench, name)
                     pids += [pid, *others]
@@ -349,19 +349,19 @@ def test_nothing_survives_the_agent(tmp_path: Path, standby: Standby) -> None:
 
 
 @EVERY
-def test_a_nursery_that_is_killed_takes_its_workers_and_is_replaced(tmp_path: Path, standby: Standby) -> None:
+def test_a_fork_server_that_is_killed_takes_its_workers_and_is_replaced(tmp_path: Path, standby: Standby) -> None:
     bench = script_bench(tmp_path, standby, FAMILY)
 
     async def main() -> None:
         async with bench.open():
             pid, (middle, inner, away) = await family(bench)
-            pins = [pin(pid), pin(middle), pin(inner), pin(bench.processes.nursery_pid)]
-            kill_now(bench.processes.nursery_pid)
-            kill_now(away)  # out of everybody's reach: only an orderly end of the nursery finds it
+            pins = [pin(pid), pin(middle), pin(inner), pin(bench.processes.fork_server_pid)]
+            kill_now(bench.processes.fork_server_pid)
+            kill_now(away)  # out of everybody's reach: only an orderly end of the fork server finds it
             assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
-            assert await bench.event() == NurseryLost("killed by signal 9")
+            assert await bench.event() == ForkServerLost("killed by signal 9")
             wait_gone(pins)
-            with pytest.raises(WorkerStartError, match="nursery is gone"):
+            with pytest.raises(WorkerStartError, match="fork server is gone"):
                 await bench.spawn()
             await bench.processes.signal(pid, signal.SIGTERM)
             await asyncio.wait_for(bench.processes.warm(), DEADLINE_S)
@@ -372,13 +372,13 @@ def test_a_nursery_that_is_killed_takes_its_workers_and_is_replaced(tmp_path: Pa
     run(main())
 
 
-def test_signals_meant_for_the_agent_do_not_end_the_nursery(tmp_path: Path) -> None:
+def test_signals_meant_for_the_agent_do_not_end_the_fork_server(tmp_path: Path) -> None:
     bench = script_bench(tmp_path, Standby.FORK, "print(1)")
 
     async def main() -> None:
         async with bench.open():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                os.kill(bench.processes.nursery_pid, number)
+                os.kill(bench.processes.fork_server_pid, number)
             assert (await bench.run()).code == 0
 
     run(main())
@@ -413,7 +413,7 @@ def test_a_worker_whose_caller_gave_up_is_killed(tmp_path: Path) -> None:
             await bench.processes.signal(pid, signal.SIGKILL)
             # Nothing is heard of the one that nobody knows.
             assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
-            children = Path(f"/proc/{bench.processes.nursery_pid}/task/{bench.processes.nursery_pid}/children")
+            children = Path(f"/proc/{bench.processes.fork_server_pid}/task/{bench.processes.fork_server_pid}/children")
             await until(lambda: children.read_text() == "", "the end of the unwanted worker")
 
     run(main())
@@ -454,21 +454,21 @@ def test_a_silent_agents_workers_are_killed_with_all_that_they_have_started(tmp_
     run(main())
 
 
-def test_a_nursery_that_does_not_answer_is_killed_with_all_that_comes_from_it(tmp_path: Path) -> None:
+def test_a_fork_server_that_does_not_answer_is_killed_with_all_that_comes_from_it(tmp_path: Path) -> None:
     async def main() -> None:
         bench = script_bench(tmp_path, Standby.FORK, TREE)
         bench.answer_s = 0.5
         async with bench.open():
             bench.processes.entitle(time.monotonic() + DEADLINE_S)
             pid = await bench.spawn()
-            pins = [pin(pid), pin(int(await bench.text_in("worker", "\n"))), pin(bench.processes.nursery_pid)]
-            os.kill(bench.processes.nursery_pid, signal.SIGSTOP)
+            pins = [pin(pid), pin(int(await bench.text_in("worker", "\n"))), pin(bench.processes.fork_server_pid)]
+            os.kill(bench.processes.fork_server_pid, signal.SIGSTOP)
             with pytest.raises(StarterLost):
                 await bench.spawn("never")
             why = "the process that starts workers has not answered for 0.5 s: killing it and its workers"
             assert await bench.event() == WorkersStopped(why)
             assert await bench.event() == WorkerExited(pid, -signal.SIGKILL)
-            assert isinstance(await bench.event(), NurseryLost)
+            assert isinstance(await bench.event(), ForkServerLost)
             wait_gone(pins)
             await bench.processes.warm()
             again = await bench.spawn("again")
@@ -478,28 +478,28 @@ def test_a_nursery_that_does_not_answer_is_killed_with_all_that_comes_from_it(tm
     run(main())
 
 
-def test_nobody_waits_for_room_in_the_socket_of_a_nursery_that_is_gone(tmp_path: Path) -> None:
+def test_nobody_waits_for_room_in_the_socket_of_a_fork_server_that_is_gone(tmp_path: Path) -> None:
     async def main() -> None:
         bench = script_bench(tmp_path, Standby.FORK, TREE)
         bench.answer_s = 0.5
         async with bench.open():
             pid = await bench.spawn()
-            os.kill(bench.processes.nursery_pid, signal.SIGSTOP)
+            os.kill(bench.processes.fork_server_pid, signal.SIGSTOP)
             bench.processes.entitle(time.monotonic() + DEADLINE_S)
             signals = [bench.processes.signal(pid, signal.SIGCONT) for _ in range(5000)]
             await asyncio.wait_for(asyncio.gather(*signals), DEADLINE_S)
-            assert bench.processes.nursery_pid == 0
+            assert bench.processes.fork_server_pid == 0
 
     run(main())
 
 
-def test_a_killed_nurserys_workers_leave_nobody_behind_in_other_sessions(tmp_path: Path) -> None:
+def test_a_killed_fork_servers_workers_leave_nobody_behind_in_other_sessions(tmp_path: Path) -> None:
     async def main() -> None:
         async with script_bench(tmp_path, Standby.FORK, TREE).open() as bench:
             await bench.spawn(EDL_AGENT=f"edl-test-{os.getpid()}")
             elsewhere = pin(int(await bench.text_in("worker", "\n")))
-            os.kill(bench.processes.nursery_pid, signal.SIGKILL)
-            while not isinstance(await bench.event(), NurseryLost):
+            os.kill(bench.processes.fork_server_pid, signal.SIGKILL)
+            while not isinstance(await bench.event(), ForkServerLost):
                 pass
             wait_gone([elsewhere])
 
@@ -513,7 +513,7 @@ def test_a_framework_that_is_missing_is_named_with_advice(tmp_path: Path) -> Non
     environment = base_environment(PYTHONPATH=f"{tmp_path / 'hidden'}:{ROOT}")
 
     async def main() -> str:
-        processes = NurseryProcesses(command, Standby.FORK, 1, environment)
+        processes = ForkServerProcesses(command, Standby.FORK, 1, environment)
         with pytest.raises(WorkerStartError) as caught:
             await asyncio.wait_for(processes.warm(), DEADLINE_S)
         await processes.close()

@@ -1,9 +1,9 @@
-"""The nursery: one process per node that imports the framework ahead of time and makes every worker.
+"""The fork server: one process per node that imports the framework ahead of time and makes every worker.
 
 It exists so that the agent, which has threads and network connections, never forks. It has one thread and one loop
 that waits for the agent, for its children and for its standbys. When the agent is gone, for whatever reason, the socket
-ends and the nursery takes everything it has made with it. When the agent is silent for longer than it said that it
-might be, others may have formed a world without this node: the nursery kills the workers.
+ends and the fork server takes everything it has made with it. When the agent is silent for longer than it said that it
+might be, others may have formed a world without this node: the fork server kills the workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 from edl.config import Standby
-from edl.wire.nursery import (
+from edl.wire.fork_server import (
     LARGEST_BYTES,
     Dump,
     Entitled,
@@ -42,16 +42,16 @@ from edl.wire.nursery import (
     read_order,
 )
 from edl.worker import bootstrap, linux
-from edl.worker.birth import become, command_line, start
-from edl.worker.flock import Flock
+from edl.worker.child_processes import ChildProcesses
 from edl.worker.frameworks import why_unsafe
+from edl.worker.spawn import become, command_line, start
 from edl.worker.standby import failed
 from edl.worker.warm import Image, ImportFailed, warm
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The nursery's command line, in this order."""
+    """The fork server's command line, in this order."""
 
     agent: int
     """Descriptor of the socket to the agent."""
@@ -72,7 +72,7 @@ class Settings:
         return cls(int(agent), Standby(standby), int(slots), modules, remark, kind, target, tuple(rest))
 
     def spawning_instead(self, remark: str) -> list[str]:
-        """Arguments of a nursery that does the same with spawned standbys."""
+        """Arguments of a fork server that does the same with spawned standbys."""
         preload = ",".join(self.preload)
         head = [str(self.agent), Standby.SPAWN.value, str(self.slots), preload, remark]
         return [*head, self.kind, self.target, *self.arguments]
@@ -97,10 +97,10 @@ class _Born:
 
 
 @dataclass(slots=True)
-class _Nursery:
+class _ForkServer:
     settings: Settings
     agent: socket.socket
-    flock: Flock = field(default_factory=Flock)
+    child_processes: ChildProcesses = field(default_factory=ChildProcesses)
     poller: select.poll = field(default_factory=select.poll)
     standbys: dict[int, _Waiting] = field(default_factory=dict)
     """By descriptor of their sockets."""
@@ -129,7 +129,7 @@ class _Nursery:
             self._stop_if_silent()
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
-            for happening in self.flock.watch():
+            for happening in self.child_processes.watch():
                 self._tell(happening)
             for descriptor in ready.keys() & self.standbys.keys():
                 if not self._hear_standby(self.standbys[descriptor]):
@@ -142,8 +142,8 @@ class _Nursery:
                     return None
 
     def _patience_ms(self) -> float | None:
-        patience_s = self.flock.patience_s()
-        if self.flock.has_workers and self.until_s < math.inf:
+        patience_s = self.child_processes.patience_s()
+        if self.child_processes.has_workers and self.until_s < math.inf:
             left_s = max(0.0, self.until_s - time.monotonic())
             patience_s = left_s if patience_s is None else min(left_s, patience_s)
         return None if patience_s is None else patience_s * 1000 + 1
@@ -151,11 +151,11 @@ class _Nursery:
     def _stop_if_silent(self) -> None:
         """Kill the workers when the time is over for which the agent answers."""
         now_s = time.monotonic()
-        if now_s < self.until_s or not self.flock.has_workers:
+        if now_s < self.until_s or not self.child_processes.has_workers:
             return
         silent = f"the launcher was silent for {now_s - self.heard_s:.1f} s"
         self._tell(Stopped(f"{silent}, others may go on without this node: its workers have been killed"))
-        self.flock.kill_workers()
+        self.child_processes.kill_workers()
 
     def _warm(self) -> bool:
         """Import what workers will need, if here is the place for it; False when it failed and the agent knows."""
@@ -174,7 +174,7 @@ class _Nursery:
                 # A new program in this process: the imports, and whatever makes them unsafe, are gone with the old.
                 os.set_inheritable(self.agent.fileno(), True)
                 arguments = settings.spawning_instead(reason)
-                os.execv(sys.executable, helper_command(sys.executable, "edl.worker.nursery", *arguments))
+                os.execv(sys.executable, helper_command(sys.executable, "edl.worker.fork_server", *arguments))
             # Imports may have put handlers of their own in place of ours.
             _take_signals()
             gc.collect()
@@ -199,7 +199,7 @@ class _Nursery:
         except OSError:
             data, descriptors = b"", []
         if not data:
-            self.flock.destroy()
+            self.child_processes.destroy()
             self.agent.close()
             return None
         message = decode(data)
@@ -207,13 +207,13 @@ class _Nursery:
             self.until_s, self.heard_s = message.until_s, time.monotonic()
             self._tell(Heard())
         elif isinstance(message, Signal):
-            self.flock.signal(message.pid, message.number)
+            self.child_processes.signal(message.pid, message.number)
         elif isinstance(message, Dump):
-            problem = self.flock.dump(message.pid, bootstrap.DUMP_SIGNAL)
+            problem = self.child_processes.dump(message.pid, bootstrap.DUMP_SIGNAL)
             if problem:
                 self._tell(Note(problem))
         elif isinstance(message, Forward):
-            if not self.flock.forward(message.pid, message.number):
+            if not self.child_processes.forward(message.pid, message.number):
                 name = signal.Signals(message.number).name
                 self._tell(Note(f"{name} is not passed to process {message.pid}: it does not handle it, and would die"))
         elif isinstance(message, Spawn):
@@ -235,7 +235,7 @@ class _Nursery:
                 pid = pid or start(
                     *(command_line(order), order.environment, order.directory, (stdout, stderr)), cores=order.cores
                 )
-            self.flock.add(pid)
+            self.child_processes.add(pid)
             self._tell(Spawned(request.id, pid))
         except (OSError, ValueError) as error:
             self._tell(SpawnFailed(request.id, f"{error}"))
@@ -259,12 +259,12 @@ class _Nursery:
                 return
             finally:
                 theirs.close()
-            self.flock.add_helper(pid)
+            self.child_processes.add_helper(pid)
             self.standbys[ours.fileno()] = _Waiting(pid, ours)
             self.poller.register(ours, select.POLLIN)
 
     def _hear_standby(self, waiting: _Waiting) -> bool:
-        """A standby is ready, or it failed; False when that ends the nursery."""
+        """A standby is ready, or it failed; False when that ends the fork server."""
         try:
             data = waiting.socket.recv(LARGEST_BYTES)
         except OSError:
@@ -279,7 +279,7 @@ class _Nursery:
         waiting.socket.close()
         if not self.warmed and isinstance(message, WarmFailed):
             self._tell(message)
-            self.flock.destroy()
+            self.child_processes.destroy()
             return False
         if not waiting.ready:
             # Trying again at once would most likely fail again, and for ever.
@@ -303,7 +303,7 @@ class _Nursery:
 
 def _take_signals() -> None:
     """Outlive signals meant for the agent: it decides when workers end. SIGCHLD only has to wake the loop."""
-    for number in linux.NURSERY_SIGNALS:
+    for number in linux.FORK_SERVER_SIGNALS:
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
@@ -312,12 +312,12 @@ def main() -> None:
     """Arguments as in ``Settings``. Returns, in a forked child, when the user's script has ended."""
     settings = Settings.from_arguments(sys.argv[1:])
     linux.adopt_orphans()
-    linux.set_title([sys.executable, "-m", "edl.worker.nursery"])
-    nursery = _Nursery(settings, socket.socket(fileno=settings.agent))
-    born = nursery.serve()
-    image = nursery.image
+    linux.set_title([sys.executable, "-m", "edl.worker.fork_server"])
+    fork_server = _ForkServer(settings, socket.socket(fileno=settings.agent))
+    born = fork_server.serve()
+    image = fork_server.image
     if born is None or image is None:
         os._exit(0)
-    del nursery
+    del fork_server
     become(born.order, born.streams, image.descriptors)
     bootstrap.run(born.order, image.environment)

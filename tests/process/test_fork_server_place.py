@@ -11,7 +11,7 @@ import pytest
 
 from edl.config import Standby
 from edl.ports import CommandKind, WorkerCommand
-from tests.process.nursery_bench import Bench, run, until
+from tests.process.fork_server_bench import Bench, run, until
 
 SCRIPT = """
 import json, os, signal, sys, threading

@@ -1,6 +1,6 @@
-"""What an agent and its nursery say to each other.
+"""What an agent and its fork server say to each other.
 
-The nursery is the helper process that creates workers (``edl.worker.nursery``); the agent's end is
+The fork server is the helper process that creates workers (``edl.worker.fork_server``); the agent's end is
 ``edl.adapters.processes``. They share an ``AF_UNIX`` ``SOCK_SEQPACKET`` pair: one JSON object per datagram,
 descriptors beside it. A worker's order can be large (an environment naming thousands of endpoints), so it travels
 in a memory file whose descriptor accompanies the ``Spawn``.
@@ -60,7 +60,7 @@ class Entitled:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The answer to ``Entitled``: the nursery lives."""
+    """The answer to ``Entitled``: the fork server lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """The nursery is ready; ``text`` says what it did."""
+    """The fork server is ready; ``text`` says what it did."""
 
     text: str
 
@@ -132,9 +132,9 @@ class Note:
     text: str
 
 
-ToNursery = Spawn | Signal | Dump | Forward | Entitled
+ToForkServer = Spawn | Signal | Dump | Forward | Entitled
 ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Heard | Stopped | Note
-Message = ToNursery | ToAgent
+Message = ToForkServer | ToAgent
 
 _DATAGRAMS = Datagrams(
     *(Spawn, Signal, Dump, Forward, Entitled),
@@ -164,9 +164,9 @@ class Order:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     """Complete: the worker has no variable besides these."""
     directory: str = ""
-    """Working directory, empty for the nursery's own."""
+    """Working directory, empty for the fork server's own."""
     cores: tuple[int, ...] = ()
-    """Processor cores that it is bound to; empty: those of the nursery."""
+    """Processor cores that it is bound to; empty: those of the fork server."""
 
 
 def write_order(order: Order) -> int:
