@@ -41,7 +41,7 @@ from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
-from edl.master.shell import MasterShell, Surroundings
+from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Condition, Delete, Operation, Put
 from edl.tasks import Pauses
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
@@ -262,11 +262,11 @@ class Masters:
 
     async def begin(self) -> None:
         """Be elected."""
-        around = Surroundings(
+        deps = MasterDeps(
             *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
         )
         callbacks = Callbacks(lambda ruler, token: None, self._rule, lambda outcome: None)
-        candidate = Candidate(around, Ruler(MASTER, HOST, self._port, ""), callbacks)
+        candidate = Candidate(deps, Ruler(MASTER, HOST, self._port, ""), callbacks)
         self._keeping = asyncio.ensure_future(self._keep(candidate))
         self._running = asyncio.ensure_future(candidate.run())
         await _until(lambda: self.shell is not None and self.shell.serving)

@@ -34,7 +34,7 @@ from edl.adapters.transport import Connection, MasterServer
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.master.election import Ruler
 from edl.master.service import Caller, Effect, Keep, Said, Tell, WorldBegan
-from edl.master.shell import MasterShell, Surroundings
+from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Put
 from edl.testing.memory_store import MemoryStore
 from edl.types import Incarnation, JobId, NodeId, Rank, Round, Token
@@ -179,7 +179,7 @@ async def serve(manifest_path: Path, nodes: int, processes: int, want: int, over
         lease = Incarnation(store.grant_now(TTL_S))
         infos.append(NodeInfo(NodeId(f"n{node}"), lease, "127.0.0.1", 1, 1))
         store.write_now([Put(keys.node(infos[-1].node), plain.dumps(infos[-1]), lease)])
-    around = Surroundings(
+    deps = MasterDeps(
         store,
         clock,
         keys,
@@ -191,7 +191,7 @@ async def serve(manifest_path: Path, nodes: int, processes: int, want: int, over
         "",
         lambda: (LeaseMachine(),),
     )
-    shell = MasterShell(around, Token(revision))
+    shell = MasterShell(deps, Token(revision))
     running = asyncio.ensure_future(shell.run())
     server = MasterServer(lambda: "secret", 30.0)
     port = await server.start("127.0.0.1")

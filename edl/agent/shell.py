@@ -15,7 +15,7 @@ from edl.agent.machine.leaving import saving_time_s
 from edl.agent.machine.machine import begin, step
 from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchFiles, SwitchWatch
-from edl.agent.worker_server import Desk, Keeper
+from edl.agent.worker_server import Keeper, WorkerServer
 from edl.agent.workers import hang
 from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.step_rate import Mark, tell_pace
@@ -143,7 +143,7 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class AgentDeps:
     """What an agent needs from its launcher."""
 
     clock: Clock
@@ -171,8 +171,8 @@ class Surroundings:
 class AgentShell:
     """One node's agent. ``run`` returns how the launcher is to end."""
 
-    def __init__(self, around: Surroundings, state: AgentState) -> None:
-        self._around = around
+    def __init__(self, deps: AgentDeps, state: AgentState) -> None:
+        self._deps = deps
         self._state = state
         self._events: asyncio.Queue[ev.Event | ProcessEvent] = asyncio.Queue()
         self._ports = PortReservation()
@@ -182,22 +182,22 @@ class AgentShell:
         self._redial = asyncio.Event()
         self._chores = Chores(self._chore_failed)
         self._introduced: Stream | None = None
-        self._desk = Desk(around.workers.place, around.keeper, self.post, self._relay, around.log)
-        around.workers.meet_at(self._desk.address)
-        around.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
-        self._alarm = Alarm(around.clock.now_s, lambda: self.post(ev.Tick()))
+        self._worker_server = WorkerServer(deps.workers.place, deps.keeper, self.post, self._relay, deps.log)
+        deps.workers.meet_at(self._worker_server.address)
+        deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
+        self._alarm = Alarm(deps.clock.now_s, lambda: self.post(ev.Tick()))
         self._switches = (
-            SwitchWatch(around.switches, lambda: self._state, self._desk.progress, self.post)
-            if around.switches is not None
+            SwitchWatch(deps.switches, lambda: self._state, self._worker_server.progress, self.post)
+            if deps.switches is not None
             else None
         )
-        self._entitlement = Entitlement(state.timeouts.lease_ttl_s, around.clock.now_s())
+        self._entitlement = Entitlement(state.timeouts.lease_ttl_s, deps.clock.now_s())
         self._outcome: Outcome | None = None
         self._hurry: asyncio.Event | None = None
         """While the agent waits for something; set when somebody cannot wait for it."""
         self._saving_last = False
         """The newest commit is being written before the launcher ends."""
-        self._warming: Awaitable[str] | None = around.warming
+        self._warming: Awaitable[str] | None = deps.warming
 
     @property
     def state(self) -> AgentState:
@@ -216,11 +216,11 @@ class AgentShell:
         """The store has renewed the lease; it was asked at ``asked_s``."""
         self._entitlement.leased(asked_s)
         self._entitle()
-        self.post(ev.LeaseRenewed(self._around.clock.now_s() - asked_s))
+        self.post(ev.LeaseRenewed(self._deps.clock.now_s() - asked_s))
 
     async def run(self) -> Outcome:
         """Live until the machine says how to exit."""
-        self._desk.open()
+        self._worker_server.open()
         self._chores.begin(self._watch_processes())
         self._chores.begin(self._stay_attached())
         self._chores.begin(self._stay_entitled())
@@ -234,10 +234,10 @@ class AgentShell:
             while self._outcome is None:
                 event = self._translate(await self._events.get())
                 if event is not None:
-                    await self._carry_out(step(self._state, event, self._around.clock.now_s()))
+                    await self._carry_out(step(self._state, event, self._deps.clock.now_s()))
                 if isinstance(event, ev.LeaseGone):
                     self._entitlement.acted()
-            await self._around.workers.done(LOGS_S)
+            await self._deps.workers.done(LOGS_S)
             return self._outcome
         finally:
             self._let_go()
@@ -259,7 +259,7 @@ class AgentShell:
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
                 case ev.Log(text):
-                    self._around.log(text)
+                    self._deps.log(text)
                 case ev.Exit(outcome):
                     self._outcome = await self._save(outcome)
                 case _:
@@ -269,17 +269,17 @@ class AgentShell:
     async def _save(self, outcome: Outcome) -> Outcome:
         """Bring the newest commit where it survives, if that is called for, in the time that is left. The reason tells
         of what was saved and could not be written."""
-        keeper, limit_s = self._around.keeper, self._around.save_timeout_s
-        left_s = saving_time_s(outcome, self._state.gone_by_s, self._around.clock.now_s(), limit_s)
+        keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
+        left_s = saving_time_s(outcome, self._state.gone_by_s, self._deps.clock.now_s(), limit_s)
         if left_s == 0:
             return outcome
         self._saving_last = True
         why = await self._patiently(keeper.save_what_is_left(outcome.reason), left_s)
         if why:
-            self._around.log(f"{why}: the newest commit may not have come to the checkpoint directory")
+            self._deps.log(f"{why}: the newest commit may not have come to the checkpoint directory")
         if not keeper.unsaved:
             return outcome
-        self._around.log(keeper.unsaved)
+        self._deps.log(keeper.unsaved)
         return replace(outcome, reason=f"{outcome.reason}; {keeper.unsaved}")
 
     async def _patiently(self, work: Coroutine[Any, Any, object], limit_s: float | None = None) -> str:
@@ -309,11 +309,11 @@ class AgentShell:
 
         why = await self._patiently(start())
         if why:
-            self._around.log(f"{why}: not waiting until the workers are started")
+            self._deps.log(f"{why}: not waiting until the workers are started")
 
     async def _flush_saves(self, round: Round) -> None:
         """Wait, within a limit, until what the workers of this round have saved is written."""
-        keeper, limit_s = self._around.keeper, self._around.save_timeout_s
+        keeper, limit_s = self._deps.keeper, self._deps.save_timeout_s
         unsaved = ""
         if keeper.saving:
             self.post(ev.SavesFlushed(round, pending=True))
@@ -324,7 +324,7 @@ class AgentShell:
         self.post(ev.SavesFlushed(round, unsaved=unsaved))
 
     async def _carry_out_on_workers(self, effect: ev.Effect) -> None:
-        workers = self._around.workers
+        workers = self._deps.workers
         match effect:
             case ev.Start(world, slots):
                 self._enter(world)
@@ -332,19 +332,19 @@ class AgentShell:
             case ev.GivePlace(world, slots):
                 self._enter(world)
                 for slot in slots:
-                    self._desk.give_place(slot, workers.seat(world, slot, self._around.secret(world.round)))
+                    self._worker_server.give_place(slot, workers.seat(world, slot, self._deps.secret(world.round)))
             case ev.StartAhead(slots, born):
                 await self._start(workers.start_ahead(born, slots, self._state.uses))
             case ev.SignalWorkers(number, slots):
                 await workers.signal(number, slots)
             case ev.TellWorkers(message, slots):
-                self._desk.tell(message, slots)
+                self._worker_server.tell(message, slots)
             case ev.DumpStacks():
                 why = await self._patiently(workers.dump_stacks(), STACKS_S)
                 if why:
-                    self._around.log(f"{why}: not waiting for stacks that are not written yet")
+                    self._deps.log(f"{why}: not waiting for stacks that are not written yet")
             case ev.Keep(peer):
-                self._around.keeper.keep_with(peer)
+                self._deps.keeper.keep_with(peer)
             case ev.Load():
                 self._chores.begin(self._load())
             case ev.FlushSaves(number):
@@ -354,13 +354,13 @@ class AgentShell:
 
     def _say(self, message: AgentMessage) -> None:
         if isinstance(message, Preparing):
-            message = replace(message, holdings=self._around.keeper.holdings())
+            message = replace(message, holdings=self._deps.keeper.holdings())
         if self._stream is None:
             return
         self._stream.send(message)
         if isinstance(message, Attach) and self._ruler is not None:
             self._introduced = self._stream
-            self._desk.reattached(self._ruler[2])
+            self._worker_server.reattached(self._ruler[2])
 
     def _relay(self, said: ServiceSaid) -> None:
         """A worker's word to a service of the Master, who knows this node by ``Attach`` only. Else it is lost: the
@@ -369,25 +369,25 @@ class AgentShell:
             self._stream.send(said)
 
     async def _announce_later(self) -> None:
-        await self._around.keeper.settled()
+        await self._deps.keeper.settled()
         self.post(ev.StateChanged())
 
     async def _write(self, version: Version, reason: str) -> None:
-        await self._around.keeper.write(version, reason)
+        await self._deps.keeper.write(version, reason)
         self.post(ev.StateChanged())
 
     async def _load(self) -> None:
-        await self._around.keeper.load()
+        await self._deps.keeper.load()
         self.post(ev.StateChanged())
 
     def _enter(self, world: World) -> None:
         """This node has a part in a world from now on."""
         self._ports.use()
-        self._desk.newest = None  # the world may begin from an earlier commit
-        self._around.keeper.enter(world)
+        self._worker_server.newest = None  # the world may begin from an earlier commit
+        self._deps.keeper.enter(world)
 
     def _announce(self) -> None:
-        if self._around.keeper.busy:
+        if self._deps.keeper.busy:
             # The next world may begin from it.
             self._chores.begin(self._announce_later())
             return
@@ -402,7 +402,7 @@ class AgentShell:
             self.post(ev.Fatal(Outcome(1, f"no free ports on this host for the next round: {error}")))
             return
         if self._stream is not None:
-            keeper = self._around.keeper
+            keeper = self._deps.keeper
             stored, sharded = keeper.stored
             self._stream.send(
                 Ready(
@@ -444,7 +444,7 @@ class AgentShell:
 
     async def _call(self, host: str, port: int, token: Token, pauses: Pauses) -> None:
         """Attach to a Master until the stream ends, and find out whether that Master is dead."""
-        stream, now_s = self._around.connect(host, port), self._around.clock.now_s
+        stream, now_s = self._deps.connect(host, port), self._deps.clock.now_s
         attached, opened_s = False, 0.0
 
         def opened() -> None:
@@ -461,20 +461,20 @@ class AgentShell:
                 self.post(ev.Disconnected())
         if attached and now_s() - opened_s >= LONGEST_RECONNECT_PAUSE_S:
             pauses.reset()
-        if await self._around.refuses(host, port):
-            self._around.ruler_refused(token)
+        if await self._deps.refuses(host, port):
+            self._deps.ruler_refused(token)
         await asyncio.sleep(pauses.next())
 
     async def _hear(self, message: MasterMessage) -> None:
         if isinstance(message, ServiceTold):
-            self._desk.pass_on(message)
+            self._worker_server.pass_on(message)
         else:
             self.post(ev.Heard(message))
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the workers. No decision: whatever becomes of them is seen as ever."""
-        self._around.log(f"{signal.Signals(number).name}: passed to the workers")
-        self._chores.begin(self._around.workers.forward(number))
+        self._deps.log(f"{signal.Signals(number).name}: passed to the workers")
+        self._chores.begin(self._deps.workers.forward(number))
 
     def kept(self, message: Kept) -> None:
         """A commit has been written to the checkpoint directory, or could not be."""
@@ -484,7 +484,7 @@ class AgentShell:
             self.post(ev.Report(message))
             return
         if message.error:  # nobody steps the machine any more, and the Master may be gone
-            self._around.log(f"commit {message.version.commit} could not be written: {message.error}")
+            self._deps.log(f"commit {message.version.commit} could not be written: {message.error}")
         self._say(message)
 
     def room(self, why: str) -> None:
@@ -493,18 +493,18 @@ class AgentShell:
 
     def _mark(self) -> Mark | None:
         """Where the workers of this node are, if they train in a world."""
-        newest, state = self._desk.newest, self._state
+        newest, state = self._worker_server.newest, self._state
         return Mark(state.running_round, *newest) if newest is not None and state.underway else None
 
     def _watch_for_hangs(self) -> Coroutine[None, None, None]:
-        around = self._around
+        deps = self._deps
         return hang.watch(
             hang.HangWatch(self._state.timeouts),
             lambda: self._state,
-            around.workers.watched,
-            self._desk.progress,
-            around.activity,
-            around.clock.now_s,
+            deps.workers.watched,
+            self._worker_server.progress,
+            deps.activity,
+            deps.clock.now_s,
             self.post,
         )
 
@@ -515,25 +515,25 @@ class AgentShell:
             await asyncio.sleep(self._entitlement.interval_s)
 
     def _entitle(self) -> None:
-        until_s = self._entitlement.look(self._around.clock.now_s())
+        until_s = self._entitlement.look(self._deps.clock.now_s())
         if until_s is not None:
-            self._around.processes.entitle(until_s)
+            self._deps.processes.entitle(until_s)
 
     async def _watch_processes(self) -> None:
-        async for event in self._around.processes.events():
+        async for event in self._deps.processes.events():
             if isinstance(event, WorkerExited):
-                await self._around.workers.look_for_last_words(event.pid, event.code)
+                await self._deps.workers.look_for_last_words(event.pid, event.code)
             self._events.put_nowait(event)
 
     def _translate(self, event: ev.Event | ProcessEvent) -> ev.Event | None:
         match event:
             case WorkerExited(pid, code):
-                return self._around.workers.ended(pid, code)
+                return self._deps.workers.ended(pid, code)
             case WorkerSuspended(pid):
-                place = self._around.workers.place(pid)
+                place = self._deps.workers.place(pid)
                 return None if place is None else ev.WorkerFroze(*place)
             case WorkerResumed(pid):
-                place = self._around.workers.place(pid)
+                place = self._deps.workers.place(pid)
                 return None if place is None else ev.WorkerThawed(*place)
             case WorkersStopped(reason):
                 return ev.WorkersKilled(reason)
@@ -545,17 +545,17 @@ class AgentShell:
     async def _warm(self) -> None:
         try:
             warming, self._warming = self._warming, None
-            warmed, _ = await asyncio.gather(warming or self._around.processes.warm(), self._around.keeper.look())
-            self._around.log(warmed)
+            warmed, _ = await asyncio.gather(warming or self._deps.processes.warm(), self._deps.keeper.look())
+            self._deps.log(warmed)
             self.post(ev.Warmed())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
 
     async def _register(self) -> None:
         while True:
-            asked_s = self._around.clock.now_s()
+            asked_s = self._deps.clock.now_s()
             try:
-                info = await self._around.register()
+                info = await self._deps.register()
                 self._entitlement.leased(asked_s)
                 self._entitle()
                 self.post(ev.Registered(info))
@@ -569,7 +569,7 @@ class AgentShell:
     def _chore_failed(self, error: Exception) -> None:
         """Without it this node would stand still, or be blind, and say nothing."""
         text = "".join(traceback.format_exception(error))
-        self._around.log(f"a mistake in edl, please report it: {text}")
+        self._deps.log(f"a mistake in edl, please report it: {text}")
         self.post(ev.Fatal(Outcome(int(ExitCode.INTERNAL), f"a mistake in edl's agent: {error!r}")))
 
     # --- helpers ---------------------------------------------------------------------------------------------------
@@ -577,5 +577,5 @@ class AgentShell:
     def _let_go(self) -> None:
         self._alarm.set(None)
         self._ports.release()
-        self._desk.close()
+        self._worker_server.close()
         self._chores.drop()

@@ -37,7 +37,7 @@ _STRANGER_LIMIT = 500
 
 
 class Keeper(Protocol):
-    """What the desk needs from the node's state keeper."""
+    """What the worker server needs from the node's state keeper."""
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
         """A buffer for the next snapshot of a stream."""
@@ -84,7 +84,7 @@ class _Line:
     outgoing: collections.deque[tuple[bytes, list[int]]] = field(default_factory=collections.deque)
 
 
-class Desk:
+class WorkerServer:
     """Serves the workers of one node. ``heard`` gets what matters to the agent's machine."""
 
     def __init__(

@@ -23,7 +23,7 @@ HAND_OVER_S = 10.0
 
 
 class Steward:
-    """Implements what the desk and the agent's shell ask for."""
+    """Implements what the worker server and the agent's shell ask for."""
 
     def __init__(self, node: NodeId, keeper: Keeper, vault: Vault | None, log: Callable[[str], None]) -> None:
         self._node = node
@@ -38,20 +38,20 @@ class Steward:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, Grant | Refusal]:
-        """See ``desk.Keeper``."""
+        """See ``worker_server.Keeper``."""
         return self._keeper.want(slot, stream, size)
 
     def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, Grant | Refusal]:
-        """See ``desk.Keeper``."""
+        """See ``worker_server.Keeper``."""
         return self._keeper.committed(slot, message)
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
-        """See ``desk.Keeper``."""
+        """See ``worker_server.Keeper``."""
         version = Version(asked.era, asked.commit)
         return await self._keeper.piece(slot, asked.stream, version, asked.shard, self._sources)
 
     async def wrote_through(self, message: local.WroteThrough) -> None:
-        """See ``desk.Keeper``."""
+        """See ``worker_server.Keeper``."""
         version = Version(message.era, message.commit)
         async with self._reading:
             await self._keeper.wrote_through(version, message.size, message.crc32, message.error)
@@ -72,11 +72,11 @@ class Steward:
         return self._keeper.busy or self._reading.locked()
 
     def restored(self, slot: int) -> None:
-        """See ``desk.Keeper``."""
+        """See ``worker_server.Keeper``."""
         self._keeper.restored(slot)
 
     def forget_worker(self, slot: int) -> None:
-        """See ``desk.Keeper``."""
+        """See ``worker_server.Keeper``."""
         self._keeper.forget_worker(slot)
 
     # --- the agent ---------------------------------------------------------------------------------------------------

@@ -46,8 +46,7 @@ from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.machine.events import Heard
 from edl.agent.machine.state import AgentState
-from edl.agent.shell import AgentShell
-from edl.agent.shell import Surroundings as AgentSurroundings
+from edl.agent.shell import AgentDeps, AgentShell
 from edl.agent.switches import Switches
 from edl.agent.workers.environment import Local, fork_server_environment
 from edl.agent.workers.outputs import claim
@@ -76,8 +75,7 @@ from edl.launch.watchdog import LoopWatch
 from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.service import Service
-from edl.master.shell import MasterShell
-from edl.master.shell import Surroundings as MasterSurroundings
+from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Files, LineListener, Lines, Store
 from edl.tasks import end
 from edl.types import Incarnation, JobId, NodeId, Token
@@ -366,9 +364,9 @@ def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) ->
     """The HTTP side, not yet listening."""
     if settings.http is None:
         return None
-    from edl.web.front import Around, Web
+    from edl.web.front import Web, WebDeps
 
-    return Web(Around(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
+    return Web(WebDeps(settings.spec.job, settings.http, lambda: place.registration.token, log, SystemClock().now_s))
 
 
 async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
@@ -432,7 +430,7 @@ def _put_together(
     """The candidate, the agent and the launcher, which know one another by callbacks only."""
     spec, clock, info = settings.spec, SystemClock(), place.info
     candidate = Candidate(
-        MasterSurroundings(
+        MasterDeps(
             *(store, clock, JobKeys(spec.job), spec, info.node, refuses, log, wall_clock_s),
             checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
@@ -523,7 +521,7 @@ def _agent(
     spec, clock, node, registration = settings.spec, SystemClock(), place.info.node, place.registration
     slots, devices = settings.slots + settings.spare_slots, visible_devices()
     kind, count = paddle_devices()
-    around = Local(
+    deps = Local(
         *(count, settings.state.checkpoint_dir, slots, devices, kind),
         virtual=settings.virtual_local_rank,
         signals=settings.leave.handled,
@@ -533,11 +531,11 @@ def _agent(
     own = changed(environment(), settings.for_workers)
     base = {**own, **pservers.environment_of(settings.servers)}
     return AgentShell(
-        AgentSurroundings(
+        AgentDeps(
             clock=clock,
             processes=processes,
             warming=warming,
-            workers=WorkerGroup(processes, spec, node, base, settings.logs, around, log, wall_clock_s),
+            workers=WorkerGroup(processes, spec, node, base, settings.logs, deps, log, wall_clock_s),
             keeper=place.steward,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(

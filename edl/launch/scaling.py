@@ -35,7 +35,7 @@ _NO_PLACE = {"EDL_NODE_RANK": "-1"}
 def companions(
     settings: LaunchSettings, store: Store, endpoints: Sequence[str], log: Callable[[str], None]
 ) -> Companions:
-    """For ``MasterSurroundings``: one that looks after the scheduler, if the job has any."""
+    """For ``MasterDeps``: one that looks after the scheduler, if the job has any."""
     wanted = wanted_of(settings.spec.scheduler)
     if wanted is None:
         return lambda ruling: ()

@@ -9,7 +9,7 @@ from typing import Any
 
 from edl.errors import FencedOut, ProtocolError, StoreError, StoreRefused, StoreUnavailable
 from edl.master import election as el
-from edl.master.shell import MasterShell, Surroundings
+from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
 from edl.tasks import Chores, Pauses, end
 from edl.types import Incarnation, NodeId, Token
@@ -39,8 +39,8 @@ class Callbacks:
 class Candidate:
     """Stands for election as long as this launcher is registered."""
 
-    def __init__(self, around: Surroundings, ruler: el.Ruler, callbacks: Callbacks) -> None:
-        self._around = around
+    def __init__(self, deps: MasterDeps, ruler: el.Ruler, callbacks: Callbacks) -> None:
+        self._deps = deps
         self._ruler = ruler
         self._callbacks = callbacks
         self._events: asyncio.Queue[el.ElectionEvent] = asyncio.Queue()
@@ -121,32 +121,32 @@ class Candidate:
                 self._campaigns.begin(self._stand(self._campaign, depose))
             case el.Rule(token):
                 await self._stop_ruling()
-                self.shell = MasterShell(self._around, token, self._before)
+                self.shell = MasterShell(self._deps, token, self._before)
                 self._rule = asyncio.ensure_future(self._run_rule(self.shell, token))
             case el.StepDown(reason):
-                self._around.log(f"this node is no longer the Master: {reason}")
+                self._deps.log(f"this node is no longer the Master: {reason}")
                 await self._stop_ruling()
             case el.Follow(ruler, token):
                 self._before = ruler.node
                 self._callbacks.follow(ruler, token)
 
     async def _run_rule(self, shell: MasterShell, token: Token) -> None:
-        self._around.log(f"this node is the Master (token {token})")
+        self._deps.log(f"this node is the Master (token {token})")
         self._callbacks.rule(shell)
-        began_s = self._around.clock.now_s()
+        began_s = self._deps.clock.now_s()
         try:
             self._callbacks.concluded(await shell.run())
         except FencedOut:
             self._events.put_nowait(el.FencedOff())
         except StoreError as error:
             # It lost the thread of the store (a compacted watch, say): make room for a Master with a fresh view.
-            self._around.log(f"giving the Master's place up: {error}")
-            key = self._around.keys.master
+            self._deps.log(f"giving the Master's place up: {error}")
+            key = self._deps.keys.master
             try:
-                await self._around.store.write([Delete(key)], [CreatedAt(key, token)])
+                await self._deps.store.write([Delete(key)], [CreatedAt(key, token)])
             except StoreError:
                 self._uncertain = True
-            if self._around.clock.now_s() - began_s >= SETTLED_S:
+            if self._deps.clock.now_s() - began_s >= SETTLED_S:
                 self._rests.reset()
             self._rest_s = self._rests.next()
             self._events.put_nowait(el.FencedOff())
@@ -177,7 +177,7 @@ class Candidate:
 
     async def _create(self, depose: Token) -> Token:
         """Create the election key; 0 if that did not work, or is not known to have worked."""
-        key, store = self._around.keys.master, self._around.store
+        key, store = self._deps.keys.master, self._deps.store
         put = Put(key, plain.dumps(self._ruler), self._lease)
         try:
             if depose:
@@ -187,7 +187,7 @@ class Candidate:
             self._uncertain = self._uncertain or not error.definite
             said, self._said = self._said, str(error) if error.definite else ""
             if self._said and self._said != said:
-                self._around.log(f"cannot stand for Master: {error}")
+                self._deps.log(f"cannot stand for Master: {error}")
             return Token(0)
         self._pauses.reset()
         self._said = ""
@@ -197,7 +197,7 @@ class Candidate:
         """A write had no answer, and the key may have been created all the same. Look until the store says."""
         while True:
             try:
-                snapshot = await self._around.store.read(self._around.keys.master)
+                snapshot = await self._deps.store.read(self._deps.keys.master)
             except StoreUnavailable:
                 await asyncio.sleep(CAMPAIGN_PAUSE_S)
                 continue
@@ -214,21 +214,21 @@ class Candidate:
         try:
             return plain.loads(el.Ruler, entry.value)
         except ProtocolError as error:
-            self._around.log(f"passing over {entry.key}: {error}")
+            self._deps.log(f"passing over {entry.key}: {error}")
             return None
 
     async def _watch(self) -> None:
         """Show the election key's changes, beginning with what is there."""
-        key = self._around.keys.master
+        key = self._deps.keys.master
         while True:
             try:
-                snapshot = await self._around.store.read(key)
+                snapshot = await self._deps.store.read(key)
                 self._known = True
                 if not snapshot.entries:
                     self._events.put_nowait(el.KeyChanged(None, Token(snapshot.revision)))
                 for entry in snapshot.entries:
                     self._show(entry)
-                async for change in self._around.store.watch(key, snapshot.revision):
+                async for change in self._deps.store.watch(key, snapshot.revision):
                     if change.kind is ChangeKind.DELETE:
                         self._events.put_nowait(el.KeyChanged(None, Token(change.entry.mod_revision)))
                     else:

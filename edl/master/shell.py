@@ -87,7 +87,7 @@ MOST_GATHERED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MasterDeps:
     """What a Master needs from its launcher."""
 
     store: Store
@@ -111,28 +111,28 @@ class Surroundings:
 class MasterShell:
     """One rule, from election to stepping down. ``run`` ends when the job has concluded or the rule is lost."""
 
-    def __init__(self, around: Surroundings, token: Token, before: NodeId | None = None) -> None:
+    def __init__(self, deps: MasterDeps, token: Token, before: NodeId | None = None) -> None:
         """``before``: the node that ruled last, as far as this launcher knows."""
-        self._around = around
+        self._deps = deps
         self._token = token
-        self._guard = Guard(around.keys.master, token)
-        self._store = GuardedStore(around.store, self._guard, around.clock, around.log)
+        self._guard = Guard(deps.keys.master, token)
+        self._store = GuardedStore(deps.store, self._guard, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
         """Taken from the queue, and to be looked at after what is under way."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
-        self._probing = Probing(around.refuses, around.clock, before)
+        self._probing = Probing(deps.refuses, deps.clock, before)
         self._chores = Chores(self._events.put_nowait)
-        self._alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
+        self._alarm = Alarm(deps.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
         self._stored: Record | None = None
-        self._hosting = Hosting(around.services())
-        self._services_alarm = Alarm(around.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
+        self._hosting = Hosting(deps.services())
+        self._services_alarm = Alarm(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
         listener = _Listener(self._events)
-        self._lines = around.lines(token, listener) if around.lines is not None and self._hosting else None
+        self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.journal = Journal()
         self._news = News()
-        self._companions = Companions(around.log)
+        self._companions = Companions(deps.log)
         self._rest_s = 0.0
         self._scaled = 0
         """Store revision of the size; 0: it has not been written yet."""
@@ -153,17 +153,17 @@ class MasterShell:
         """
         try:
             await self._take_over()
-            self._companions.begin(self._around.companions(self))
-            let_others_s = self._around.clock.now_s()
+            self._companions.begin(self._deps.companions(self))
+            let_others_s = self._deps.clock.now_s()
             while not self.concluded.is_set():
-                if self._around.clock.now_s() - let_others_s > TURN_S:
+                if self._deps.clock.now_s() - let_others_s > TURN_S:
                     await asyncio.sleep(0)  # a queue with something in it does not wait, and leases need renewing
-                    let_others_s = self._around.clock.now_s()
+                    let_others_s = self._deps.clock.now_s()
                 event = await self._next()
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, Hosted):
-                    self._hosting.take(event, self._around.clock.now_s())
+                    self._hosting.take(event, self._deps.clock.now_s())
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
                         continue  # one write for many
                 else:
@@ -192,9 +192,9 @@ class MasterShell:
                 self._held = following
                 break
             events.append(following)
-        began_s = self._around.clock.now_s()
+        began_s = self._deps.clock.now_s()
         decision = step_all(self._state, events, began_s)
-        self._rest_s = RESTS * (self._around.clock.now_s() - began_s)
+        self._rest_s = RESTS * (self._deps.clock.now_s() - began_s)
         return decision
 
     async def _rest(self) -> None:
@@ -207,16 +207,16 @@ class MasterShell:
         if not isinstance(event, Asking):
             return event
         self._asking = event
-        return ev.Wished(event.wish, self._scaled, saves=self._around.checkpoint_dir != "")
+        return ev.Wished(event.wish, self._scaled, saves=self._deps.checkpoint_dir != "")
 
     async def _take_over(self) -> None:
-        keys = self._around.keys
+        keys = self._deps.keys
         snapshot = await self._store.read(keys.prefix)
         values = {entry.key: entry.value for entry in snapshot.entries}
         # In threads: with a thousand nodes it takes longer than leases and those who call should have to wait.
         found = await asyncio.to_thread(inheritance, values, keys)
         for flaw in found.flaws:
-            self._around.log(flaw)
+            self._deps.log(flaw)
         record, nodes = found.record or await self._just_ended(), found.nodes
         self.journal.load(found.history)
         self._stored = record
@@ -225,18 +225,18 @@ class MasterShell:
         self._chores.begin(self._watch_nodes(snapshot.revision, nodes))
         if self._hosting:
             self._chores.begin(self._watch_helpers(snapshot.revision))
-        now_s = self._around.clock.now_s()
+        now_s = self._deps.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
         if self._lines is not None:
             for name, value in helpers.items():
                 self._lines.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
-        await self._carry_out(await asyncio.to_thread(take_over, self._around.spec, record, nodes, now_s))
+        await self._carry_out(await asyncio.to_thread(take_over, self._deps.spec, record, nodes, now_s))
         await self._serve()
 
     async def _just_ended(self) -> Record | None:
         """The end that the last Master left when it cleared the job, so that a straggler does not run it again."""
-        farewell = self._around.keys.farewell
+        farewell = self._deps.keys.farewell
         for entry in (await self._store.read(farewell)).entries:
             if entry.key == farewell:
                 outcome = plain.loads(Finish, entry.value)
@@ -247,7 +247,7 @@ class MasterShell:
         """Write what changed, then run the effects in order."""
         record = decision.state.record
         notes = folded([effect for effect in decision.effects if isinstance(effect, ev.Note)])
-        wall_s = self._around.wall_clock_s()
+        wall_s = self._deps.wall_clock_s()
         added = [self.journal.make(note, record.round, wall_s) for note in notes]
         if record != self._stored or added:
             await self._write(record, added)
@@ -261,7 +261,7 @@ class MasterShell:
             else:
                 await self._run(effect, record)
         self._alarm.set(min(wakes, default=None))
-        self._hosting.follow(record, self._around.clock.now_s())
+        self._hosting.follow(record, self._deps.clock.now_s())
 
     async def _run(self, effect: ev.Effect, record: Record) -> None:
         match effect:
@@ -278,7 +278,7 @@ class MasterShell:
                     self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
                     self._asking = None
             case ev.Note(text=text):
-                self._around.log(text)
+                self._deps.log(text)
             case ev.Conclude():
                 await self._conclude()
 
@@ -290,18 +290,18 @@ class MasterShell:
         gathered = self._hosting.gathered()
         for flaw in gathered.flaws:
             assert self._state is not None  # noqa: S101 - set by _take_over
-            await self._carry_out(step(self._state, ev.Flawed(flaw.name, flaw.text), self._around.clock.now_s()))
+            await self._carry_out(step(self._state, ev.Flawed(flaw.name, flaw.text), self._deps.clock.now_s()))
         assert self._stored is not None  # noqa: S101 - as above
-        wall_s, number = self._around.wall_clock_s(), self._stored.round
+        wall_s, number = self._deps.wall_clock_s(), self._stored.round
         notes = [ev.Note(ev.Kind.SERVICE, note.text) for note in gathered.notes]
         added = [self.journal.make(note, number, wall_s) for note in notes]
-        keys = self._around.keys
+        keys = self._deps.keys
         history = journal_operations(keys, self.journal, added)
         for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
             await self._store.write(operations)
         self.journal.publish(added)
         for note in notes:
-            self._around.log(note.text)
+            self._deps.log(note.text)
         for service, word in gathered.words:
             assert self._state is not None  # noqa: S101 - as above
             entry = self._state.nodes.get(word.caller.node)
@@ -317,10 +317,10 @@ class MasterShell:
                 self._lines.send(f"{service}/{sent.name}", sent.body)
         for failure in gathered.failures:
             assert self._state is not None  # noqa: S101 - as above
-            await self._carry_out(step(self._state, ev.Failed(failure.text), self._around.clock.now_s()))
+            await self._carry_out(step(self._state, ev.Failed(failure.text), self._deps.clock.now_s()))
 
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
-        keys = self._around.keys
+        keys = self._deps.keys
         *earlier, last = list(transactions(journal_operations(keys, self.journal, added))) or [[]]
         for operations in earlier:  # history, which may come before what it tells of
             await self._store.write(operations)
@@ -335,15 +335,15 @@ class MasterShell:
 
     async def _conclude(self) -> None:
         """The job is over: leave its outcome for latecomers and clear its keys."""
-        keys = self._around.keys
+        keys = self._deps.keys
         with contextlib.suppress(StoreError):
-            lease = await self._around.store.grant_lease(FAREWELL_TTL_S)
+            lease = await self._deps.store.grant_lease(FAREWELL_TTL_S)
             assert self._stored is not None  # noqa: S101 - an ended job has a record
             operations: list[Operation] = [
                 Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
                 *whole_job(keys),
             ]
-            revision = await self._around.store.write(operations, [self._guard.condition()])
+            revision = await self._deps.store.write(operations, [self._guard.condition()])
             await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
         self._news.tell()
         await self._companions.settled(COMPANIONS_S)
@@ -352,26 +352,26 @@ class MasterShell:
     async def _leave_names(self, lease: int, still_over: Condition) -> None:
         """Those of the launchers that have not heard of the end stay in the store for as long as the outcome: who is
         started in the place of one inherits it. They leave meanwhile, so a name that has gone must not come back."""
-        keys = self._around.keys
-        while left := [one for one in (await self._around.store.read(keys.launchers)).entries if one.lease != lease]:
+        keys = self._deps.keys
+        while left := [one for one in (await self._deps.store.read(keys.launchers)).entries if one.lease != lease]:
             batch = left[:MOST_OPERATIONS]
             conditions = [still_over, *(ModifiedAt(entry.key, entry.mod_revision) for entry in batch)]
-            await self._around.store.write([Put(entry.key, b"", lease) for entry in batch], conditions)
-            farewell = (await self._around.store.read(keys.farewell)).entries
+            await self._deps.store.write([Put(entry.key, b"", lease) for entry in batch], conditions)
+            farewell = (await self._deps.store.read(keys.farewell)).entries
             if not any(entry.key == keys.farewell for entry in farewell):
                 return  # a new job of this name has begun
 
     # --- what feeds it ---------------------------------------------------------------------------------------------
 
     async def _watch_nodes(self, revision: int, present: list[NodeInfo]) -> None:
-        prefix = self._around.keys.nodes
+        prefix = self._deps.keys.nodes
         known = {info.node: info.incarnation for info in present}
         try:
-            async for change in self._around.store.watch(prefix, revision):
+            async for change in self._deps.store.watch(prefix, revision):
                 node = NodeId(change.entry.key[len(prefix) :])
                 if change.kind is ChangeKind.PUT:
                     values = {change.entry.key: change.entry.value}
-                    for info in readable(NodeInfo, values, prefix, self._around.log):
+                    for info in readable(NodeInfo, values, prefix, self._deps.log):
                         known[node] = info.incarnation
                         self._events.put_nowait(ev.NodeRegistered(info))
                 elif node in known:
@@ -380,9 +380,9 @@ class MasterShell:
             self._events.put_nowait(error)  # a Master that does not see who comes and goes must not go on
 
     async def _watch_helpers(self, revision: int) -> None:
-        prefix = self._around.keys.helpers
+        prefix = self._deps.keys.helpers
         try:
-            async for change in self._around.store.watch(prefix, revision):
+            async for change in self._deps.store.watch(prefix, revision):
                 whole = change.entry.key[len(prefix) :]
                 service, _, name = whole.partition("/")
                 if change.kind is ChangeKind.PUT:
@@ -398,13 +398,13 @@ class MasterShell:
 
     async def _probe(self, info: NodeInfo) -> None:
         key = info.node, info.incarnation
-        limit_s = 2 * self._around.spec.timeouts.lease_ttl_s
+        limit_s = 2 * self._deps.spec.timeouts.lease_ttl_s
         if await self._probing.proves_gone(info, lambda: key not in self._streams, limit_s):
             self._events.put_nowait(ev.NodeRefused(*key))
 
     async def _revoke(self, incarnation: Incarnation) -> None:
         with contextlib.suppress(StoreError):  # the lease ends by itself a little later
-            await self._around.store.revoke_lease(incarnation)
+            await self._deps.store.revoke_lease(incarnation)
 
     # --- what the server calls -------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class MasterShell:
                 elif info is not None:
                     self._events.put_nowait(ev.NodeSaid(info.node, info.incarnation, message))
         except ProtocolError as error:
-            self._around.log(f"closing the stream of {info.node if info else 'an unknown node'}: {error}")
+            self._deps.log(f"closing the stream of {info.node if info else 'an unknown node'}: {error}")
         finally:
             if info is not None:
                 self._detach(info, outgoing)
@@ -458,8 +458,8 @@ class MasterShell:
     def status(self) -> JobStatus:
         """The job at this moment."""
         assert self._state is not None  # noqa: S101 - the launcher serves only after the take-over
-        now_s = self._around.clock.now_s()
-        status = job_status(self._state, self._around.node, self.journal.last(KEPT), self._scaled, now_s)
+        now_s = self._deps.clock.now_s()
+        status = job_status(self._state, self._deps.node, self.journal.last(KEPT), self._scaled, now_s)
         waiting = "; ".join(part for part in (status.scale.waiting, self._explanation) if part)
         scale = dataclasses.replace(status.scale, waiting=waiting)
         warnings = [text for text in (self._store.trouble(),) if text]
@@ -489,7 +489,7 @@ class MasterShell:
     def ask(self, asked: Asked) -> Answer:
         """Somebody uses a switch. What comes of it is history to come."""
         assert self._state is not None  # noqa: S101 - as above
-        answer = reply(self._state, asked.purpose, self._around.checkpoint_dir, asked.wish)
+        answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.wish)
         if answer.ok:
             self._events.put_nowait(ev.Told(asked))
         return answer

@@ -70,7 +70,7 @@ class Serving(Protocol):
 
 
 @dataclass(slots=True)
-class Around:
+class WebDeps:
     """What the HTTP side needs from its launcher."""
 
     job: str
@@ -87,10 +87,10 @@ class Around:
 class Web:
     """Listens for this launcher, whether or not it rules."""
 
-    def __init__(self, around: Around) -> None:
-        self.around = around
-        self.tokens = Tokens(around.token, around.settings.token_file, around.settings.read_token_file, around.log)
-        self.tls = Tls(around.settings, around.log) if around.settings.cert else None
+    def __init__(self, deps: WebDeps) -> None:
+        self.deps = deps
+        self.tokens = Tokens(deps.token, deps.settings.token_file, deps.settings.read_token_file, deps.log)
+        self.tls = Tls(deps.settings, deps.log) if deps.settings.cert else None
         self.authority: Authority | None = None
         self.url = ""
         self._socket: socket.socket | None = None
@@ -99,7 +99,7 @@ class Web:
 
     def listen(self, host: str) -> str:
         """Take the port; ``host``: the node's address. Returns where to reach it. Raises ``PortInUse``."""
-        settings = self.around.settings
+        settings = self.deps.settings
         wanted = settings.host or host
         try:
             family = socket.getaddrinfo(wanted, settings.port, type=socket.SOCK_STREAM)[0][0]
@@ -116,13 +116,13 @@ class Web:
         return self.url
 
     def begin(self, ruler: Callable[[], str | None]) -> None:
-        """Answer from now on, or as soon as the library is there. ``ruler``: see ``Around``."""
-        self.around.ruler = ruler
+        """Answer from now on, or as soon as the library is there. ``ruler``: see ``WebDeps``."""
+        self.deps.ruler = ruler
         self._serving = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:
         try:
-            self.around.log(f"HTTP: {self.url}{self._warning()}")
+            self.deps.log(f"HTTP: {self.url}{self._warning()}")
             await self._wanted()
             await asyncio.to_thread(self.refresh)
             module: Any = await asyncio.to_thread(importlib.import_module, "edl.web.server")
@@ -131,7 +131,7 @@ class Web:
             self._server = server
             await server.start(self._socket)
         except Exception as error:  # noqa: BLE001 - top of a task: training must not end for want of this
-            self.around.log(f"HTTP is not served: {type(error).__name__}: {error}")
+            self.deps.log(f"HTTP is not served: {type(error).__name__}: {error}")
             if self._socket is not None:
                 self._socket.close()  # refused is better than never answered
 
@@ -141,7 +141,7 @@ class Web:
         loop, called = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._socket, called.set)
         try:
-            await asyncio.wait_for(called.wait(), self.around.limits.rest_s)
+            await asyncio.wait_for(called.wait(), self.deps.limits.rest_s)
         except asyncio.TimeoutError:
             pass
         finally:

@@ -57,7 +57,7 @@ class _Listener(web.Server):
 
     def __init__(self, handler: Any, front: Web, **options: Any) -> None:
         super().__init__(handler, **options)
-        self._limits = front.around.limits
+        self._limits = front.deps.limits
         self._peers: dict[Any, str] = {}
         self._silent: dict[Any, asyncio.TimerHandle] = {}
 
@@ -89,13 +89,13 @@ class Server:
     """Answers HTTP for one launcher."""
 
     def __init__(self, front: Web) -> None:
-        around = front.around
+        deps = front.deps
         self._front = front
-        self._limits = around.limits
+        self._limits = deps.limits
         self._rate = RateLimit(self._limits.rate, self._limits.burst, self._limits.peers)
         self._streams = 0
         self._asking: set[asyncio.Future[Any]] = set()
-        self._refreshed_s = around.now_s()
+        self._refreshed_s = deps.now_s()
         self._listener = _Listener(
             self._handle,
             front,
@@ -151,7 +151,7 @@ class Server:
         except (ConnectionError, HttpProcessingError):
             raise
         except Exception as error:  # noqa: BLE001 - top of a request: the launcher lives on, and the client learns little
-            self._front.around.log(f"HTTP: a defect: {''.join(traceback.format_exception(error))}")
+            self._front.deps.log(f"HTTP: a defect: {''.join(traceback.format_exception(error))}")
             response = _refused(request, Refusal(500, "a defect of edl; the launcher's log has it"))
         response.headers.update(_HEADERS)
         transport = request.transport
@@ -169,7 +169,7 @@ class Server:
         peer = peer_of(request.remote or "")
         public = path in _PATHS
         # Probes are counted apart: whoever floods the rest from the same address must not have a launcher restarted.
-        if not self._rate.admits(f"probe {peer}" if public else peer, self._front.around.now_s()):
+        if not self._rate.admits(f"probe {peer}" if public else peer, self._front.deps.now_s()):
             raise Refusal(429, "too many requests from your address", _AGAIN)
         found = find(request.method, path)
         if public and found is not None and found.route is not None:
@@ -185,7 +185,7 @@ class Server:
         return await self._carry_out(request, found, found.route, by)
 
     async def _carry_out(self, request: web.BaseRequest, found: Found, route: Route, by: str) -> web.StreamResponse:
-        job = self._front.around.job
+        job = self._front.deps.job
         if found.names.get("job", job) != job:
             raise Refusal(404, f"there is no such job here; this is {job}")
         for kind, what in (("node", "node"), ("dataset", "data set")):
@@ -199,7 +199,7 @@ class Server:
         return await self._handlers[route.name](call)
 
     def _probe(self, route: Route) -> web.Response:
-        ready = route.name == "health" or self._front.authority is not None or bool(self._front.around.ruler())
+        ready = route.name == "health" or self._front.authority is not None or bool(self._front.deps.ruler())
         if ready:
             return web.Response(text="ok\n")
         return web.Response(text="no Master\n", status=503, headers=_AGAIN)
@@ -224,7 +224,7 @@ class Server:
 
     async def _refresh(self) -> None:
         """Files with tokens may have changed; off the event loop, as a file system may hang."""
-        now_s = self._front.around.now_s()
+        now_s = self._front.deps.now_s()
         if now_s - self._refreshed_s < self._limits.refresh_s:
             return
         self._refreshed_s = now_s
@@ -236,7 +236,7 @@ class Server:
         authority = self._front.authority
         if authority is not None and authority.serving:
             return authority
-        url = self._front.around.ruler()
+        url = self._front.deps.ruler()
         if url is None:
             raise Refusal(503, "the job has no Master at this moment; its launchers elect one", _AGAIN)
         if url == self._front.url:  # it was here, or it serves on the loopback address of another host
@@ -297,7 +297,7 @@ class Server:
     # --- what there is ---------------------------------------------------------------------------------------------
 
     async def _document(self, _: Call | None) -> web.Response:
-        return _json(openapi.document(self._front.around.job))
+        return _json(openapi.document(self._front.deps.job))
 
     async def _job(self, call: Call) -> web.Response:
         history = [entry async for entry in call.authority.events(EventsRequest())]

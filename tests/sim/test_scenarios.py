@@ -223,7 +223,7 @@ def test_master_that_dies_between_write_and_send_is_made_good_by_the_next() -> N
     story = Story("1:3")
     story.start("a", "b", "c")
     story.running("a", "b", "c", round=1)
-    story.world.around.kill_on_write = True
+    story.world.deps.kill_on_write = True
     story.world.kill_worker("b")
     story.running("b", "c", round=2, within_s=5.0)
     assert not story.world.launchers[NodeId("a")].alive
@@ -338,7 +338,7 @@ def test_all_launchers_learn_the_outcome_although_the_master_dies_with_it() -> N
 
     def last_write() -> bool:
         done = story.record.done
-        story.world.around.kill_on_write = len(done) == 2
+        story.world.deps.kill_on_write = len(done) == 2
         return story.world.ended()
 
     story.world.run_until(last_write, 10.0, "the end is written")
@@ -491,7 +491,7 @@ def test_master_that_dies_while_workers_hold_leaves_nobody_waiting(when: str) ->
     story.start("a", "b")
     story.running("a", "b", round=1)
     story.world.run(3.0)
-    setattr(story.world.around, when, True)
+    setattr(story.world.deps, when, True)
     story.start("c")
     story.world.run_until(lambda: not story.world.launchers[NodeId("a")].alive, 4.0, "the Master dies")
     story.running("c", "b", round=2, within_s=8.0)

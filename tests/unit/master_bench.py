@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.errors import StoreError, StoreUnavailable
 from edl.master.election import Ruler
-from edl.master.shell import MasterShell, Surroundings
+from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import Record
 from edl.master.stored import record_in
 from edl.ports import Change, Condition, Delete, Operation, Put
@@ -82,11 +82,11 @@ class Bench:
         self.dead_ports: set[int] = set()
         self._tasks: list[asyncio.Future[Any]] = []
 
-    def around(self, node: str = "a", spec: JobSpec = SPEC) -> Surroundings:
+    def deps(self, node: str = "a", spec: JobSpec = SPEC) -> MasterDeps:
         async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
             return port in self.dead_ports
 
-        return Surroundings(
+        return MasterDeps(
             self.store, self.clock, KEYS, spec, NodeId(node), refuses, self.said.append, lambda: 1_760_000_000.0
         )
 
@@ -110,7 +110,7 @@ class Bench:
 
     async def master(self, spec: JobSpec = SPEC) -> tuple[MasterShell, asyncio.Future[Finish]]:
         """A Master that has taken over."""
-        shell = MasterShell(self.around(spec=spec), self.crown())
+        shell = MasterShell(self.deps(spec=spec), self.crown())
         run = self.start(shell.run())
         await until(lambda: shell.serving or run.done())
         return shell, run

@@ -16,7 +16,7 @@ from edl.adapters.clock import SystemClock
 from edl.agent import shell as shell_module
 from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState, Outcome
-from edl.agent.shell import AgentShell, StateKeeper, Surroundings
+from edl.agent.shell import AgentDeps, AgentShell, StateKeeper
 from edl.agent.workers.workers import WorkerGroup
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
@@ -76,7 +76,7 @@ class Stuck:
     def warn_by(self, warn: object) -> None:
         pass
 
-    def meet_at(self, desk: str) -> None:
+    def meet_at(self, worker_server: str) -> None:
         pass
 
 
@@ -85,7 +85,7 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         raise AssertionError("not in these tests")
 
     warming: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    around = Surroundings(
+    deps = AgentDeps(
         clock=SystemClock(),
         processes=cast(Processes, stuck),
         warming=warming,
@@ -99,7 +99,7 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         log=stuck.said.append,
         activity=nobody,
     )
-    return AgentShell(around, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))
+    return AgentShell(deps, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
@@ -139,7 +139,7 @@ def test_whatever_the_agent_waits_for_is_given_up_on_the_second_signal(
         await doing
         assert stuck.said == [said]
         stuck.released = True
-        shell._desk.close()
+        shell._worker_server.close()
 
     play(scene())
 
@@ -152,7 +152,7 @@ def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyP
         await shell._carry_out(ev.Decision(shell.state, (ev.DumpStacks(),), ""))
         assert stuck.said == ["the time is up: not waiting for stacks that are not written yet"]
         stuck.released = True
-        shell._desk.close()
+        shell._worker_server.close()
 
     play(scene())
 
@@ -167,7 +167,7 @@ def test_the_fork_server_is_told_of_each_renewal_also_while_the_agent_waits() ->
         # The lease has ended, and the agent has not come to it yet: that it lives is no longer enough.
         shell.post(ev.LeaseGone())
         assert shell._entitlement.look(now_s + 89.0) is None
-        shell._desk.close()
+        shell._worker_server.close()
 
     play(scene())
 
@@ -201,15 +201,15 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
                 called_often.set()
                 await asyncio.Event().wait()
 
-        around = dataclasses.replace(shell._around, clock=clock, connect=lambda host, port: Cut(), refuses=refuses)
-        monkeypatch.setattr(shell, "_around", around)
+        deps = dataclasses.replace(shell._deps, clock=clock, connect=lambda host, port: Cut(), refuses=refuses)
+        monkeypatch.setattr(shell, "_around", deps)
         monkeypatch.setattr(asyncio, "sleep", pause)
         staying = asyncio.ensure_future(shell._stay_attached())
         shell.follow("host-m", 7, Token(3))
         await called_often.wait()
         assert paused == pauses
         await end(staying)
-        shell._desk.close()
+        shell._worker_server.close()
 
     play(scene())
 
@@ -218,7 +218,7 @@ def test_killed_workers_come_to_the_machine_in_their_own_words() -> None:
     async def scene() -> None:
         shell = shell_of(Stuck())
         assert shell._translate(WorkersStopped("silent")) == ev.WorkersKilled("silent")
-        shell._desk.close()
+        shell._worker_server.close()
 
     play(scene())
 

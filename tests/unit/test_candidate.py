@@ -35,7 +35,7 @@ class Launcher:
         self.outcomes: list[Finish] = []
         self.ruler = Ruler(NodeId(name), f"{name}.host", 5000)
         callbacks = Callbacks(self._follow, self.rules.append, self.outcomes.append)
-        self.candidate = Candidate(bench.around(name), self.ruler, callbacks)
+        self.candidate = Candidate(bench.deps(name), self.ruler, callbacks)
         self.run = bench.start(self.candidate.run())
         self.lease = Incarnation(0)
 

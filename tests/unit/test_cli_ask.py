@@ -97,8 +97,8 @@ def act(
     spec: JobSpec = SPEC,
 ) -> None:
     async def whole(bench: Bench) -> None:
-        around = dataclasses.replace(bench.around(spec=spec), checkpoint_dir=checkpoint_dir)
-        shell = MasterShell(around, bench.crown())
+        deps = dataclasses.replace(bench.deps(spec=spec), checkpoint_dir=checkpoint_dir)
+        shell = MasterShell(deps, bench.crown())
         bench.start(shell.run())
         server = MasterServer(lambda: TOKEN)
         port = await server.start("127.0.0.1")

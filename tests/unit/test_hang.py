@@ -312,7 +312,7 @@ class TestWatch:
         assert posted
         assert launcher.looks > 60
 
-    def test_those_that_commit_are_known_by_the_desk(self) -> None:
+    def test_those_that_commit_are_known_by_the_worker_server(self) -> None:
         launcher = Launcher(RUNNING)
         launcher.progress = {0: 7}
         first = launcher.run()[0]

@@ -87,8 +87,8 @@ class Stage:
 
     async def master(self) -> MasterShell:
         self.echo = Echo()
-        around = dataclasses.replace(self.bench.around(), services=lambda: (self.echo,))
-        shell = MasterShell(around, self.bench.crown())
+        deps = dataclasses.replace(self.bench.deps(), services=lambda: (self.echo,))
+        shell = MasterShell(deps, self.bench.crown())
         self.run: asyncio.Future[Finish] = self.bench.start(shell.run())
         await until(lambda: shell.serving or self.run.done())
         return shell

@@ -99,7 +99,7 @@ class TestStoreFirst:
 
     def test_a_take_over_waits_for_the_store_as_well(self) -> None:
         async def scene(bench: Bench) -> None:
-            shell = MasterShell(bench.around(), bench.crown())
+            shell = MasterShell(bench.deps(), bench.crown())
             bench.store.available = False
             run = bench.start(shell.run())
             await turns()

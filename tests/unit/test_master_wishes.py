@@ -219,8 +219,8 @@ def test_companions_work_beside_it_and_one_that_fails_is_said_to_have() -> None:
         async def broken() -> None:
             raise RuntimeError("no such scheduler")
 
-        around = dataclasses.replace(bench.around(spec=WIDE), companions=lambda ruling: (scaler(ruling), broken()))
-        shell = MasterShell(around, bench.crown())
+        deps = dataclasses.replace(bench.deps(spec=WIDE), companions=lambda ruling: (scaler(ruling), broken()))
+        shell = MasterShell(deps, bench.crown())
         rule = bench.start(shell.run())
         await until(lambda: bool(granted))
         assert granted[0].verdict is Verdict.ACCEPTED

@@ -289,8 +289,8 @@ async def master(bench: Bench, service: Placement) -> tuple[MasterShell, asyncio
     def lines(token: Token, listener: LineListener) -> Lines:
         return HelperLines(Kit(30.0, bench.said.append), token, listener)
 
-    around = dataclasses.replace(bench.around(), services=lambda: (service,), lines=lines)
-    shell = MasterShell(around, bench.crown())
+    deps = dataclasses.replace(bench.deps(), services=lambda: (service,), lines=lines)
+    shell = MasterShell(deps, bench.crown())
     run = bench.start(shell.run())
     await real(lambda: shell.serving or run.done())
     return shell, run

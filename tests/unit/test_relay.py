@@ -1,4 +1,4 @@
-"""A worker's words to the Master's services, through the real desk and the real link."""
+"""A worker's words to the Master's services, through the real worker server and the real link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edl.agent.worker_server import Desk
+from edl.agent.worker_server import WorkerServer
 from edl.types import Round
 from edl.wire.messages import ServiceSaid, ServiceTold
 from edl.worker.link import Link
@@ -25,22 +25,22 @@ class NoKeeper:
 
 
 class Relay:
-    """A desk whose only worker is this process, slot 3."""
+    """A worker server whose only worker is this process, slot 3."""
 
     def __init__(self) -> None:
         self.said: list[ServiceSaid] = []
         self.heard: queue.Queue[str | None] = queue.Queue()
-        self.desk = Desk(
+        self.worker_server = WorkerServer(
             lambda session: (Round(1), 3) if session == os.getsid(0) else None,
             NoKeeper(),  # type: ignore[arg-type]
             lambda event: None,
             self.said.append,
             lambda text: None,
         )
-        self.desk.open()
+        self.worker_server.open()
 
     async def connect(self) -> Link:
-        link = await asyncio.to_thread(Link.connect, self.desk.address, lambda: None)
+        link = await asyncio.to_thread(Link.connect, self.worker_server.address, lambda: None)
         link.listen("data", self.heard.put)
         return link
 
@@ -54,7 +54,7 @@ def play(scene: Callable[[Relay], Coroutine[Any, Any, None]]) -> None:
         try:
             await asyncio.wait_for(scene(relay), PATIENCE_S)
         finally:
-            relay.desk.close()
+            relay.worker_server.close()
 
     asyncio.run(whole())
 
@@ -71,7 +71,7 @@ def test_words_go_both_ways(body: str) -> None:
         link.call("data", body, 7)
         await until(lambda: relay.said != [])
         assert relay.said == [ServiceSaid("data", 3, Round(7), body)]
-        relay.desk.pass_on(ServiceTold("data", 3, body))
+        relay.worker_server.pass_on(ServiceTold("data", 3, body))
         assert await relay.hears() == body
         await asyncio.to_thread(link.close)
 
@@ -83,9 +83,9 @@ def test_words_for_others_are_not_heard() -> None:
         link = await relay.connect()
         link.call("data", "hello", 1)
         await until(lambda: relay.said != [])
-        relay.desk.pass_on(ServiceTold("data", 2, "for another slot"))
-        relay.desk.pass_on(ServiceTold("other", 3, "of another service"))
-        relay.desk.pass_on(ServiceTold("data", 3, "mine"))
+        relay.worker_server.pass_on(ServiceTold("data", 2, "for another slot"))
+        relay.worker_server.pass_on(ServiceTold("other", 3, "of another service"))
+        relay.worker_server.pass_on(ServiceTold("data", 3, "mine"))
         assert await relay.hears() == "mine"
         await asyncio.to_thread(link.close)
 
@@ -97,7 +97,7 @@ def test_a_new_master_is_told() -> None:
         link = await relay.connect()
         link.call("data", "hello", 1)
         await until(lambda: relay.said != [])
-        relay.desk.reattached(12)
+        relay.worker_server.reattached(12)
         assert await relay.hears() is None
         await asyncio.to_thread(link.close)
 
@@ -112,7 +112,7 @@ def test_long_words_leak_no_descriptors() -> None:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             link.call("data", LONG, 1)
-            relay.desk.pass_on(ServiceTold("data", 3, LONG))
+            relay.worker_server.pass_on(ServiceTold("data", 3, LONG))
             assert await relay.hears() == LONG
         await until(lambda: len(relay.said) == 21)
         # Both sides close what they have sent when they get to it.

@@ -13,7 +13,7 @@ import pytest
 
 from edl.errors import PortInUse
 from edl.web.access import Rights, Tokens
-from edl.web.front import Around, Web
+from edl.web.front import Web, WebDeps
 from edl.web.routes import ROUTES
 from edl.web.settings import HttpSettings
 from tests.unit.fake_master import JOB
@@ -178,7 +178,7 @@ def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) ->
 
 
 def web(log: list[str], **fields: str | int) -> Web:
-    return Web(Around(JOB, HttpSettings(**{"port": 0, **fields}), lambda: TOKEN, log.append, lambda: 0.0))  # type: ignore[arg-type]
+    return Web(WebDeps(JOB, HttpSettings(**{"port": 0, **fields}), lambda: TOKEN, log.append, lambda: 0.0))  # type: ignore[arg-type]
 
 
 def test_a_port_that_is_taken() -> None:

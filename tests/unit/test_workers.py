@@ -129,11 +129,11 @@ def test_those_started_ahead_know_their_slot_and_no_world(tmp_path: Path) -> Non
     bench = Bench(tmp_path)
 
     async def scene() -> None:
-        bench.group.meet_at("edl-desk")
+        bench.group.meet_at("edl-worker-server")
         assert await bench.group.start_ahead(Round(2), (1,), (0, 1)) == []
         environment = bench.processes.environments[1001]
         assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("1", "2")
-        assert environment["EDL_AGENT"] == "edl-desk"
+        assert environment["EDL_AGENT"] == "edl-worker-server"
         assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PADDLE_TRAINER_ID", "EDL_ROUND"}.isdisjoint(environment)
         assert bench.group.place(1001) == (Round(2), 1)
         seat = bench.group.seat(WORLD, 1, "secret")
@@ -185,7 +185,7 @@ def test_signals_reach_those_named_or_all(tmp_path: Path) -> None:
 
 def test_signals_for_workers_are_passed_to_all_and_cores_belong_to_slots(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.group._around = dataclasses.replace(bench.group._around, cores=((0,), (1, 3)))
+    bench.group._deps = dataclasses.replace(bench.group._deps, cores=((0,), (1, 3)))
 
     async def scene() -> None:
         await bench.group.start(WORLD, (0, 1))

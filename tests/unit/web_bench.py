@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from edl.web.front import Around, Web
+from edl.web.front import Web, WebDeps
 from edl.web.settings import HttpSettings, Limits
 from tests.unit.fake_master import JOB, FakeMaster
 
@@ -92,9 +92,9 @@ def play(
         asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context)))
         log: list[str] = []
         master = FakeMaster()
-        around = Around(JOB, settings or HttpSettings(0), lambda: TOKEN, log.append, lambda: made[0].now_s)
-        around.limits = limits or Limits(rate=1e6, burst=1e6)
-        web = Web(around)
+        deps = WebDeps(JOB, settings or HttpSettings(0), lambda: TOKEN, log.append, lambda: made[0].now_s)
+        deps.limits = limits or Limits(rate=1e6, burst=1e6)
+        web = Web(deps)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls if tls is not None else True)
         ) as session:

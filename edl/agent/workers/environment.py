@@ -69,16 +69,16 @@ def worker_environment(
     node: NodeId,
     local_rank: int,
     paths: LocalPaths,
-    around: Local,
+    deps: Local,
 ) -> dict[str, str]:
     """The complete environment of one worker: the launcher's own, and what its place in the world adds."""
     position = world.position(node)
     member = world.members[position]
     environment = fork_server_environment(base, member.slots)
     environment.update(torch_environment.place(spec, world, member, position, local_rank))
-    environment.update(_paddle(base, spec, world, node, member, local_rank, around))
-    environment.update(_everywhere(base, spec, node, paths, around))
-    environment.update(_in_slot(around, member.used, member.used[local_rank]))
+    environment.update(_paddle(base, spec, world, node, member, local_rank, deps))
+    environment.update(_everywhere(base, spec, node, paths, deps))
+    environment.update(_in_slot(deps, member.used, member.used[local_rank]))
     environment.update(hyper.environment(world.settings, world.size, member.first_rank + local_rank))
     if spec.servers:
         environment.update(paddle_environment.trainer(environment["PADDLE_CURRENT_ENDPOINT"]))
@@ -87,14 +87,12 @@ def worker_environment(
     return environment
 
 
-def _everywhere(
-    base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, around: Local
-) -> dict[str, str]:
+def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: LocalPaths, deps: Local) -> dict[str, str]:
     """What a worker is told whether or not its world is known."""
     environment = {
         "TORCHELASTIC_RUN_ID": str(spec.job),
         "TORCHELASTIC_ERROR_FILE": paths.error_file,
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": around.signals,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": deps.signals,
         "PADDLE_LOG_DIR": paths.log_dir,
         "EDL_JOB_ID": str(spec.job),
         "EDL_NODE_ID": str(node),
@@ -107,7 +105,7 @@ def _everywhere(
     if spec.servers:
         environment["EDL_PS"] = "1"
     if not spec.script_servers:
-        environment.update(paddle_environment.backend(base, around.paddle, around.gpus))
+        environment.update(paddle_environment.backend(base, deps.paddle, deps.gpus))
     return environment
 
 
@@ -118,31 +116,31 @@ def ahead_environment(
     uses: tuple[int, ...],
     slot: int,
     paths: LocalPaths,
-    around: Local,
+    deps: Local,
 ) -> dict[str, str]:
     """The environment of a worker that is started before its world is known: no rank, no size, no addresses. ``uses``:
     all slots of this node that the next world is likely to use."""
     environment = fork_server_environment(base, len(uses))
     environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(uses.index(slot))
     environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(len(uses))
-    environment.update(_everywhere(base, spec, node, paths, around))
-    environment.update(_in_slot(around, uses, slot))
+    environment.update(_everywhere(base, spec, node, paths, deps))
+    environment.update(_in_slot(deps, uses, slot))
     return environment
 
 
-def _in_slot(around: Local, used: Sequence[int], slot: int) -> dict[str, str]:
+def _in_slot(deps: Local, used: Sequence[int], slot: int) -> dict[str, str]:
     """What follows from the slot that a worker is in: its number, and the devices of those that are used."""
-    environment = {"EDL_SLOT": str(slot), **visible(around.devices, around.slots or len(used), used)}
-    if around.virtual:
-        environment.update(torch_environment.one_device(around.devices, slot))
-        environment.update(paddle_environment.selected(around.paddle, min(around.gpus, 1), 0, 1))
+    environment = {"EDL_SLOT": str(slot), **visible(deps.devices, deps.slots or len(used), used)}
+    if deps.virtual:
+        environment.update(torch_environment.one_device(deps.devices, slot))
+        environment.update(paddle_environment.selected(deps.paddle, min(deps.gpus, 1), 0, 1))
     return environment
 
 
-def _gpus(around: Local, used: Sequence[int]) -> int:
+def _gpus(deps: Local, used: Sequence[int]) -> int:
     """Accelerators that Paddle may use in these slots."""
-    narrowed = visible(around.devices, around.slots or len(used), used).get(around.paddle.variable)
-    return len(narrowed.split(",")) if narrowed and around.gpus else around.gpus
+    narrowed = visible(deps.devices, deps.slots or len(used), used).get(deps.paddle.variable)
+    return len(narrowed.split(",")) if narrowed and deps.gpus else deps.gpus
 
 
 def _paddle(
@@ -152,17 +150,17 @@ def _paddle(
     node: NodeId,
     member: Member,
     local_rank: int,
-    around: Local,
+    deps: Local,
 ) -> dict[str, str]:
     if spec.script_servers:
-        places = (spec.script_servers, around.scripts, world, node, member, _endpoints(world), local_rank)
+        places = (spec.script_servers, deps.scripts, world, node, member, _endpoints(world), local_rank)
         return paddle_environment.in_role(base, *places)
-    devices = paddle_environment.selected(around.paddle, _gpus(around, member.used), local_rank, member.slots)
+    devices = paddle_environment.selected(deps.paddle, _gpus(deps, member.used), local_rank, member.slots)
     return paddle_environment.place(base, world, node, member, _endpoints(world), local_rank, devices)
 
 
-def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str], around: Local, secret: str) -> Seat:
-    """A worker's place in a world, as it is told over the desk."""
+def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str], deps: Local, secret: str) -> Seat:
+    """A worker's place in a world, as it is told over the worker server."""
     position = world.position(node)
     member = world.members[position]
     return Seat(
@@ -181,7 +179,7 @@ def seat(world: World, node: NodeId, local_rank: int, environment: dict[str, str
         restore_commit=world.restore.commit,
         shards=world.shards,
         stored=world.stored,
-        checkpoint_dir=around.checkpoint_dir,
+        checkpoint_dir=deps.checkpoint_dir,
         token=secret,
         settings=world.settings,
         slot=member.used[local_rank],

@@ -1,4 +1,4 @@
-"""How quickly the workers of this node go, from the commits that the desk sees anyway."""
+"""How quickly the workers of this node go, from the commits that the worker server sees anyway."""
 
 from __future__ import annotations
 

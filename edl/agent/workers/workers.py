@@ -59,7 +59,7 @@ class WorkerGroup:
         node: NodeId,
         environment: Mapping[str, str],
         logs: LogPlan,
-        around: Local,
+        deps: Local,
         log: Callable[[str], None],
         wall_clock_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -69,7 +69,7 @@ class WorkerGroup:
         self._environment = dict(environment)
         # A worker that needs no others is not told where its error file of a later round is.
         self._outputs = Outputs(logs, node, self._environment, log, told_again=not spec.independent)
-        self._around = around
+        self._deps = deps
         self._log = log
         self._wall_clock_s = wall_clock_s
         self._running: dict[int, _Running] = {}
@@ -77,9 +77,9 @@ class WorkerGroup:
         self._memory = OutOfMemory()
         self._patience_s = PATIENCE_S
 
-    def meet_at(self, desk: str) -> None:
+    def meet_at(self, worker_server: str) -> None:
         """Where workers find their agent."""
-        self._environment[AGENT_VARIABLE] = desk
+        self._environment[AGENT_VARIABLE] = worker_server
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
         """``warn`` gets why workers' output is not kept, and an empty text when it is again."""
@@ -110,7 +110,7 @@ class WorkerGroup:
             files = self._outputs.files(attempt)
             environment = self._worker_environment(world, slot, uses, files)
             self._outputs.move(worker.output, files, environment)
-        return seat(world, self._node, attempt.local_rank, environment, self._around, secret)
+        return seat(world, self._node, attempt.local_rank, environment, self._deps, secret)
 
     def _member(self, world: World) -> Member:
         member = world.member(self._node)
@@ -135,7 +135,7 @@ class WorkerGroup:
         worker = _Running(born, slot, output)
         try:
             streams = (output.stdout.write_fd, output.stderr.write_fd)
-            cores = self._around.cores[slot] if self._around.cores else ()
+            cores = self._deps.cores[slot] if self._deps.cores else ()
             worker.pid = await self._processes.spawn(environment, *streams, uses.index(slot), cores)
         except WorkerStartError as error:
             output.close()
@@ -151,10 +151,10 @@ class WorkerGroup:
         self, world: World | None, slot: int, uses: tuple[int, ...], files: WorkerFiles
     ) -> dict[str, str]:
         paths = LocalPaths(files.error_file, self._outputs.log_dir(files))
-        base, around = self._environment, self._around
+        base, deps = self._environment, self._deps
         if world is None:
-            return ahead_environment(base, self._spec, self._node, uses, slot, paths, around)
-        return worker_environment(base, self._spec, world, self._node, uses.index(slot), paths, around)
+            return ahead_environment(base, self._spec, self._node, uses, slot, paths, deps)
+        return worker_environment(base, self._spec, world, self._node, uses.index(slot), paths, deps)
 
     async def signal(self, number: int, slots: tuple[int, ...]) -> None:
         """Signal the process groups of these workers, or of all when none is named."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from edl.errors import StoreError, StoreUnavailable
 from edl.master import election as el
-from edl.testing.sim.process import MASTER_KEY, Surroundings
+from edl.testing.sim.process import MASTER_KEY, SimDeps
 from edl.testing.sim.ruling import Ruling, RulingProcess
 from edl.testing.sim.store import SimStore, StoreChange
 from edl.types import Token
@@ -16,8 +16,8 @@ from edl.wire.messages import NodeInfo
 class Candidate(RulingProcess):
     """A process that takes part in elections; what follows from them is the launcher's business."""
 
-    def __init__(self, around: Surroundings, info: NodeInfo) -> None:
-        super().__init__(around, info.host, info.port)
+    def __init__(self, deps: SimDeps, info: NodeInfo) -> None:
+        super().__init__(deps, info.host, info.port)
         self.info = info
         self.election = el.ElectionState()
         self.ruling: Ruling | None = None
@@ -57,7 +57,7 @@ class Candidate(RulingProcess):
     def elect(self, event: el.ElectionEvent) -> None:
         """Feed the election machine and do what it says."""
         decision = el.elect(self.election, event)
-        if self.around.trace is not None:
+        if self.deps.trace is not None:
             self.say(f"election <- {event}: {decision.reason}")
         self.election = decision.state
         for effect in decision.effects:

@@ -30,8 +30,8 @@ def play_out(world: SimWorld, plan: FaultPlan) -> None:
 
 def inject(world: SimWorld, fault: Fault) -> None:
     """Do it; a fault that finds nothing to strike passes unnoticed."""
-    if world.around.trace is not None:
-        world.around.trace(f"  FAULT  {fault}")
+    if world.deps.trace is not None:
+        world.deps.trace(f"  FAULT  {fault}")
     if fault.kind not in (*SIZES, *SLOTS[1:]):
         world.checks.trouble(fault.for_s)
     _HANDLERS[fault.kind](world, fault)
@@ -57,7 +57,7 @@ def _crash_master(world: SimWorld, fault: Fault) -> None:
 
 
 def _crash_on_write(world: SimWorld, fault: Fault) -> None:
-    world.around.kill_on_write = True
+    world.deps.kill_on_write = True
 
 
 def _restart(world: SimWorld, fault: Fault) -> None:
@@ -295,11 +295,11 @@ def _suspend(world: SimWorld, fault: Fault) -> None:
 
 
 def _crash_on_hold(world: SimWorld, fault: Fault) -> None:
-    world.around.kill_on_hold = True
+    world.deps.kill_on_hold = True
 
 
 def _crash_on_switch(world: SimWorld, fault: Fault) -> None:
-    world.around.kill_on_switch = True
+    world.deps.kill_on_switch = True
 
 
 def _crash_source(world: SimWorld, fault: Fault) -> None:

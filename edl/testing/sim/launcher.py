@@ -15,7 +15,7 @@ from edl.master.machine import absent
 from edl.testing.sim.candidate import Candidate
 from edl.testing.sim.keepers import SimKeeper
 from edl.testing.sim.network import STORE, End, Stream
-from edl.testing.sim.process import FAREWELL_KEY, NODES, SimProcess, Surroundings
+from edl.testing.sim.process import FAREWELL_KEY, NODES, SimDeps, SimProcess
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timer
 from edl.testing.sim.workers import SIGKILL, Worker
@@ -26,12 +26,12 @@ from edl.wire.messages import AgentMessage, Finish, MasterMessage, NodeInfo, Pre
 class Launcher(Candidate):
     """A launcher process on one node, from its start to its exit or crash."""
 
-    def __init__(self, around: Surroundings, info: NodeInfo, warm_s: float) -> None:
-        super().__init__(around, info)
+    def __init__(self, deps: SimDeps, info: NodeInfo, warm_s: float) -> None:
+        super().__init__(deps, info)
         self.warm_s = warm_s
         """How long its fork server takes to come up."""
         self.agent: AgentState | None = None
-        self.keeper = SimKeeper(self, around.states)
+        self.keeper = SimKeeper(self, deps.states)
         self.workers: list[Worker] = []
         self.outcome: Outcome | None = None
         """What it has decided to exit with."""
@@ -46,7 +46,7 @@ class Launcher(Candidate):
         self._line: tuple[Stream, End] | None = None
         self._timer: Timer | None = None
         self._watching = False
-        self._entitlement = Entitlement(around.spec.timeouts.lease_ttl_s, self.now_s)
+        self._entitlement = Entitlement(deps.spec.timeouts.lease_ttl_s, self.now_s)
         self._asked_s = self.now_s
         """When it last asked for a lease."""
         self._stay_entitled()
@@ -65,7 +65,7 @@ class Launcher(Candidate):
             before: NodeInfo | None = store.value(key)
             if before is not None:
                 store.revoke(before.incarnation)
-            lease = store.grant(self.around.spec.timeouts.lease_ttl_s)
+            lease = store.grant(self.deps.spec.timeouts.lease_ttl_s)
             store.put(key, self._named(lease), lease)
             return lease
 
@@ -88,13 +88,13 @@ class Launcher(Candidate):
         self._entitle()
         self.say(f"registered as {self.info.node} incarnation {found}")
         if self.agent is None:
-            spec = self.around.spec
+            spec = self.deps.spec
             self.agent = AgentState(self.info, spec.timeouts, contact_s=self.now_s, independent=spec.independent)
             self.agent = dataclasses.replace(self.agent, by_device=bool(self.info.devices))
             self._run_effects(begin(self.agent).effects)
         else:
             self.tell_agent(ag.Registered(self.info))
-        self.around.timeline.after(self.around.spec.timeouts.lease_ttl_s / 3, self.run, self._renew, found)
+        self.deps.timeline.after(self.deps.spec.timeouts.lease_ttl_s / 3, self.run, self._renew, found)
         if not self._watching:
             self._watching = True
             self.look_at_key()
@@ -111,26 +111,26 @@ class Launcher(Candidate):
     def _renew(self, lease: int) -> None:
         if self.departing or lease != self.info.incarnation:
             return
-        around = self.around
-        if not around.store.away and around.network.open(self.host, STORE):
+        deps = self.deps
+        if not deps.store.away and deps.network.open(self.host, STORE):
             try:
-                around.store.renew(lease)
+                deps.store.renew(lease)
             except LeaseLost:
-                if around.network.open(STORE, self.host):
+                if deps.network.open(STORE, self.host):
                     self.lease_gone()
                     return
             else:
-                if around.network.open(STORE, self.host):
+                if deps.network.open(STORE, self.host):
                     self.store_seen_s = self.now_s
                     self._entitlement.leased(self.now_s)
                     self._entitle()
                     self.tell_agent(ag.LeaseRenewed())
         self._look_at_rule()
-        self.after(around.spec.timeouts.lease_ttl_s / 3, self._renew, lease)
+        self.after(deps.spec.timeouts.lease_ttl_s / 3, self._renew, lease)
 
     def _look_at_rule(self) -> None:
         ruling = self.ruling
-        silent = self.now_s - self.store_seen_s >= self.around.spec.timeouts.lease_ttl_s
+        silent = self.now_s - self.store_seen_s >= self.deps.spec.timeouts.lease_ttl_s
         if silent and ruling is not None and ruling.state is not None and absent(ruling.state):
             self.elect(el.OutOfTouch())
 
@@ -187,22 +187,22 @@ class Launcher(Candidate):
     def _call(self, dial: int, ruler: el.Ruler, token: Token) -> None:
         if dial != self._dial or self.departing:
             return
-        around = self.around
-        if not around.network.both(self.host, ruler.host):
-            self.after(around.rng.uniform(0.3, 1.2), self._call, dial, ruler, token)
+        deps = self.deps
+        if not deps.network.both(self.host, ruler.host):
+            self.after(deps.rng.uniform(0.3, 1.2), self._call, dial, ruler, token)
             return
-        around.timeline.after(around.network.delay_s(), self.run, self._called, dial, ruler, token)
+        deps.timeline.after(deps.network.delay_s(), self.run, self._called, dial, ruler, token)
 
     def _called(self, dial: int, ruler: el.Ruler, token: Token) -> None:
         if dial != self._dial or self.departing:
             return
-        around = self.around
-        other = around.listening.get((ruler.host, ruler.port))
-        if other is None and around.network.both(self.host, ruler.host):
+        deps = self.deps
+        other = deps.listening.get((ruler.host, ruler.port))
+        if other is None and deps.network.both(self.host, ruler.host):
             self.elect(el.RulerRefused(token))
             self.after(0.1, self._call, dial, ruler, token)
         elif not isinstance(other, Launcher) or other.paused or other.ruling is None or not other.ruling.serving:
-            self.after(around.rng.uniform(0.05, 0.3), self._call, dial, ruler, token)
+            self.after(deps.rng.uniform(0.05, 0.3), self._call, dial, ruler, token)
         else:
             end = End(self, self._hear, lambda: self._broke(dial, ruler, token))
             self._line = (other.ruling.accept(end), end)
@@ -225,10 +225,10 @@ class Launcher(Candidate):
             return
         before = self.agent
         decision = step(before, event, self.now_s)
-        if self.around.trace is not None and not isinstance(event, ag.LeaseRenewed):
+        if self.deps.trace is not None and not isinstance(event, ag.LeaseRenewed):
             self.say(f"agent <- {event}: {decision.state.phase.value}")
         self.agent = decision.state
-        self.around.checks.agent_stepped(before, event, decision, self.now_s)
+        self.deps.checks.agent_stepped(before, event, decision, self.now_s)
         self._run_effects(decision.effects)
 
     def _run_effects(self, effects: tuple[ag.Effect, ...]) -> None:
@@ -240,7 +240,7 @@ class Launcher(Candidate):
                 case ag.Announce():
                     self._announce()
                 case ag.Warm():
-                    self.after(self.warm_s * self.around.rng.uniform(0.5, 1.5), self._warmed)
+                    self.after(self.warm_s * self.deps.rng.uniform(0.5, 1.5), self._warmed)
                 case ag.Register():
                     if self._target is not None:
                         self.follow(*self._target)
@@ -257,7 +257,7 @@ class Launcher(Candidate):
         self._timer = self.at_local(min(wakes), self.tell_agent, ag.Tick()) if wakes else None
 
     def _run_on_workers(self, effect: ag.Effect) -> None:
-        training = self.around.training
+        training = self.deps.training
         match effect:
             case ag.Start(world, slots):
                 self._start(world, slots)
@@ -278,11 +278,11 @@ class Launcher(Candidate):
                 self.keeper.keep_with(peer)
             case ag.Load():
                 self.keeper.loading = True
-                self.after(self.around.rng.uniform(0.1, 2.0), self._load)
+                self.after(self.deps.rng.uniform(0.1, 2.0), self._load)
             case ag.FlushSaves(number):
                 self.after(0.001, self.keeper.flush_saves, number)
             case ag.Write(version):
-                self.after(self.around.rng.uniform(0.1, 2.0), self.keeper.flush, version)
+                self.after(self.deps.rng.uniform(0.1, 2.0), self.keeper.flush, version)
 
     def _alive(self, slots: tuple[int, ...]) -> list[Worker]:
         return [w for w in self.workers if w.alive and (not slots or w.slot in slots)]
@@ -311,7 +311,7 @@ class Launcher(Candidate):
         # A world may have been made from ports that were announced on another stream, or before the last order.
         good_for = (self._line, self.agent.seen_round)
         if not self._ports or self._ports_good_for != good_for:
-            self._ports = self.around.checks.fresh_ports(1 + self.info.slots)
+            self._ports = self.deps.checks.fresh_ports(1 + self.info.slots)
             self._ports_good_for = good_for
         keeper = self.keeper
         stored, sharded = keeper.stored
@@ -326,13 +326,13 @@ class Launcher(Candidate):
         member = world.member(self.info.node)
         assert member is not None  # noqa: S101 - the agent has looked
         self._enter(world)
-        self._add(self.around.training.start(self, world, member, slots))
+        self._add(self.deps.training.start(self, world, member, slots))
 
     def _add(self, workers: list[Worker]) -> None:
         taken = [worker.slot for worker in self._alive(())]
         for worker in workers:
             if worker.slot in taken:
-                self.around.checks.fail(f"{self.node} has two processes in slot {worker.slot}")
+                self.deps.checks.fail(f"{self.node} has two processes in slot {worker.slot}")
         self.workers = [*self._alive(()), *workers]
         self._watch_for_silence()
 
@@ -353,7 +353,7 @@ class Launcher(Candidate):
 
     def _watch_for_silence(self) -> None:
         until_s = self._entitlement.until_s
-        self.around.timeline.at(until_s - self._clock_offset_s, self.silent, until_s)
+        self.deps.timeline.at(until_s - self._clock_offset_s, self.silent, until_s)
 
     def silent(self, until_s: float) -> None:
         """The fork server does not freeze with its launcher: the time has come up to which workers may run without
@@ -364,14 +364,14 @@ class Launcher(Candidate):
             self.say("fork server: the launcher is silent")
             self.after(0.001, self.tell_agent, ag.WorkersKilled("the launcher was silent"))
         for worker in workers:
-            self.around.training.end(worker, -SIGKILL)
+            self.deps.training.end(worker, -SIGKILL)
 
     def lose_fork_server(self) -> None:
         """The process that creates workers is killed; what it had started dies with it."""
         for worker in self.workers:
             if worker.alive:
-                self.around.checks.worker_failures += 1
-                self.around.training.end(worker, -SIGKILL)
+                self.deps.checks.worker_failures += 1
+                self.deps.training.end(worker, -SIGKILL)
         self.after(0.001, self.tell_agent, ag.ForkServerGone("killed by SIGKILL"))
 
     def interrupt(self, number: int) -> None:
@@ -387,13 +387,13 @@ class Launcher(Candidate):
 
     def _exit(self, outcome: Outcome) -> None:
         alone_s = self.now_s - self.store_seen_s
-        if outcome.exit_code == ExitCode.STORE_UNREACHABLE and alone_s < self.around.spec.timeouts.recover_s:
-            self.around.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
+        if outcome.exit_code == ExitCode.STORE_UNREACHABLE and alone_s < self.deps.spec.timeouts.recover_s:
+            self.deps.checks.fail(f"{self.node} gives up although the store answered {alone_s:g} s ago")
         self.outcome = outcome
         if (outcome.exit_code or outcome.drained) and outcome.save:
             self.keeper.save_what_is_left()
         elif not outcome.save:
-            self.around.checks.lost_memories += 1
+            self.deps.checks.lost_memories += 1
         self._dial += 1
         self._hang_up()
         ruling = self.ruling
@@ -415,19 +415,19 @@ class Launcher(Candidate):
         """The process ends in good order: no worker may be left."""
         for worker in self.workers:
             if worker.alive:
-                self.around.training.signal(worker, SIGKILL)
+                self.deps.training.signal(worker, SIGKILL)
         self._die()
 
     def crash(self) -> None:
         """SIGKILL, power loss: its workers go with it."""
         self.say("crashes")
         if self.alive:
-            self.around.checks.lost_memories += 1
-            self.around.checks.trouble(0.0)
+            self.deps.checks.lost_memories += 1
+            self.deps.checks.trouble(0.0)
         self._die()
         for worker in self.workers:
             if worker.alive:
-                self.around.training.end(worker, -SIGKILL)
+                self.deps.training.end(worker, -SIGKILL)
 
     def _die(self) -> None:
         if not self.alive:

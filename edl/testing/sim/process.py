@@ -23,7 +23,7 @@ MASTER_KEY, RECORD_KEY, SCALE_KEY, NODES, FAREWELL_KEY = "master", "record", "sc
 
 
 @dataclass(slots=True)
-class Surroundings:
+class SimDeps:
     """What all processes of a world share."""
 
     spec: JobSpec
@@ -48,21 +48,21 @@ class Surroundings:
 class SimProcess:
     """Runs nothing while paused, and never again once dead."""
 
-    def __init__(self, around: Surroundings, host: str, port: int) -> None:
-        self.around = around
+    def __init__(self, deps: SimDeps, host: str, port: int) -> None:
+        self.deps = deps
         self.host = host
         self.port = port
         self.alive = True
         self.paused = False
-        self._clock_offset_s = around.rng.uniform(0.0, 1e5)
+        self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
         self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._watches: list[Watch] = []
-        around.listening[host, port] = self
+        deps.listening[host, port] = self
 
     @property
     def now_s(self) -> float:
         """This host's own clock."""
-        return self.around.timeline.now_s + self._clock_offset_s
+        return self.deps.timeline.now_s + self._clock_offset_s
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
         """Call now, or when the process goes on, or never when it is dead."""
@@ -75,16 +75,16 @@ class SimProcess:
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> Timer:
         """Call later, on this process's own terms."""
-        return self.around.timeline.after(delay_s, self.run, call, *args)
+        return self.deps.timeline.after(delay_s, self.run, call, *args)
 
     def at_local(self, at_s: float, call: Callable[..., None], *args: Any) -> Timer:
         """Call at a moment of this host's clock."""
-        return self.around.timeline.at(at_s - self._clock_offset_s, self.run, call, *args)
+        return self.deps.timeline.at(at_s - self._clock_offset_s, self.run, call, *args)
 
     def pause(self) -> None:
         """SIGSTOP: the process does nothing; its sockets stay open."""
         self.paused = True
-        self.around.network.tell()
+        self.deps.network.tell()
 
     def resume(self) -> None:
         """SIGCONT: what came meanwhile is worked off, in order, by a process that knows nothing of the gap."""
@@ -94,50 +94,50 @@ class SimProcess:
         backlog, self._backlog = self._backlog, deque()
         for call, args in backlog:
             self.run(call, *args)
-        self.around.network.tell()
+        self.deps.network.tell()
 
     def end(self) -> None:
         """The process is gone."""
         self.alive = False
         self.paused = False
         self._watches.clear()
-        if self.around.listening.get((self.host, self.port)) is self:
-            del self.around.listening[self.host, self.port]
-        self.around.network.tell()
+        if self.deps.listening.get((self.host, self.port)) is self:
+            del self.deps.listening[self.host, self.port]
+        self.deps.network.tell()
 
     def say(self, text: str) -> None:
         """One line of the trace, when somebody wants it."""
-        if self.around.trace is not None:
-            self.around.trace(f"{self.host:>8}  {text}")
+        if self.deps.trace is not None:
+            self.deps.trace(f"{self.host:>8}  {text}")
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def ask(self, do: Callable[[SimStore], T], done: Callable[[T], None], failed: Callable[[StoreError], None]) -> None:
         """Have the store do something. When no answer comes, it may have happened all the same."""
-        self.around.timeline.after(self.around.network.delay_s(), self._request_arrives, do, done, failed)
+        self.deps.timeline.after(self.deps.network.delay_s(), self._request_arrives, do, done, failed)
 
     def _request_arrives(
         self, do: Callable[[SimStore], T], done: Callable[[T], None], failed: Callable[[StoreError], None]
     ) -> None:
-        around = self.around
-        if around.store.away or not around.network.open(self.host, STORE):
+        deps = self.deps
+        if deps.store.away or not deps.network.open(self.host, STORE):
             self._unanswered(failed)
             return
         try:
-            answer = do(around.store)
+            answer = do(deps.store)
         except StoreError as error:
-            around.timeline.after(around.network.delay_s(), self._answer_arrives, failed, error, failed)
+            deps.timeline.after(deps.network.delay_s(), self._answer_arrives, failed, error, failed)
             return
-        around.timeline.after(around.network.delay_s(), self._answer_arrives, done, answer, failed)
+        deps.timeline.after(deps.network.delay_s(), self._answer_arrives, done, answer, failed)
 
     def _answer_arrives(self, call: Callable[..., None], answer: Any, failed: Callable[[StoreError], None]) -> None:
-        if self.around.network.open(STORE, self.host):
+        if self.deps.network.open(STORE, self.host):
             self.run(call, answer)
         else:
             self._unanswered(failed)
 
     def _unanswered(self, failed: Callable[[StoreError], None]) -> None:
-        self.after(self.around.rng.uniform(0.1, 0.6), failed, StoreUnavailable("no answer"))
+        self.after(self.deps.rng.uniform(0.1, 0.6), failed, StoreUnavailable("no answer"))
 
     # --- watches -----------------------------------------------------------------------------------------------------
 
@@ -150,21 +150,21 @@ class SimProcess:
 
     def look_at_store(self) -> None:
         """There may be news for the watches, or a way for old news."""
-        store = self.around.store
-        if not self.alive or store.away or not self.around.network.both(STORE, self.host):
+        store = self.deps.store
+        if not self.alive or store.away or not self.deps.network.both(STORE, self.host):
             return
         for watch in self._watches:
             if watch.position < len(store.history) and not watch.under_way and not watch.closed:
                 watch.under_way = True
-                delay_s = self.around.network.delay_s()
-                if self.around.rng.random() < 0.03:
-                    delay_s += self.around.rng.uniform(0.02, 0.5)
-                self.around.timeline.after(delay_s, self._news_arrive, watch)
+                delay_s = self.deps.network.delay_s()
+                if self.deps.rng.random() < 0.03:
+                    delay_s += self.deps.rng.uniform(0.02, 0.5)
+                self.deps.timeline.after(delay_s, self._news_arrive, watch)
 
     def _news_arrive(self, watch: Watch) -> None:
         watch.under_way = False
-        store = self.around.store
-        if store.away or not self.around.network.open(STORE, self.host):
+        store = self.deps.store
+        if store.away or not self.deps.network.open(STORE, self.host):
             return
         news = store.history[watch.position :]
         watch.position = len(store.history)

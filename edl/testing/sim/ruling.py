@@ -74,7 +74,7 @@ class Ruling:
 
     def __init__(self, launcher: RulingProcess, token: Token) -> None:
         self.launcher = launcher
-        self.around = launcher.around
+        self.deps = launcher.deps
         self.token = token
         self.state: MasterState | None = None
         self.stored: Record | None = None
@@ -112,8 +112,8 @@ class Ruling:
         self.stored = record
         self._known = {info.node: info.incarnation for info in nodes}
         self._watch = self.launcher.watch(NODES, position, self._node_changed)
-        empty = MasterState(self.around.spec, record or Record())
-        self._carry_out(empty, take_over(self.around.spec, record, nodes, self.launcher.now_s))
+        empty = MasterState(self.deps.spec, record or Record())
+        self._carry_out(empty, take_over(self.deps.spec, record, nodes, self.launcher.now_s))
 
     @property
     def serving(self) -> bool:
@@ -122,7 +122,7 @@ class Ruling:
 
     def accept(self, agent_end: End) -> Stream:
         """An agent opens its stream."""
-        line = Line(self, agent_end, lambda one, other: Stream(self.around.network, one, other))
+        line = Line(self, agent_end, lambda one, other: Stream(self.deps.network, one, other))
         self.all_lines.append(line)
         return line.stream
 
@@ -162,7 +162,7 @@ class Ruling:
         while self._queue and not self._busy and not self.over and not self.concluded:
             events = self._together()
             assert self.state is not None  # noqa: S101 - not busy means taken over
-            if self.around.trace is not None:
+            if self.deps.trace is not None:
                 for event in events:
                     self.launcher.say(f"Master <- {event}")
             self._busy = True
@@ -191,8 +191,8 @@ class Ruling:
     # --- effects out -------------------------------------------------------------------------------------------------
 
     def _carry_out(self, before: MasterState, decision: ev.Decision) -> None:
-        self.around.checks.master_stepped(before, decision, self.launcher.host)
-        self._decided_s = self.around.timeline.now_s
+        self.deps.checks.master_stepped(before, decision, self.launcher.host)
+        self._decided_s = self.deps.timeline.now_s
         noted = any(isinstance(effect, ev.Note) for effect in decision.effects)
         if decision.state.record != self.stored or noted:
             self._write(decision)
@@ -211,7 +211,7 @@ class Ruling:
             if resized:
                 store.put(SCALE_KEY, record.sizing)
             revision = store.modified(SCALE_KEY)
-            self.around.checks.record_written(decision.state, decided_s, token, store.token(MASTER_KEY), revision)
+            self.deps.checks.record_written(decision.state, decided_s, token, store.token(MASTER_KEY), revision)
             return revision
 
         def written(revision: int) -> None:
@@ -231,13 +231,13 @@ class Ruling:
     def _written(self, decision: ev.Decision) -> None:
         if self.over:
             return
-        around = self.around
-        if around.kill_on_write and decision.state.record != self.stored:
-            around.kill_on_write = False
+        deps = self.deps
+        if deps.kill_on_write and decision.state.record != self.stored:
+            deps.kill_on_write = False
             self.launcher.crash()
             return
-        if around.kill_on_switch and _tells(decision, Switch):
-            around.kill_on_switch = False
+        if deps.kill_on_switch and _tells(decision, Switch):
+            deps.kill_on_switch = False
             self.launcher.crash()
             return
         self.stored = decision.state.record
@@ -245,9 +245,9 @@ class Ruling:
 
     def _send(self, decision: ev.Decision) -> None:
         self.state = decision.state
-        if self.around.kill_on_hold and _tells(decision, Hold):
-            self.around.kill_on_hold = False
-            self.around.timeline.after(self.around.rng.uniform(0.0, 0.02), self.launcher.crash)
+        if self.deps.kill_on_hold and _tells(decision, Hold):
+            self.deps.kill_on_hold = False
+            self.deps.timeline.after(self.deps.rng.uniform(0.0, 0.02), self.launcher.crash)
         wakes = []
         for effect in decision.effects:
             match effect:
@@ -256,7 +256,7 @@ class Ruling:
                     if line is not None:
                         line.stream.send(line.end, message)
                 case ev.Probe(info):
-                    self._probe(info, self.launcher.now_s + 2 * self.around.spec.timeouts.lease_ttl_s)
+                    self._probe(info, self.launcher.now_s + 2 * self.deps.spec.timeouts.lease_ttl_s)
                 case ev.Revoke(incarnation):
                     self._revoke(incarnation)
                 case ev.WakeAt(at_s):
@@ -282,9 +282,9 @@ class Ruling:
         if self.over or (info.node, info.incarnation) in self.lines or self.launcher.now_s > until_s:
             return
         host = self.launcher.host
-        gone = (info.host, info.port) not in self.around.listening
-        if gone and self.around.network.both(host, info.host):
-            self.launcher.after(self.around.network.delay_s(), self.feed, ev.NodeRefused(info.node, info.incarnation))
+        gone = (info.host, info.port) not in self.deps.listening
+        if gone and self.deps.network.both(host, info.host):
+            self.launcher.after(self.deps.network.delay_s(), self.feed, ev.NodeRefused(info.node, info.incarnation))
         else:
             self.launcher.after(0.1, self._probe, info, until_s)
 

@@ -26,7 +26,7 @@ from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.lone import LoneJob
 from edl.testing.sim.network import STORE, Network, Pair
-from edl.testing.sim.process import MASTER_KEY, SCALE_KEY, Surroundings
+from edl.testing.sim.process import MASTER_KEY, SCALE_KEY, SimDeps
 from edl.testing.sim.ruling import describe
 from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
@@ -78,8 +78,8 @@ class SimWorld:
         checks.directory = self.directory
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
-        self.around = Surroundings(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
-        self.around.trace = shown
+        self.deps = SimDeps(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
+        self.deps.trace = shown
         self.launchers: dict[NodeId, Launcher] = {}
         """The latest launcher of each node, dead or alive."""
         self.retired: list[Launcher] = []
@@ -122,7 +122,7 @@ class SimWorld:
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
         place = node_rank, port + 5000, rack, index
         info = NodeInfo(node, Incarnation(0), name, port, slots, *place, spare_slots=spare_slots, devices=devices)
-        launcher = Launcher(self.around, info, self.warm_s)
+        launcher = Launcher(self.deps, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
 
@@ -215,8 +215,8 @@ class SimWorld:
             named = wish.nodes if isinstance(wish, Drain) else ()
             nodes = ruling.state.nodes if ruling.state is not None else {}
             here = {NodeId(node): nodes[NodeId(node)].info.incarnation for node in named if node in nodes}
-            if self.around.trace is not None:
-                self.around.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
+            if self.deps.trace is not None:
+                self.deps.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
             self.checks.promises.answered(wish, granted, here)
             heard(granted)
 
@@ -382,7 +382,7 @@ class SimWorld:
         """Undo every fault that can be undone, and see that there are nodes enough."""
         self.training.shorten(60.0 if self.sized else 5.0)
         self.network.slowness = self.network.usual_slowness
-        self.around.kill_on_write = self.around.kill_on_hold = self.around.kill_on_switch = False
+        self.deps.kill_on_write = self.deps.kill_on_hold = self.deps.kill_on_switch = False
         self.states.kill_source = False
         self.network.heal_all()
         if self.store.away:
