@@ -43,7 +43,7 @@ from edl.master.candidate import Callbacks, Candidate
 from edl.master.election import Ruler
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Condition, Delete, Operation, Put
-from edl.tasks import Pauses
+from edl.tasks import Backoff
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import codec, edl_pb2, plain
 from edl.wire.keys import JobKeys
@@ -112,7 +112,7 @@ class Node:
         self.task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
-        pauses = Pauses(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
+        pauses = Backoff(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
         while True:
             connection = LightConnection(HOST, self._port, SECRET, LEASE_S)
             heard = _Heard(self, connection)

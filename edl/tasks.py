@@ -23,7 +23,7 @@ async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
         await asyncio.wait({task}, timeout=AGAIN_S)
 
 
-class Pauses:
+class Backoff:
     """Between tries of something that may never succeed: each twice as long as the last one."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
@@ -41,7 +41,7 @@ class Pauses:
         self._next_s = self._first_s
 
 
-class Chores:
+class BackgroundTasks:
     """Tasks that run beside their owner and end with it. asyncio itself may forget a task that nobody holds.
 
     ``failed`` is told of an exception that one of them ends with, which none is meant to; unless given, the event
@@ -75,19 +75,19 @@ class Chores:
             task.cancel()
 
 
-class Alarm:
+class Timer:
     """One timer: setting it again replaces the last setting."""
 
-    def __init__(self, now_s: Callable[[], float], ring: Callable[[], None]) -> None:
+    def __init__(self, now_s: Callable[[], float], fire: Callable[[], None]) -> None:
         self._now_s = now_s
-        self._ring = ring
+        self._fire = fire
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float | None) -> None:
-        """Ring at this time, None for never."""
+        """Fire at this time; None: never."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         if at_s is not None:
             delay_s = max(0.0, at_s - self._now_s())
-            self._handle = asyncio.get_running_loop().call_later(delay_s, self._ring)
+            self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)

@@ -33,7 +33,7 @@ from edl.ports import (
     WorkersStopped,
     WorkerSuspended,
 )
-from edl.tasks import Alarm, Chores, Pauses, end
+from edl.tasks import BackgroundTasks, Backoff, Timer, end
 from edl.types import Round, Token
 from edl.wire.messages import (
     AgentMessage,
@@ -180,12 +180,12 @@ class AgentShell:
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
-        self._chores = Chores(self._chore_failed)
+        self._background = BackgroundTasks(self._task_failed)
         self._introduced: Stream | None = None
         self._worker_server = WorkerServer(deps.workers.place, deps.keeper, self.post, self._relay, deps.log)
         deps.workers.meet_at(self._worker_server.address)
         deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
-        self._alarm = Alarm(deps.clock.now_s, lambda: self.post(ev.Tick()))
+        self._timer = Timer(deps.clock.now_s, lambda: self.post(ev.Tick()))
         self._switches = (
             SwitchWatch(deps.switches, lambda: self._state, self._worker_server.progress, self.post)
             if deps.switches is not None
@@ -221,14 +221,14 @@ class AgentShell:
     async def run(self) -> Outcome:
         """Live until the machine says how to exit."""
         self._worker_server.open()
-        self._chores.begin(self._watch_processes())
-        self._chores.begin(self._stay_attached())
-        self._chores.begin(self._stay_entitled())
+        self._background.begin(self._watch_processes())
+        self._background.begin(self._stay_attached())
+        self._background.begin(self._stay_entitled())
         if self._switches is not None:
-            self._chores.begin(self._switches.run())
-        self._chores.begin(tell_pace(self._mark, self.post))
+            self._background.begin(self._switches.run())
+        self._background.begin(tell_pace(self._mark, self.post))
         if self._state.timeouts.hang_s:
-            self._chores.begin(self._watch_for_hangs())
+            self._background.begin(self._watch_for_hangs())
         try:
             await self._carry_out(begin(self._state))
             while self._outcome is None:
@@ -252,10 +252,10 @@ class AgentShell:
                 case ev.Announce():
                     self._announce()
                 case ev.Warm():
-                    self._chores.begin(self._warm())
+                    self._background.begin(self._warm())
                 case ev.Register():
                     self._dial()  # a stream belongs to one incarnation
-                    self._chores.begin(self._register())
+                    self._background.begin(self._register())
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
                 case ev.Log(text):
@@ -264,7 +264,7 @@ class AgentShell:
                     self._outcome = await self._save(outcome)
                 case _:
                     await self._carry_out_on_workers(effect)
-        self._alarm.set(min(wakes, default=None))
+        self._timer.set(min(wakes, default=None))
 
     async def _save(self, outcome: Outcome) -> Outcome:
         """Bring the newest commit where it survives, if that is called for, in the time that is left. The reason tells
@@ -346,11 +346,11 @@ class AgentShell:
             case ev.Keep(peer):
                 self._deps.keeper.keep_with(peer)
             case ev.Load():
-                self._chores.begin(self._load())
+                self._background.begin(self._load())
             case ev.FlushSaves(number):
-                self._chores.begin(self._flush_saves(number))
+                self._background.begin(self._flush_saves(number))
             case ev.Write(version, reason):
-                self._chores.begin(self._write(version, reason))
+                self._background.begin(self._write(version, reason))
 
     def _say(self, message: AgentMessage) -> None:
         if isinstance(message, Preparing):
@@ -389,7 +389,7 @@ class AgentShell:
     def _announce(self) -> None:
         if self._deps.keeper.busy:
             # The next world may begin from it.
-            self._chores.begin(self._announce_later())
+            self._background.begin(self._announce_later())
             return
         # A world may have been made from ports that were announced on an earlier stream, or before the last order.
         good_for = (self._stream, self._state.seen_round)
@@ -432,7 +432,7 @@ class AgentShell:
         while True:
             await self._redial.wait()
             self._redial.clear()
-            pauses = Pauses(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
+            pauses = Backoff(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
             while not self._redial.is_set() and self._ruler is not None:
                 call = asyncio.ensure_future(self._call(*self._ruler, pauses))
                 hang_up = asyncio.ensure_future(self._redial.wait())
@@ -442,7 +442,7 @@ class AgentShell:
                     await end(call)
                     await end(hang_up)
 
-    async def _call(self, host: str, port: int, token: Token, pauses: Pauses) -> None:
+    async def _call(self, host: str, port: int, token: Token, pauses: Backoff) -> None:
         """Attach to a Master until the stream ends, and find out whether that Master is dead."""
         stream, now_s = self._deps.connect(host, port), self._deps.clock.now_s
         attached, opened_s = False, 0.0
@@ -474,7 +474,7 @@ class AgentShell:
     def forward(self, number: int) -> None:
         """Pass a signal on to the workers. No decision: whatever becomes of them is seen as ever."""
         self._deps.log(f"{signal.Signals(number).name}: passed to the workers")
-        self._chores.begin(self._deps.workers.forward(number))
+        self._background.begin(self._deps.workers.forward(number))
 
     def kept(self, message: Kept) -> None:
         """A commit has been written to the checkpoint directory, or could not be."""
@@ -566,7 +566,7 @@ class AgentShell:
                 self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
                 return
 
-    def _chore_failed(self, error: Exception) -> None:
+    def _task_failed(self, error: Exception) -> None:
         """Without it this node would stand still, or be blind, and say nothing."""
         text = "".join(traceback.format_exception(error))
         self._deps.log(f"a mistake in edl, please report it: {text}")
@@ -575,7 +575,7 @@ class AgentShell:
     # --- helpers ---------------------------------------------------------------------------------------------------
 
     def _let_go(self) -> None:
-        self._alarm.set(None)
+        self._timer.set(None)
         self._ports.release()
         self._worker_server.close()
-        self._chores.drop()
+        self._background.drop()

@@ -22,7 +22,7 @@ from edl.agent.machine import events as ev
 from edl.checkpoint.memory.buffer_table import Refusal
 from edl.checkpoint.memory.keeper import Grant
 from edl.errors import EdlError, ProtocolError
-from edl.tasks import Chores
+from edl.tasks import BackgroundTasks
 from edl.types import Round
 from edl.wire import local, plain
 from edl.wire.datagrams import LARGEST_BYTES
@@ -103,7 +103,7 @@ class WorkerServer:
         self._log = log
         self._lines: dict[int, _Line] = {}
         self._strangers: set[_Line] = set()
-        self._chores = Chores()
+        self._background = BackgroundTasks()
         self.progress: dict[int, int] = {}
         """Newest commit of each slot, for whoever looks for hangs."""
         self.newest: tuple[int, float] | None = None
@@ -125,7 +125,7 @@ class WorkerServer:
         self._listener.close()
         for line in [*self._lines.values(), *self._strangers]:
             self._hang_up(line)
-        self._chores.drop()
+        self._background.drop()
 
     def tell(self, message: local.ToWorker, slots: tuple[int, ...]) -> None:
         """Say something to workers; one that is not connected misses it."""
@@ -255,17 +255,17 @@ class WorkerServer:
             case local.GiveUp(exit_code=code):
                 self._heard(ev.WorkerGaveUp(born, slot, code))
             case local.Want(stream=stream, size=size):
-                self._chores.begin(self._grant(line, stream, self._keeper.want(slot, stream, size)))
+                self._background.begin(self._grant(line, stream, self._keeper.want(slot, stream, size)))
             case local.Committed():
                 self.progress[slot] = message.commit
                 if self.newest is None or message.commit > self.newest[0]:
                     self.newest = (message.commit, asyncio.get_running_loop().time())
                 self._committed(line, message)
             case local.Fetch():
-                self._chores.begin(self._fetch(line, message))
+                self._background.begin(self._fetch(line, message))
             case local.WroteThrough(commit=commit):
                 self.progress[slot] = commit
-                self._chores.begin(self._keeper.wrote_through(message))
+                self._background.begin(self._keeper.wrote_through(message))
 
     def _committed(self, line: _Line, message: local.Committed) -> None:
         try:
@@ -274,7 +274,7 @@ class WorkerServer:
             self._log(f"worker in slot {line.slot}: {error}")
             self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
         else:
-            self._chores.begin(self._grant(line, message.stream, granting))
+            self._background.begin(self._grant(line, message.stream, granting))
 
     async def _grant(self, line: _Line, stream: str, granting: Coroutine[Any, Any, Grant | Refusal]) -> None:
         match await granting:

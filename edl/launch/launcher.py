@@ -28,7 +28,7 @@ from edl.master.candidate import Candidate
 from edl.master.journal import KEPT
 from edl.master.shell import MasterShell
 from edl.ports import ChangeKind, Clock, Store
-from edl.tasks import Pauses, end
+from edl.tasks import Backoff, end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Failure, NodeInfo
@@ -183,7 +183,7 @@ class Launcher:
 
     async def _keep_member(self) -> None:
         """If the store's process dies and this one does not: again, with its data. Until then training goes on."""
-        parts, pauses = self._parts, Pauses(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
+        parts, pauses = self._parts, Backoff(MEMBER_PAUSE_S, LONGEST_MEMBER_PAUSE_S)
         member, settled_s = parts.member, 0.0
         while member is not None:
             code = await member.wait_exit()

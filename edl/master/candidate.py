@@ -11,7 +11,7 @@ from edl.errors import FencedOut, ProtocolError, StoreError, StoreRefused, Store
 from edl.master import election as el
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
-from edl.tasks import Chores, Pauses, end
+from edl.tasks import BackgroundTasks, Backoff, end
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -49,13 +49,13 @@ class Candidate:
         self._before: NodeId | None = None
         """The last Master's node."""
         self._rule: asyncio.Task[None] | None = None
-        self._campaigns = Chores(self._failed)
+        self._campaigns = BackgroundTasks(self._failed)
         self._campaign = 0
         """Number of the one under way; what an earlier one finds out comes too late."""
         self._uncertain = False
         """The election key may be this launcher's without its knowledge: a write had no answer, or a key stayed."""
-        self._pauses = Pauses(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
-        self._rests = Pauses(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
+        self._pauses = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
+        self._rests = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
         self._rest_s = 0.0
         """What the next campaign waits for: others may do better."""
         self._said = ""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from edl.errors import FencedOut, LeaseLost, StoreError, StoreFull, StoreUnavailable
 from edl.ports import Clock, Guard, Operation, Snapshot, Store
-from edl.tasks import Pauses
+from edl.tasks import Backoff
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class GuardedStore:
         return done
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        pauses = Pauses(RETRY_S, LONGEST_RETRY_S)
+        pauses = Backoff(RETRY_S, LONGEST_RETRY_S)
         while True:
             try:
                 result = await attempt()

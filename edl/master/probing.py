@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from edl.ports import Clock
-from edl.tasks import Pauses
+from edl.tasks import Backoff
 from edl.types import NodeId
 from edl.wire.messages import NodeInfo
 
@@ -42,7 +42,7 @@ class Probing:
     async def proves_gone(self, info: NodeInfo, away: Callable[[], bool], limit_s: float) -> bool:
         """Probe a node as long as it is ``away``, for ``limit_s`` at most; whether its launcher is proven dead."""
         deadline_s = self._clock.now_s() + limit_s
-        pauses = Pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while self._clock.now_s() < deadline_s and away():
             if info.node == self._suspect:
                 refused = await self._refuses(info.host, info.port)

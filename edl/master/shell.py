@@ -51,7 +51,7 @@ from edl.ports import (
     Ruling,
     Store,
 )
-from edl.tasks import Alarm, Chores
+from edl.tasks import BackgroundTasks, Timer
 from edl.types import Incarnation, NodeId, Token
 from edl.wire import plain
 from edl.wire.keys import JobKeys
@@ -122,12 +122,12 @@ class MasterShell:
         """Taken from the queue, and to be looked at after what is under way."""
         self._streams: dict[tuple[NodeId, Incarnation], asyncio.Queue[MasterMessage | None]] = {}
         self._probing = Probing(deps.refuses, deps.clock, before)
-        self._chores = Chores(self._events.put_nowait)
-        self._alarm = Alarm(deps.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
+        self._background = BackgroundTasks(self._events.put_nowait)
+        self._timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._state: MasterState | None = None
         self._stored: Record | None = None
         self._hosting = Hosting(deps.services())
-        self._services_alarm = Alarm(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
+        self._services_timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.journal = Journal()
@@ -222,9 +222,9 @@ class MasterShell:
         self._stored = record
         self._scaled = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
-        self._chores.begin(self._watch_nodes(snapshot.revision, nodes))
+        self._background.begin(self._watch_nodes(snapshot.revision, nodes))
         if self._hosting:
-            self._chores.begin(self._watch_helpers(snapshot.revision))
+            self._background.begin(self._watch_helpers(snapshot.revision))
         now_s = self._deps.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
         if self._lines is not None:
@@ -260,7 +260,7 @@ class MasterShell:
                 wakes.append(effect.at_s)
             else:
                 await self._run(effect, record)
-        self._alarm.set(min(wakes, default=None))
+        self._timer.set(min(wakes, default=None))
         self._hosting.follow(record, self._deps.clock.now_s())
 
     async def _run(self, effect: ev.Effect, record: Record) -> None:
@@ -270,9 +270,9 @@ class MasterShell:
                 if stream is not None:
                     stream.put_nowait(message)
             case ev.Probe(info):
-                self._chores.begin(self._probe(info))
+                self._background.begin(self._probe(info))
             case ev.Revoke(incarnation):
-                self._chores.begin(self._revoke(incarnation))
+                self._background.begin(self._revoke(incarnation))
             case ev.Grant(verdict, text):
                 if self._asking is not None:
                     self._asking.settle(Granted(verdict, text, self._scaled, record.sizing.generation))
@@ -284,7 +284,7 @@ class MasterShell:
 
     async def _serve(self) -> None:
         """Write what the services want kept, then send their words."""
-        self._services_alarm.set(self._hosting.due_s)
+        self._services_timer.set(self._hosting.due_s)
         if not self._hosting.pending:
             return
         gathered = self._hosting.gathered()
@@ -532,9 +532,9 @@ class MasterShell:
 
     def _let_go(self) -> None:
         self._over = True
-        self._alarm.set(None)
-        self._services_alarm.set(None)
-        self._chores.drop()
+        self._timer.set(None)
+        self._services_timer.set(None)
+        self._background.drop()
         self._companions.drop()
         self._news.close()
         waiting = [self._asking] if self._asking is not None else []

@@ -12,7 +12,7 @@ from edl.rendezvous.phrases import one_line
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node
 from edl.schedulers.port import Owner, Scheduler, Size
-from edl.tasks import Alarm, Chores, end
+from edl.tasks import BackgroundTasks, Timer, end
 from edl.wire.status import JobStatus
 from edl.wire.wishes import Wish
 
@@ -41,8 +41,8 @@ class Reconciler:
         self._owner = owner
         self._log = log
         self._events: asyncio.Queue[rc.Event] = asyncio.Queue()
-        self._chores = Chores()
-        self._alarm = Alarm(clock.now_s, lambda: self._events.put_nowait(rc.Tick()))
+        self._background = BackgroundTasks()
+        self._timer = Timer(clock.now_s, lambda: self._events.put_nowait(rc.Tick()))
         self._shown: Job | None = None
 
     async def run(self) -> None:
@@ -57,8 +57,8 @@ class Reconciler:
         try:
             await self._loop(rc.State(about), scheduler)
         finally:
-            self._alarm.set(None)
-            self._chores.drop()
+            self._timer.set(None)
+            self._background.drop()
             for task in tasks:
                 await end(task)
             with contextlib.suppress(SchedulerError, asyncio.TimeoutError):
@@ -72,13 +72,13 @@ class Reconciler:
             for effect in decision.effects:
                 match effect:
                     case rc.Current():
-                        self._chores.begin(self._call(self._size(scheduler)))
+                        self._background.begin(self._call(self._size(scheduler)))
                     case rc.Ask(nodes, reason):
-                        self._chores.begin(self._call(scheduler.request(nodes, reason)))
+                        self._background.begin(self._call(scheduler.request(nodes, reason)))
                     case rc.Release(names, nodes, reason):
-                        self._chores.begin(self._call(scheduler.release(names, nodes, reason)))
+                        self._background.begin(self._call(scheduler.release(names, nodes, reason)))
                     case rc.Tell(wish):
-                        self._chores.begin(self._tell(wish))
+                        self._background.begin(self._tell(wish))
                     case rc.Explain(text):
                         self._ruling.explain(text)
                     case rc.Note(text):
@@ -87,7 +87,7 @@ class Reconciler:
                         wake_s = at_s
                     case rc.Finished():
                         return
-            self._alarm.set(wake_s)
+            self._timer.set(wake_s)
 
     async def _size(self, scheduler: Scheduler) -> Size:
         return await scheduler.current()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from edl.tasks import Chores, Pauses
+from edl.tasks import BackgroundTasks, Backoff
 
 
 async def fails() -> None:
@@ -13,7 +13,7 @@ async def fails() -> None:
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> None:
-    pauses = Pauses(0.1, 0.5)
+    pauses = Backoff(0.1, 0.5)
     assert [pauses.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     pauses.reset()
     assert pauses.next() == 0.1
@@ -22,7 +22,7 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> Non
 def test_the_owner_is_told_of_a_chore_that_fails() -> None:
     async def scene() -> None:
         told: asyncio.Queue[Exception] = asyncio.Queue()
-        Chores(told.put_nowait).begin(fails())
+        BackgroundTasks(told.put_nowait).begin(fails())
         assert str(await told.get()) == "a mistake"
 
     asyncio.run(scene())
@@ -39,7 +39,7 @@ def test_without_an_owner_that_listens_the_event_loop_is() -> None:
             told.set()
 
         asyncio.get_running_loop().set_exception_handler(handler)
-        Chores().begin(fails())
+        BackgroundTasks().begin(fails())
         await told.wait()
 
     asyncio.run(scene())
@@ -50,10 +50,10 @@ def test_without_an_owner_that_listens_the_event_loop_is() -> None:
 def test_one_that_is_dropped_has_not_failed() -> None:
     async def scene() -> None:
         failures: list[Exception] = []
-        chores = Chores(failures.append)
-        chores.begin(asyncio.Event().wait())  # type: ignore[arg-type]
+        background = BackgroundTasks(failures.append)
+        background.begin(asyncio.Event().wait())  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        chores.drop()
+        background.drop()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert failures == []

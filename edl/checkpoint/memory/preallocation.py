@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from edl.checkpoint.memory.buffer_table import Stream
 from edl.checkpoint.memory.snapshot_pool import Stock
-from edl.tasks import Chores
+from edl.tasks import BackgroundTasks
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
 """In a thread."""
@@ -23,7 +23,7 @@ class Ahead:
     def __init__(self, stock: Stock, run: Run) -> None:
         self._stock = stock
         self._run = run
-        self._chores = Chores()
+        self._background = BackgroundTasks()
         self._read: set[Stream] = set()
         self._busy: set[Stream] = set()
         self.idle = asyncio.Event()
@@ -39,11 +39,11 @@ class Ahead:
         if line not in self._busy:
             self._busy.add(line)
             self.idle.clear()
-            self._chores.begin(self._make(line, size))
+            self._background.begin(self._make(line, size))
 
     def close(self) -> None:
         """Make no more."""
-        self._chores.drop()
+        self._background.drop()
 
     async def _make(self, line: Stream, size: int) -> None:
         try:

@@ -17,7 +17,7 @@ from edl.testing.sim.keepers import SimKeeper
 from edl.testing.sim.network import STORE, End, Stream
 from edl.testing.sim.process import FAREWELL_KEY, NODES, SimDeps, SimProcess
 from edl.testing.sim.store import SimStore
-from edl.testing.sim.timeline import Timer
+from edl.testing.sim.timeline import ScheduledCall
 from edl.testing.sim.workers import SIGKILL, Worker
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import AgentMessage, Finish, MasterMessage, NodeInfo, Preparing, Ready, World
@@ -44,7 +44,7 @@ class Launcher(Candidate):
         self._dial = 0
         self._target: tuple[el.Ruler, Token] | None = None
         self._line: tuple[Stream, End] | None = None
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._watching = False
         self._entitlement = Entitlement(deps.spec.timeouts.lease_ttl_s, self.now_s)
         self._asked_s = self.now_s

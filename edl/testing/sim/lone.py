@@ -6,7 +6,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Callable, Iterable
 
 from edl.testing.sim.keepers import Directory
-from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.timeline import Timeline, ScheduledCall
 from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
@@ -36,7 +36,7 @@ class LoneJob(Job):
         self._left_s: dict[Slot, float] = {}
         self._since_s: dict[int, float] = {}
         """Since when a process works, by its ``id``."""
-        self._ends: dict[int, Timer] = {}
+        self._ends: dict[int, ScheduledCall] = {}
 
     @property
     def left_s(self) -> float:

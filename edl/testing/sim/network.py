@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.timeline import Timeline, ScheduledCall
 
 STORE = "store"
 """Host name of the store."""
@@ -87,7 +87,7 @@ class End:
         self.held = 0
         """How many of these have come as far as a cut in the network."""
         self.last_arrival_s = 0.0
-        self.suspicion: Timer | None = None
+        self.suspicion: ScheduledCall | None = None
         """When its keep-alive gives up."""
 
 

@@ -14,7 +14,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import StateNet
 from edl.testing.sim.network import STORE, Network
 from edl.testing.sim.store import SimStore, StoreChange, Watch
-from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.timeline import Timeline, ScheduledCall
 from edl.testing.sim.workers import Job
 
 T = TypeVar("T")
@@ -73,11 +73,11 @@ class SimProcess:
         else:
             call(*args)
 
-    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> Timer:
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> ScheduledCall:
         """Call later, on this process's own terms."""
         return self.deps.timeline.after(delay_s, self.run, call, *args)
 
-    def at_local(self, at_s: float, call: Callable[..., None], *args: Any) -> Timer:
+    def at_local(self, at_s: float, call: Callable[..., None], *args: Any) -> ScheduledCall:
         """Call at a moment of this host's clock."""
         return self.deps.timeline.at(at_s - self._clock_offset_s, self.run, call, *args)
 

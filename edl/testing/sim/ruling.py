@@ -15,7 +15,7 @@ from edl.testing.sim.asking import Ask
 from edl.testing.sim.network import End, Stream
 from edl.testing.sim.process import FAREWELL_KEY, MASTER_KEY, NODES, RECORD_KEY, SCALE_KEY, SimProcess
 from edl.testing.sim.store import SimStore, StoreChange, Watch
-from edl.testing.sim.timeline import Timer
+from edl.testing.sim.timeline import ScheduledCall
 from edl.types import Incarnation, NodeId, Token
 from edl.wire.messages import AgentMessage, Attach, Hold, NodeInfo, Switch
 from edl.wire.wishes import Granted
@@ -88,7 +88,7 @@ class Ruling:
         """Store revision of the size."""
         self._busy = True
         self._pumping = False
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._watch: Watch | None = None
         self._known: dict[str, Incarnation] = {}
         self._decided_s = 0.0

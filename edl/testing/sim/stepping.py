@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from edl.agent.machine import events as ag
 from edl.errors import StateError
 from edl.testing.sim.keepers import Directory
-from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.timeline import Timeline, ScheduledCall
 from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import local
@@ -92,7 +92,7 @@ class Crew(Group):
         self.broken = False
         self.stalled = False
         """Its collectives hang for ever."""
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
 
     def join(self, worker: Stepper) -> None:
         """A worker is on its way into this round."""

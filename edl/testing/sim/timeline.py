@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Timer:
+class ScheduledCall:
     """One call in the future."""
 
     __slots__ = ("args", "at_s", "call")
@@ -30,16 +30,16 @@ class Timeline:
         self.now_s = 0.0
         self.events = 0
         """Calls made so far."""
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._heap: list[tuple[float, int, ScheduledCall]] = []
         self._numbers = itertools.count()
 
-    def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> Timer:
+    def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
         """Call ``call(*args)`` when ``delay_s`` (0 or more) has passed."""
         return self.at(self.now_s + delay_s, call, *args)
 
-    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> Timer:
+    def at(self, at_s: float, call: Callable[..., object], *args: Any) -> ScheduledCall:
         """Call ``call(*args)`` at a moment; one that has passed means now."""
-        timer = Timer(max(at_s, self.now_s), call, args)
+        timer = ScheduledCall(max(at_s, self.now_s), call, args)
         heapq.heappush(self._heap, (timer.at_s, next(self._numbers), timer))
         return timer
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from edl.agent.machine import events as ag
 from edl.testing.sim.keepers import Directory, SimKeeper
-from edl.testing.sim.timeline import Timeline, Timer
+from edl.testing.sim.timeline import Timeline, ScheduledCall
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
 from edl.wire.messages import Member, Settings, Version, World
@@ -202,7 +202,7 @@ class Training(Group):
         self.job = job
         self.broken = False
         self._since_s: float | None = None
-        self._end: Timer | None = None
+        self._end: ScheduledCall | None = None
 
     def add(self, worker: Worker) -> None:
         """A worker process was created; it comes up after a while."""
