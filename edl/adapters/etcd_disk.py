@@ -15,6 +15,8 @@ NEEDED_BYTES = 2 * SEGMENT_BYTES + 8_000_000
 MB = 1_000_000
 OTHERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))  # noqa: S108 -- what is made there belongs to the user
 """Where a private store may lie when the temporary directory has no room for it."""
+ROOM_BYTES = 8_000_000
+"""What a member's data may grow by; left free beside the log's next file."""
 MOST_LOG_BYTES = 8 << 20
 KEPT_LOG_BYTES = 64 << 10
 """Of what a member says, at its end."""
@@ -38,6 +40,30 @@ def refuse_small(folder: Path) -> None:
             "Free some space, name a folder on another disk with TMPDIR or --rdzv-conf=data_dir=…, or use an etcd that "
             "runs elsewhere"
         )
+
+
+def hold_back_spare(data_dir: Path) -> None:
+    """Before a member starts: keep it from taking the last of a full disk for the next file of its write-ahead log.
+
+    etcd allocates that file in advance. Where there is no room for all of it, etcd keeps the part it got, then ends
+    because its data cannot grow, and so at each further start. A folder in the file's place makes etcd do without. It
+    tries again when it needs the file, or at the next start with room.
+    """
+    log = data_dir / "member" / "wal"
+    spare = log / "0.tmp"
+    with contextlib.suppress(OSError):
+        for stale in log.glob("[1-9]*.tmp"):  # a member that starts uses the first name
+            stale.unlink()
+        taken = spare.stat().st_blocks * 512 if spare.is_file() else 0
+        free = free_bytes(log)
+        if taken >= SEGMENT_BYTES or free is None:
+            return
+        if free + taken >= SEGMENT_BYTES + ROOM_BYTES:
+            if spare.is_dir():
+                spare.rmdir()
+        elif not spare.is_dir():
+            spare.unlink(missing_ok=True)
+            spare.mkdir(mode=0o700)
 
 
 def roomy_parent() -> Path:

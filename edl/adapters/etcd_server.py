@@ -24,7 +24,7 @@ from typing import Any
 import edl.adapters.with_parent
 from edl.adapters.clock import SystemClock
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_disk import refuse_small, trim_log
+from edl.adapters.etcd_disk import hold_back_spare, refuse_small, trim_log
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
@@ -167,7 +167,9 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
         binary = self._program()
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
-        if not self.has_data():
+        if self.has_data():
+            hold_back_spare(self.data_dir)
+        else:
             refuse_small(self.data_dir)
         if self.identity is not None:
             self.identity.leave_in(self._tls_dir)

@@ -50,3 +50,36 @@ def test_of_a_long_log_the_end_stays_and_its_writer_goes_on(tmp_path: Path, monk
         etcd_disk.trim_log(log)
         writer.write(b"?")
     assert log.read_bytes() == b"123456789!?"
+
+
+def test_without_room_for_its_logs_next_file_a_member_is_kept_from_taking_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 0
+    monkeypatch.setattr(etcd_disk, "free_bytes", lambda folder: free)
+    etcd_disk.hold_back_spare(tmp_path)  # a member without data
+    log = tmp_path / "member" / "wal"
+    log.mkdir(parents=True)
+    segment, stale, part = log / "0000-0000.wal", log / "1.tmp", log / "0.tmp"
+    for file in (segment, stale, part):
+        file.write_bytes(b"." * 1000)
+    free = etcd_disk.SEGMENT_BYTES
+    etcd_disk.hold_back_spare(tmp_path)
+    assert part.is_dir() and not stale.exists() and segment.is_file()
+    etcd_disk.hold_back_spare(tmp_path)
+    assert part.is_dir()
+    free = etcd_disk.SEGMENT_BYTES + etcd_disk.ROOM_BYTES
+    etcd_disk.hold_back_spare(tmp_path)
+    assert not part.exists()
+
+
+def test_a_file_that_is_allocated_stays_however_full_the_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_disk, "free_bytes", lambda folder: 0)
+    monkeypatch.setattr(etcd_disk, "SEGMENT_BYTES", 8192)
+    whole = tmp_path / "member" / "wal" / "0.tmp"
+    whole.parent.mkdir(parents=True)
+    whole.write_bytes(b"." * 8192)
+    etcd_disk.hold_back_spare(tmp_path)
+    assert whole.is_file()

@@ -6,7 +6,7 @@ import random  # noqa: TID251 - the simulator draws everything from one seeded g
 from collections.abc import Callable, Iterable
 
 from edl.testing.sim.keepers import Directory
-from edl.testing.sim.timeline import Timeline, ScheduledCall
+from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker

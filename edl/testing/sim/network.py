@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from edl.testing.sim.timeline import Timeline, ScheduledCall
+from edl.testing.sim.timeline import ScheduledCall, Timeline
 
 STORE = "store"
 """Host name of the store."""

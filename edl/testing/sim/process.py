@@ -14,7 +14,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import StateNet
 from edl.testing.sim.network import STORE, Network
 from edl.testing.sim.store import SimStore, StoreChange, Watch
-from edl.testing.sim.timeline import Timeline, ScheduledCall
+from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import Job
 
 T = TypeVar("T")

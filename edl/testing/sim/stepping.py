@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from edl.agent.machine import events as ag
 from edl.errors import StateError
 from edl.testing.sim.keepers import Directory
-from edl.testing.sim.timeline import Timeline, ScheduledCall
+from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import SIGKILL, Group, Job, Parent, Watcher, Worker
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import local

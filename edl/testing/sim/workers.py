@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from edl.agent.machine import events as ag
 from edl.testing.sim.keepers import Directory, SimKeeper
-from edl.testing.sim.timeline import Timeline, ScheduledCall
+from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
 from edl.wire.messages import Member, Settings, Version, World
