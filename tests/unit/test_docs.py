@@ -35,7 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "benchmarks/README.md")),
+        *(
+            ROOT / name
+            for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+        ),
         *DOCS.rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
     ]
@@ -244,3 +247,23 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         targets = re.findall(r"\]\(([^)#\s]+)", without_code(path.read_text()))
         waiting += [path.parent / target for target in targets if not re.match(r"[a-z]+:", target)]
     assert [str(path.relative_to(ROOT)) for path in PAGES if path.resolve() not in seen and DOCS in path.parents] == []
+
+
+def test_the_readme_links_every_page_itself() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)", without_code((ROOT / "README.md").read_text())))
+    pages = [path for path in (*DOCS.glob("*.md"), *(ROOT / "examples").rglob("*.md")) if path.is_file()]
+    pages += [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", DOCS / "decisions/README.md"]
+    assert [str(path.relative_to(ROOT)) for path in pages if str(path.relative_to(ROOT)) not in linked] == []
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 200), ("ARCHITECTURE.md", 80)])
+def test_the_first_pages_stay_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
+
+
+# --- the glossary ----------------------------------------------------------------------------------------------------
+
+
+def test_the_glossary_is_in_order_and_names_each_term_once() -> None:
+    terms = [term.casefold() for term in re.findall(r"^\| \*\*([^*]+)\*\* \|", page("glossary.md"), re.MULTILINE)]
+    assert terms == sorted(set(terms))
