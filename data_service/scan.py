@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from data_service.file_list import REPLACED
 from data_service.filesystems import Found, Storage, is_url
+from data_service.formats import open_reader
+from data_service.formats.options import Options, format_of
 from data_service.manifest import FORMATS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
-from data_service.readers import open_reader
-from data_service.readers.options import Options, format_of
 from edl.errors import DataError, SettingError
 
 if TYPE_CHECKING:
-    from data_service.readers.common import FileReader, Split
+    from data_service.formats.file_reader import FileReader, Split
 
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
@@ -171,7 +171,7 @@ def _settled(
         return given
     import pyarrow as pa
 
-    from data_service.readers.lines import merged_types
+    from data_service.formats.lines import merged_types
 
     step = max(1, len(files) // SAMPLED_FILES)
     schemas = []

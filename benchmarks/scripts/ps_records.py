@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from data_service import trainers
-from data_service.loader import Loader
-from data_service.post import LonePost, Post
+from data_service.loader import trainers
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import LonePost, Post
 from ps.client import Client
 from ps.module import part
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from data_service.loader import Loader
-from data_service.post import Post, WorkerPost
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import Post, WorkerPost
 from edl.paddle.framework import FRAMEWORK
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64}

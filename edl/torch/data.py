@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from data_service.loader import Loader
-from data_service.post import Post, WorkerPost
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import Post, WorkerPost
 from edl.torch.framework import current
 
 

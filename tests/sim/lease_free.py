@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from data_service.list_words import AddFiles
-from data_service.table import Table
-from data_service.wire import (
+from data_service.leases.lease_table import Table
+from data_service.protocol.file_list_messages import AddFiles
+from data_service.protocol.messages import (
     FREE,
     MORE,
     Ack,

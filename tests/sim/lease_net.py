@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from data_service.machine import LeaseMachine
+from data_service.leases.lease_table import BACK, DONE, LEASED, QUARANTINED, Table
+from data_service.leases.machine import LeaseMachine
+from data_service.leases.shard_order import FRESH
 from data_service.manifest import Manifest, ManifestBuilder
-from data_service.order import FRESH
-from data_service.table import BACK, DONE, LEASED, QUARANTINED, Table
 from edl.master.service import Caller, Event, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World

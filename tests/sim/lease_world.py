@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from data_service.file_list import FileList
 from data_service.ledger import Ledger
-from data_service.list_words import NEXT_EPOCH, NOW, AddFiles, Grow, Grown
-from data_service.wire import (
+from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, Grow, Grown
+from data_service.protocol.messages import (
     FINISHED,
     MORE,
     Granted,

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-import data_service.client as client_module
-from data_service import redoing, wire
-from data_service.client import Asked, Client
+import data_service.loader.lease_client as client_module
+from data_service.loader import replay
+from data_service.loader.lease_client import Asked, Client
+from data_service.loader.replay import Batch, Ended, Piece
+from data_service.loader.trainers import trainers
 from data_service.manifest import ManifestBuilder
-from data_service.redoing import Batch, Ended, Piece
-from data_service.trainers import trainers
-from data_service.wire import Given, Opened, Options
+from data_service.protocol import messages
+from data_service.protocol.messages import Given, Opened, Options
 from edl.master.service import Caller, WorldBegan
 from edl.types import NodeId
 from ps.hashing import buckets_of
@@ -174,9 +175,9 @@ class Trainer:
                 server = self.sim.server_of(home(number))
                 found = yield from self.ask_server(server, self.sim.fencing(server, number))
                 self.said[number] = found
-            one = redoing.decode(self.said[number][1], NAME, epoch, number, self.said[number][0])
+            one = replay.decode(self.said[number][1], NAME, epoch, number, self.said[number][0])
             ended += [one] if one else []
-        plan = redoing.plan(granted.leases, ended)
+        plan = replay.plan(granted.leases, ended)
         if plan.acks:
             self.client.ack(epoch, tuple(plan.acks))
         self.works += [Work(list(one.batches), one) for one in plan.redos]
@@ -207,7 +208,7 @@ class Trainer:
         if work.redo is not None:
             name = (work.redo.trainer, work.redo.seq)
         else:
-            text = redoing.encode(NAME, epoch, self.client.unkept(), work.batches)
+            text = replay.encode(NAME, epoch, self.client.unkept(), work.batches)
             server = sim.server_of(home(self.number))
             good = yield from self.ask_server(server, sim.declaring(server, self.number, self.seq, text))
             if not good:
@@ -254,7 +255,7 @@ class RecordSim:
             begin += records
         self.records = begin
         self.manifest = builder.build()
-        self.options = Options(rng.randrange(100), True, wire.FREE)
+        self.options = Options(rng.randrange(100), True, messages.FREE)
         self.epochs = rng.randint(1, 2)
         self.faults = rng.choice((0.002, 0.01, 0.03))
         self.servers = [Pserver(self, range(0, BUCKETS // 2)), Pserver(self, range(BUCKETS // 2, BUCKETS))]
@@ -357,7 +358,7 @@ class RecordSim:
             caller, body = self.answers.pop(0)
             trainer = self.people[caller]
             if trainer.client._line.heard is not None:  # type: ignore[attr-defined]
-                trainer.client._line.heard(wire.decode(body))  # type: ignore[attr-defined]
+                trainer.client._line.heard(messages.decode(body))  # type: ignore[attr-defined]
         elif kind < 0.55:
             self.shell.pass_time(self.rng.choice((0.01, 0.1, 1.0, 3.0)))
         elif kind < 0.75:

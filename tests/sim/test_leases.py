@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from data_service import counting, free, growing, leasing, machine
-from data_service.dataset import Client, DataSet, Turn
-from data_service.table import Table
+from data_service.leases import consumption, file_additions, grants, independent, machine
+from data_service.leases.lease_table import Table
+from data_service.leases.state import Client, DataSet, Turn
 from edl.errors import DataError
 from edl.master.service import Caller, WakeAt
 from tests.sim.lease_free import FreeSim
@@ -98,7 +98,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def never_waits(patch: pytest.MonkeyPatch) -> None:
     """A new Master gives out shards before everybody has said what it has."""
-    patch.setattr(leasing, "is_open", lambda data, turn: data.table is not None)
+    patch.setattr(grants, "is_open", lambda data, turn: data.table is not None)
 
 
 def believes_nobody(patch: pytest.MonkeyPatch) -> None:
@@ -136,12 +136,12 @@ def keeps_lost_leases(patch: pytest.MonkeyPatch) -> None:
 
 def leaves_nothing_out(patch: pytest.MonkeyPatch) -> None:
     """A shard that nobody can read goes round and round."""
-    patch.setattr(leasing, "_quarantine", lambda data, turn, table, shard, attempts: None)
+    patch.setattr(grants, "_quarantine", lambda data, turn, table, shard, attempts: None)
 
 
 def tells_nobody(patch: pytest.MonkeyPatch) -> None:
     """Shards are left out silently."""
-    patch.setattr(leasing, "flaw", lambda data: WakeAt(1e9))
+    patch.setattr(grants, "flaw", lambda data: WakeAt(1e9))
 
 
 def drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
@@ -163,29 +163,29 @@ def has_no_fence(patch: pytest.MonkeyPatch) -> None:
     """After a rollback, what was leased before it still counts."""
 
     def opened(data: DataSet, turn: Turn, caller: Caller, client: Client, word: object) -> object:
-        refused = free._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
+        refused = independent._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
         data.free.awaited.discard(caller)
         data.free.callers.add(caller)
         client.heard_s = turn.now_s
-        return counting.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
+        return consumption.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
 
-    patch.setattr(free, "open_", opened)
+    patch.setattr(independent, "open_", opened)
 
 
 def never_gives_up(patch: pytest.MonkeyPatch) -> None:
     """The shards of a silent or dead trainer stay with it."""
-    patch.setattr(free, "silence_s", lambda data: 1e9)
-    patch.setattr(free, "world_began", lambda data, turn: None)
+    patch.setattr(independent, "silence_s", lambda data: 1e9)
+    patch.setattr(independent, "world_began", lambda data, turn: None)
 
 
 def forgets_what_was_added(patch: pytest.MonkeyPatch) -> None:
     """Files that have joined are not kept: the next Master does not know them."""
-    patch.setattr(growing, "load", lambda data, kept: None)
+    patch.setattr(file_additions, "load", lambda data, kept: None)
 
 
 def joins_in_name_only(patch: pytest.MonkeyPatch) -> None:
     """Files are in the list of the epoch, and nobody gives them out."""
-    patch.setattr(growing, "extend", lambda data: None)
+    patch.setattr(file_additions, "extend", lambda data: None)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_service.cutting import Cut
-from data_service.lines import Line, Switchboard
-from data_service.loader import Loader
-from data_service.machine import LeaseMachine
-from data_service.post import Place
+from data_service.leases.machine import LeaseMachine
+from data_service.loader.batching import Cut
+from data_service.loader.loader import Loader
+from data_service.loader.transport import Line, Switchboard
+from data_service.loader.worker_context import Place
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.master.service import Caller, Effect, Event, Fail, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -132,7 +132,7 @@ class Bench:
 
 
 class BenchPost:
-    """``data_service.post.Post`` on a bench."""
+    """``data_service.loader.worker_context.Post`` on a bench."""
 
     def __init__(self, bench: Bench, slot: int, environment: Mapping[str, str] | None = None) -> None:
         self.bench = bench

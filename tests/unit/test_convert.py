@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from data_service.__main__ import commands
-from data_service.convert import DONE, LOCK, PLAN, Progress, convert, tasks_of
-from data_service.readers import open_reader
-from data_service.readers.arrays import to_numpy
-from data_service.readers.options import Options
-from data_service.recipe import Pack, Recipe, parsed_fill
+from data_service.convert.conversion import DONE, LOCK, PLAN, Progress, convert, tasks_of
+from data_service.convert.recipe import Pack, Recipe, parsed_fill
+from data_service.formats import open_reader
+from data_service.formats.arrays import to_numpy
+from data_service.formats.options import Options
 from data_service.scan import scan
 from edl.errors import DataError, SettingError
 
@@ -250,8 +250,8 @@ def test_a_damaged_input_is_told_and_the_rest_is_kept(tmp_path: Path, workers: i
 
 PROGRAM = """
 import sys
-from data_service.convert import convert
-from data_service.recipe import Pack, Recipe
+from data_service.convert.conversion import convert
+from data_service.convert.recipe import Pack, Recipe
 
 if __name__ == "__main__":
     recipe = Recipe(packs=(Pack("dense", ("I*",)),), fill={"I2": -1}, shard_records=256, file_bytes=20_000, seed=7)

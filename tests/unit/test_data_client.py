@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 
-from data_service import wire
-from data_service.client import Client
-from data_service.lines import Switchboard
+from data_service.loader.lease_client import Client
+from data_service.loader.transport import Switchboard
 from data_service.manifest import ShardRef
-from data_service.wire import Done, Given, Granted, Lease, NextEpoch, Open, Opened, Options, Refused, Register
+from data_service.protocol import messages
+from data_service.protocol.messages import (
+    Done,
+    Given,
+    Granted,
+    Lease,
+    NextEpoch,
+    Open,
+    Opened,
+    Options,
+    Refused,
+    Register,
+)
 from edl.errors import DataError
 
 
@@ -23,11 +34,11 @@ class Wire(Switchboard):
 
     def say(self, text: str, number: int) -> None:
         assert number == 3
-        self.said.append(wire.decode(text))
+        self.said.append(messages.decode(text))
 
     def answer(self, word: type[Any], **fields: Any) -> None:
         """To what was said last."""
-        self.hear(wire.encode(word(self.said[-1].id, "d", **fields)))
+        self.hear(messages.encode(word(self.said[-1].id, "d", **fields)))
 
     def grant(self, *shards: int, state: str = "more") -> None:
         leases = tuple(Given(ShardRef(shard, "f", 0, 9, 9), 0) for shard in shards)
@@ -70,8 +81,8 @@ def test_only_rank_0_tells_the_position(line: Wire) -> None:
 
 def test_an_answer_to_something_else_is_ignored(line: Wire, client: Client) -> None:
     lease = client.lease(0, 2)
-    line.hear(wire.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
-    line.hear(wire.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
+    line.hear(messages.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
+    line.hear(messages.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
     assert not lease.done.is_set()
     line.grant()
     assert lease.done.is_set()
@@ -79,7 +90,7 @@ def test_an_answer_to_something_else_is_ignored(line: Wire, client: Client) -> N
 
 def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None:
     client.register(b"manifest", Options())
-    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.Registered, digest="x", shards=9, records=81)
     client.open(0, "")
     line.open()
     client.lease(0, 4)
@@ -88,7 +99,7 @@ def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None
     asked = len(line.said)
     line.hear(None)
     assert line.said[asked] == Register(line.said[asked - 1].id + 1, "d", b"manifest", Options())
-    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.Registered, digest="x", shards=9, records=81)
     again = line.said[-1]
     assert isinstance(again, Open) and again.ledger == "position"
     assert (again.granted, again.finished, again.returned) == (((1, 4),), ((2, 3),), ((7, 4),))
@@ -96,7 +107,7 @@ def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None
     assert line.said[-1].finished == ((2, 9),) and line.said[-1].id > again.id
     line.grant(7)
     line.hear(None)
-    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.Registered, digest="x", shards=9, records=81)
     assert (line.said[-1].granted, line.said[-1].returned) == (((1, 4), (7, 8)), ()), "it has been granted again"
 
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_service.readers import open_reader
-from data_service.readers.arrays import take, to_numpy
-from data_service.readers.options import Options
-from data_service.readers.ragged import Ragged, RaggedColumn, joined
+from data_service.formats import open_reader
+from data_service.formats.arrays import take, to_numpy
+from data_service.formats.options import Options
+from data_service.formats.ragged import Ragged, RaggedColumn, joined
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
 from tests.unit.data_bench import ArrayData, Bench

@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
-from data_service import flight, remote
-from data_service.flight import ReaderServer, Ticket, cut
+from data_service.formats import Reader, open_reader
+from data_service.formats.options import Options
 from data_service.manifest import Manifest, ShardRef
-from data_service.readers import Reader, open_reader
-from data_service.readers.options import Options
-from data_service.remote import Pool, RemoteReader
+from data_service.remote import client as remote
+from data_service.remote import flight
+from data_service.remote.client import Pool, RemoteReader
+from data_service.remote.flight import ReaderServer, Ticket, cut
 from data_service.scan import scan
 from edl.arithmetic.permutation import Permutation
 from edl.errors import DataError, DataFunctionError, SettingError, UsageError

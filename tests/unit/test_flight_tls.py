@@ -15,11 +15,11 @@ import pyarrow.flight as fl
 import pytest
 from pyarrow import ipc
 
-from data_service.door import calling_at
-from data_service.flight import ReaderServer, Ticket
+from data_service.formats import Reader, open_reader
 from data_service.manifest import ShardRef
-from data_service.readers import Reader, open_reader
-from data_service.remote import Pool, RemoteReader
+from data_service.remote.client import Pool, RemoteReader
+from data_service.remote.flight import ReaderServer, Ticket
+from data_service.remote.tls import calling_at
 from edl.adapters.identity import NAME, identity_of
 from edl.types import JobId
 from edl.wire.secret import Secret
@@ -154,7 +154,9 @@ def test_whoever_listens_on_the_way_learns_neither_records_nor_the_readers_secre
 
 def test_a_worker_that_makes_certificates_imports_no_grpc() -> None:
     """It takes longer than a recovery."""
-    program = f"from data_service.door import calling_at; import sys; calling_at('h', 1, '{OURS}'); print(*sys.modules)"
+    program = (
+        f"from data_service.remote.tls import calling_at; import sys; calling_at('h', 1, '{OURS}'); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = done.stdout.split()
     assert "cryptography.x509" in modules and "grpc" not in modules

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from data_service.free import LEAST_SILENCE_S, MOST_ENDED
+from data_service.leases.independent import LEAST_SILENCE_S, MOST_ENDED
+from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
-from data_service.machine import LeaseMachine
 from data_service.manifest import Manifest, ManifestBuilder
-from data_service.wire import (
+from data_service.protocol.messages import (
     FREE,
     STEPS,
     Ack,

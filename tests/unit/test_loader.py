@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service.readers.options import Options
-from data_service.source import VARIABLE
+from data_service.formats.options import Options
+from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.messages import NO_SETTINGS
 from edl.worker.boundary import RoundOver

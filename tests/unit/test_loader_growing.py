@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data_service import orders
 from data_service.file_list import files_of
-from data_service.orders import Wanted
-from data_service.wire import Done, Opened
+from data_service.protocol import add_request
+from data_service.protocol.add_request import Wanted
+from data_service.protocol.messages import Done, Opened
 from edl.errors import DataError, SettingError
 from edl.master.service import Answered, Ordered
 from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
@@ -210,7 +210,7 @@ def test_nothing_is_looked_for_before_the_first_list_is_there(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first scan may take longer than the time between two looks."""
-    from data_service.listing import Listing
+    from data_service.loader.file_list_client import Listing
 
     looked: list[int] = []
     look, register = Listing.look_again, Listing.register
@@ -240,7 +240,7 @@ def test_an_order_from_outside(bench: Bench, folder: Path) -> None:
 
     def order(dataset: str, files: list[str], when: str = "now") -> Answered:
         with bench.lock:
-            body = orders.encode(Wanted(dataset, tuple(files), when))
+            body = add_request.encode(Wanted(dataset, tuple(files), when))
             effects = bench.machine.step(Ordered(len(answers), "me", body), 0.0)
         bench._do(effects)
         answers.extend(one for one in effects if isinstance(one, Answered))
@@ -273,7 +273,7 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
     bench.end()
     data._detach()
     bench.begin(1)
-    body = orders.encode(Wanted("d", (str(folder / "new"),)))
+    body = add_request.encode(Wanted("d", (str(folder / "new"),)))
     more(folder)
     effects = bench.machine.step(Ordered(1, "me", body), 0.0)
     bench._do(effects)
@@ -386,11 +386,13 @@ def test_a_file_that_was_replaced_after_it_was_listed_is_noticed(bench: Bench, f
 
 def test_many_segments_are_one_list(bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many files that the list is scanned, registered and told in parts."""
-    from data_service import file_list, growing, listing
+    from data_service import file_list
+    from data_service.leases import file_additions
+    from data_service.loader import file_list_client
 
     monkeypatch.setattr(file_list.pieces, "__defaults__", (3,))
-    monkeypatch.setattr(listing, "LARGE_BYTES", 100)
-    monkeypatch.setattr(growing, "PART_BYTES", 64)
+    monkeypatch.setattr(file_list_client, "LARGE_BYTES", 100)
+    monkeypatch.setattr(file_additions, "PART_BYTES", 64)
     more(folder, "data")
     training = Training(bench, maker(bench, folder), epochs=2)
     training.disturb = lambda rank, commit: bench.end() if (rank, commit) == (0, 9) else None

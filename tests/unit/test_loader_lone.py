@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from data_service import trainers
-from data_service.post import Place
-from data_service.trainers import Trainers
+from data_service.loader import trainers
+from data_service.loader.trainers import Trainers
+from data_service.loader.worker_context import Place
 from edl.errors import DataError, SettingError
 from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchPost, drawn, on_threads, write_ipc
 
@@ -58,8 +58,8 @@ def bench() -> Bench:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", Trainers())
-    for module in ("loader", "lone"):
-        monkeypatch.setattr(f"data_service.{module}.trainers", trainers.trainers)
+    for module in ("loader", "independent"):
+        monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 
 
@@ -265,7 +265,7 @@ def test_the_last_batches_of_an_epoch_are_pushed_though_the_script_collects_more
         trainers.pushed()
 
     trainers.joined(1, push, lambda number: (-1, ""))
-    monkeypatch.setattr("data_service.loader.trainers", trainers.trainers)
+    monkeypatch.setattr("data_service.loader.loader.trainers", trainers.trainers)
     seen: list[int] = []
 
     def train() -> None:
@@ -304,8 +304,8 @@ def test_settling_waits_for_the_master(bench: Bench, files: str) -> None:
 def test_a_wait_that_only_this_worker_can_end_is_told(
     bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("data_service.lone.SAY_S", 0.05)
-    monkeypatch.setattr("data_service.lone.IDLE_S", 0.01)
+    monkeypatch.setattr("data_service.loader.independent.SAY_S", 0.05)
+    monkeypatch.setattr("data_service.loader.independent.IDLE_S", 0.01)
     idle = threading.Event()
     trainers.on_idle(idle.set)
     bench.begin(1)
@@ -351,7 +351,7 @@ def test_acknowledge_is_for_free_data(bench: Bench, files: str) -> None:
 
 
 def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_service.loader.GONE_S", 60.0)  # the machine may be busy
+    monkeypatch.setattr("data_service.loader.loader.GONE_S", 60.0)  # the machine may be busy
     bench.begin(1)
     data = make(bench, files)
     seen = ids(next(iter(data)))

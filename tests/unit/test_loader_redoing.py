@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service import trainers
+from data_service.formats.file_reader import FileReader
+from data_service.leases.lease_table import PATIENCE_S
+from data_service.loader import trainers
+from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
-from data_service.readers.common import FileReader
-from data_service.table import PATIENCE_S
-from data_service.trainers import Trainers
 from edl.errors import UnreachableData
 from tests.unit.data_bench import Bench, write_ipc
 from tests.unit.test_loader_lone import LoneData, ids
@@ -25,8 +25,8 @@ RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", Trainers())
-    for module in ("client", "feed", "loader", "loader_files", "lone"):
-        monkeypatch.setattr(f"data_service.{module}.trainers", trainers.trainers)
+    for module in ("lease_client", "prefetcher", "loader", "files_mixin", "independent"):
+        monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from data_service.machine import LeaseMachine
+from data_service.leases.machine import LeaseMachine
+from data_service.leases.reader_registry import ReadersKnown
 from data_service.manifest import ManifestBuilder
-from data_service.readers_known import ReadersKnown
-from data_service.wire import Open, Options, Readers, Refused, Register, decode, encode
+from data_service.protocol.messages import Open, Options, Readers, Refused, Register, decode, encode
 from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World

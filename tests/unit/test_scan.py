@@ -19,8 +19,8 @@ import pytest
 
 from data_service import scan as scanning
 from data_service.filesystems import Found
+from data_service.formats.options import PACKED, SUFFIXES, Options
 from data_service.manifest import Manifest
-from data_service.readers.options import PACKED, SUFFIXES, Options
 from data_service.scan import scan, settle_types
 from edl.errors import DataError, SettingError
 
@@ -280,7 +280,7 @@ def test_types_are_settled_over_the_beginnings_of_files(tmp_path: Path) -> None:
 
 
 def test_the_readers_are_only_loaded_when_they_are_needed() -> None:
-    program = "import data_service.scan, data_service.readers, data_service.filesystems, sys; print(*sys.modules)"
+    program = "import data_service.scan, data_service.formats, data_service.filesystems, sys; print(*sys.modules)"
     finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"numpy", "pyarrow", "fsspec"} & set(finished.stdout.split()) == set()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.window import Offer, Ready, Segment, Supply, Tail, Window, decode, encode, plan, tail_named
+from data_service.loader.window import Offer, Ready, Segment, Supply, Tail, Window, decode, encode, plan, tail_named
 from edl.errors import DataError, SettingError
 from edl.worker.exchange import FIRST_BYTES, exchange
 

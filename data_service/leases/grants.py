@@ -1,0 +1,246 @@
+"""Leases: shards go out, are reported as finished or as unreadable, and epochs follow one another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from data_service.leases import independent
+from data_service.leases.consumption import take, unopened
+from data_service.leases.lease_table import PENDING, Table, who
+from data_service.leases.registration import is_open
+from data_service.leases.state import RANK_0, Attempt, Client, DataSet, Poison, Turn, printable
+from data_service.ledger import Ledger
+from data_service.manifest import RECORD_FORMATS, counted, named
+from data_service.protocol.messages import (
+    DRY,
+    FINISHED,
+    MORE,
+    Answer,
+    Done,
+    Granted,
+    Lease,
+    NextEpoch,
+    Refused,
+    encode_granted,
+    shards_of,
+)
+from edl.errors import DataError
+from edl.master.service import Caller, Fail, Flaw
+
+REASON_LETTERS = 300
+"""So much of a reason is kept."""
+
+
+def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease) -> Answer | str | None:
+    """What became of earlier shards, and more of them. The answer is text already where it is long."""
+    if not client.opened or client.conflict:
+        return unopened(data, client, word.id)
+    table = data.table
+    if table is None or not is_open(data, turn):
+        return None
+    if word.epoch > table.epoch + 1:
+        text = f"{data.name} is in epoch {table.epoch}; there are no leases for epoch {word.epoch} yet"
+        return Refused(word.id, data.name, "epoch", text)
+    if word.epoch > table.epoch:
+        return None
+    if word.epoch < table.epoch:
+        over = f"epoch {word.epoch} of {data.name} is over; it is in epoch {table.epoch}"
+        late = [*(shard for shard, _ in word.finished), *(shard for shard, _, _ in word.failed)] if data.is_free else []
+        return _granted(data, word, FINISHED, tuple((shard, over) for shard in late))
+    refused = _report(data, turn, table, caller, word)
+    most = min(word.want, max(1, -(-table.pending // (2 * _takers(data, turn)))))
+    given: list[tuple[int, int]] = []
+    if most:
+        others = data.others(caller) if table.back else ()
+        given = table.grant(caller, most, turn.now_s, others)
+        if given and data.is_free:
+            client.heard_s = turn.now_s
+    state = MORE if given or (not word.want and table.pending) else FINISHED if table.finished else DRY
+    return encode_granted(_granted(data, word, state, refused), *table.manifest.rows(given))
+
+
+def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: NextEpoch) -> Answer | None:
+    """The epoch before is over."""
+    if not client.opened or client.conflict:
+        return unopened(data, client, word.id)
+    rank = turn.ranks[caller]
+    if not data.is_free and rank != RANK_0:
+        return Refused(word.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}")
+    table = data.table
+    if table is None or not is_open(data, turn):
+        return None
+    if data.is_free and word.epoch <= table.epoch:
+        # Others are further: it goes on with them.
+        return Done(word.id, data.name, table.epoch, number=data.free.number, kept=data.free.kept)
+    if word.epoch not in (table.epoch, table.epoch + 1):
+        text = f"{data.name} is in epoch {table.epoch}; epoch {word.epoch} cannot begin now"
+        return Refused(word.id, data.name, "epoch", text)
+    if word.epoch == table.epoch + 1:
+        if not table.finished and not word.dropped:
+            return Refused(word.id, data.name, "unfinished", _left(data, table))
+        if not table.finished:
+            turn.note(
+                f"data {data.name}: epoch {table.epoch} ends with {counted(word.dropped, 'record')} dropped by its "
+                f"rule ({counted(table.pending + len(table.holders), 'shard')} not finished)"
+            )
+        ledger = table.ledger.copy()
+        ledger.next_epoch()
+        data.fit(ledger)
+        _begin_epoch(data, turn, ledger)
+    return Done(word.id, data.name, word.epoch, number=data.free.number, kept=data.free.kept)
+
+
+def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
+    now = data.free
+    version = data.listed.at(word.epoch)
+    return Granted(
+        *(word.id, data.name, word.epoch, (), state, refused, now.number, now.kept),
+        ended=tuple(now.ended),
+        version=version.number,
+        shards=version.shards,
+        digest=version.digest,
+        records=data.records(version),
+    )
+
+
+def _takers(data: DataSet, turn: Turn) -> int:
+    return max(1, data.opened if data.is_free else len(turn.ranks))
+
+
+def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease) -> tuple[tuple[int, str], ...]:
+    """Count what a lease reports. Returns what does not count."""
+    refused: list[tuple[int, str]] = []
+    finished = word.finished
+    if not data.is_free:
+        exact = table.manifest.format in RECORD_FORMATS
+        records, shards, rest = table.finish_many(caller, word.finished, exact)
+        if shards:
+            data.counts(caller, records, shards, turn.now_s)
+            if data.failures:
+                _forget_failures(data, table)
+        finished = tuple(rest)
+    for shard, records in finished:
+        if data.is_free:
+            problem = independent.ack(data, turn, caller, shard, records, True)
+        elif _is_done(table, shard):
+            problem = ""  # said twice
+        else:
+            problem = take(data, turn, caller, shard, records, True)
+        if problem:
+            refused.append((shard, problem))
+    unreached = frozenset(shards_of(word.unreached))
+    for shard, upto, reason in word.failed:
+        attempt = Attempt(caller, printable(reason[:REASON_LETTERS]), shard in unreached)
+        problem = _failed(data, turn, table, shard, upto, attempt)
+        if problem:
+            refused.append((shard, problem))
+    return tuple(refused)
+
+
+def _forget_failures(data: DataSet, table: Table) -> None:
+    for shard in [shard for shard in data.failures if table.ledger.is_done(shard)]:
+        del data.failures[shard]
+
+
+def _failed(data: DataSet, turn: Turn, table: Table, shard: int, upto: int, attempt: Attempt) -> str:
+    caller = attempt.by
+    held = table.holders.get(shard) == caller
+    if not held and not _returned(data, table, caller, shard):
+        return table.whose(shard, caller)
+    problem = ""
+    if held:
+        count = independent.ack if data.is_free else take
+        problem = count(data, turn, caller, shard, upto, False)
+    attempts = data.failures.setdefault(shard, [])
+    attempts.append(attempt)
+    failed = tuple(attempt.by for attempt in attempts)
+    if held:
+        table.put_back(shard, turn.now_s, failed, unreached=attempt.unreached)
+    elif shard in table.back:
+        table.back[shard].failed = failed
+    if len(attempts) < data.options.failures:
+        ref = table.manifest.ref(shard)
+        turn.note(
+            f"data {data.name}: {who(caller)} could not read {ref.file}, {ref.begin} to {ref.end} "
+            f"(attempt {len(attempts)} of {data.options.failures}): {attempts[-1].reason}"
+        )
+    elif any(not one.unreached for one in attempts):
+        _quarantine(data, turn, table, shard, attempts)
+    else:
+        ref = table.manifest.ref(shard)
+        reasons = "; ".join(dict.fromkeys(f"{who(one.by)}: {one.reason}" for one in attempts))
+        text = f"data {data.name}: nobody can reach {ref.file} ({len(attempts)} attempts: {reasons})"
+        turn.effects.append(Fail(f"{text}. It may be sound, so it is not left out: mend that, and start the job again"))
+    return problem
+
+
+def _returned(data: DataSet, table: Table, caller: Caller, shard: int) -> bool:
+    """It is given back already: the report was on its way when the Master or a stream was lost."""
+    if data.clients[caller].returned.pop(shard, None) is None or table.state(shard) not in PENDING:
+        return False
+    return all(attempt.by != caller for attempt in data.failures.get(shard, ()))
+
+
+def _quarantine(data: DataSet, turn: Turn, table: Table, shard: int, attempts: list[Attempt]) -> None:
+    ref, upto = table.manifest.ref(shard), table.ledger.count(shard)
+    reasons = tuple(dict.fromkeys(f"{who(attempt.by)}: {attempt.reason}" for attempt in attempts))
+    data.poison[shard] = Poison(shard, ref.file, ref.begin, ref.end, upto, table.epoch, reasons)
+    data.failures.pop(shard, None)
+    table.quarantine(shard)
+    turn.note(
+        f"data {data.name}: {ref.file}, {ref.begin} to {ref.end}, is left out from now on: {len(attempts)} attempts to "
+        f"read it have failed ({'; '.join(reasons)})"
+    )
+    turn.effects += data.shelf.put(f"quarantine/{data.name}", encode_poison(data.poison))
+    turn.effects.append(flaw(data))
+
+
+def flaw(data: DataSet) -> Flaw:
+    """What the job's end has to tell about the shards that were left out."""
+    listed = [
+        f"{one.file} {one.begin}-{one.end}" + (f" after {counted(one.upto, 'record')}" if one.upto else "")
+        for one in sorted(data.poison.values(), key=lambda one: one.shard)
+    ]
+    reason = next(iter(data.poison.values())).reasons[0]
+    text = f"data {data.name}: {named('could not be read and left out', listed).replace('file', 'shard', 1)}. {reason}"
+    return Flaw(f"data/{data.name}", printable(text))
+
+
+def encode_poison(poison: Mapping[int, Poison]) -> bytes:
+    """For the store."""
+    rows = [[one.shard, one.file, one.begin, one.end, one.upto, one.epoch, *one.reasons] for one in poison.values()]
+    return json.dumps(rows).encode("ascii")
+
+
+def decode_poison(value: bytes) -> dict[int, Poison]:
+    """What ``encode_poison`` wrote. Raises ``DataError``."""
+    try:
+        rows = [
+            Poison(shard, str(file), begin, end, upto, epoch, tuple(reasons))
+            for shard, file, begin, end, upto, epoch, *reasons in json.loads(value)
+        ]
+    except (ValueError, TypeError) as error:
+        raise DataError(f"the list of shards left out is damaged: {error}") from None
+    return {one.shard: one for one in rows}
+
+
+def _begin_epoch(data: DataSet, turn: Turn, ledger: Ledger) -> None:
+    data.begin(ledger)
+    data.failures = {}
+    if data.is_free:
+        data.free.ended.clear()
+        independent.keep(data, turn)
+
+
+def _is_done(table: Table, shard: int) -> bool:
+    return 0 <= shard < table.ledger.shards and table.ledger.is_done(shard)
+
+
+def _left(data: DataSet, table: Table) -> str:
+    held = sorted(caller for caller, hand in table.hands.items() if hand)
+    by = f" ({', '.join(who(caller) for caller in held[:5])}{' and others' if len(held) > 5 else ''})" if held else ""
+    return (
+        f"epoch {table.epoch} of {data.name} is not finished: {counted(table.pending, 'shard')} pending, "
+        f"{len(table.holders)} in hand{by}. Finish it, or say how many records are dropped"
+    )

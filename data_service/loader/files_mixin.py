@@ -1,0 +1,174 @@
+"""The part of a loader that has to do with which files there are: more may join while it reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from data_service.file_list import FileList, files_of
+from data_service.ledger import Ledger
+from data_service.loader.file_list_client import Listing
+from data_service.loader.lease_client import Client
+from data_service.loader.prefetcher import Known
+from data_service.loader.source import EPOCH, Source
+from data_service.loader.trainers import trainers
+from data_service.loader.worker_context import Place, Post
+from data_service.protocol.file_list_messages import NOW, AddFiles
+from data_service.protocol.messages import Opened, Options, Readers
+from edl.errors import DataError, EdlError
+from edl.worker.boundary import RoundOver
+from edl.worker.session import note
+
+BIG_BYTES = 256 << 10
+"""A longer list of files is kept as an array: texts of a state are copied more often."""
+
+
+class _Over(Exception):
+    """Nobody waits for this thread's work any more."""
+
+
+class WithFiles:
+    """What it adds to a loader."""
+
+    _name: str
+    _post: Post
+    _client: Client | None
+    _ledger: Ledger | None
+    _options: Options
+    _lock: threading.Lock
+    _listing: Listing
+    _known: Known | None
+
+    def _connect(self) -> tuple[Place, Client]:
+        raise NotImplementedError
+
+    def _settle(self) -> Source:
+        raise NotImplementedError
+
+    @property
+    def _free(self) -> bool:
+        raise NotImplementedError
+
+    def add(self, files: str | Sequence[str], *, when: str = NOW) -> str:
+        """List more files: paths, patterns or URLs, of the same format and with the same columns. On any worker, inside
+        the function that ``run`` calls.
+
+        ``when="now"``: they join the epoch under way, or the next one if all records of this one are used;
+        ``"next-epoch"``: the next one. Returns what has come of it; it is in the store then. A file that is listed
+        already is not added twice. Raises ``DataError``: nothing found, a file is damaged, has other columns, is still
+        being written, or has changed since it was listed; ``SettingError`` for another ``when``.
+        """
+        place, client = self._connect()
+        names = (files,) if isinstance(files, str) else tuple(files)
+        return self._listing.add(
+            client, self._settle(), names, when, self._position_now(), lambda: self._post.check(place.round)
+        )
+
+    # --- for the loader ----------------------------------------------------------------------------------------------
+
+    def _list_files(self, client: Client, source: Source, check: Callable[[], None]) -> None:
+        """Rank 0: say which files there are."""
+        beginning = trainers.beginning if self._free else None
+        if beginning is not None and beginning.ledgers.get(self._name):
+            self._listing.restore(files_of(beginning.ledgers[self._name]))
+        self._listing.register(client, source, self._options, self._position_now(), check)
+
+    def _files_state(self) -> Any:
+        """For ``state_dict``."""
+        encoded = self._listing.encoded()
+        if len(encoded) <= BIG_BYTES:
+            return encoded
+        import numpy as np
+
+        return np.frombuffer(encoded, np.uint8)
+
+    def _restore_files(self, state: Mapping[str, Any]) -> None:
+        kept = state.get("files", b"")
+        self._listing.restore(FileList.decode(kept if isinstance(kept, bytes) else kept.tobytes()))
+
+    def _fit_ledger(self, client: Client, opened: Opened, check: Callable[[], None]) -> None:
+        """The position, in the list that the Master has."""
+        ledger = self._ledger
+        assert ledger is not None, "it has been made"  # noqa: S101
+        if self._free:  # the Master's position counts; this one is a measure
+            if opened.shards >= ledger.shards:
+                ledger.extend(opened.shards, opened.digest)
+            return
+        if not self._listing.files.knows(opened.digest):
+            self._listing.fetch(client, check)
+        try:
+            self._listing.check(ledger, self._options)
+        except DataError as error:
+            raise DataError(f"data set {self._name}: {error}") from None
+
+    def _grow_to(self, version: int, client: Client, known: Known, check: Callable[[], None]) -> None:
+        """All ranks know now that the epoch consists of so many segments of the list."""
+        ledger = self._ledger
+        assert ledger is not None, "it is open"  # noqa: S101
+        if known.version:
+            self._known = known
+        if self._free:
+            if known.shards > ledger.shards:
+                ledger.extend(known.shards, known.digest)
+            return
+        if not version:
+            return
+        self._listing.fetch(client, check, version)
+        now = self._listing.files.version(version)
+        if now.digest != ledger.digest and now.shards >= ledger.shards:
+            with self._lock:
+                ledger.extend(now.shards, now.digest)
+
+    def _look_at_epochs_end(self, place: Place, client: Client, ledger: Ledger) -> None:
+        """``rescan="epoch"``: what is new is part of the epoch that begins."""
+        source = self._settle()
+        if source.rescan == EPOCH and place.rank == 0:
+            self._listing.look_again(client, source, ledger, lambda: self._post.check(place.round), epoch_end=True)
+
+    def _hear(self, place: Place, client: Client, source: Source) -> None:
+        """Take what the Master tells without being asked."""
+        pool: Any = None
+        if source.remote:
+            from data_service.remote.client import shared_pool  # Flight takes a moment to load
+
+            pool = shared_pool(place.rank)
+
+        def news(word: Any) -> None:
+            if isinstance(word, Readers) and pool is not None:
+                pool.update(word.readers, word.authority)
+            elif isinstance(word, AddFiles):
+                self._on_thread(place, client, lambda check: self._order(client, source, word, check))
+
+        client.on_news = news
+
+    def _look_again(self, place: Place, client: Client, source: Source) -> None:
+        """Once it is open: look at the patterns every so many seconds, if that is wanted."""
+        if source.rescan_s and place.rank == 0:
+            self._on_thread(place, client, lambda check: self._watch(client, source, check))
+
+    def _order(self, client: Client, source: Source, word: AddFiles, check: Callable[[], None]) -> None:
+        self._listing.ordered(client, source, word, self._position_now, check)
+
+    def _watch(self, client: Client, source: Source, check: Callable[[], None]) -> None:
+        while not client.ended.wait(source.rescan_s):
+            self._listing.look_again(client, source, self._position_now(), check)
+
+    def _on_thread(self, place: Place, client: Client, work: Callable[[Callable[[], None]], None]) -> None:
+        def check() -> None:
+            if client.ended.is_set() or self._post.over(place.round):
+                raise _Over
+
+        def run() -> None:
+            try:
+                work(check)
+            except (_Over, RoundOver):
+                pass  # whoever comes after it is told again
+            except EdlError as error:
+                note(f"data set {self._name}: files could not be added: {error}")
+
+        threading.Thread(target=run, name="edl-files", daemon=True).start()
+
+    def _position_now(self) -> Ledger | None:
+        with self._lock:
+            return None if self._ledger is None else self._ledger.copy()

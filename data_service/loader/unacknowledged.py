@@ -1,0 +1,81 @@
+"""Batches that a script has got and that do not count yet (mode "free")."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from dataclasses import dataclass
+
+from data_service.loader.replay import Piece, Redo
+
+Shards = tuple[tuple[int, int, bool], ...]
+"""As in ``data_service.protocol.messages.Ack``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    number: int
+    epoch: int
+    shards: Shards
+    pieces: tuple[Piece, ...]
+    redo: Redo | None
+
+
+class Handed:
+    """In their order. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: collections.deque[_Batch] = collections.deque()
+        self.count = 0
+        """All that were ever handed out."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, epoch: int, shards: Shards, pieces: tuple[Piece, ...] = (), redo: Redo | None = None) -> None:
+        """One more, made of ``pieces``; after it so much of these shards is taken."""
+        with self._lock:
+            self.count += 1
+            self._waiting.append(_Batch(self.count, epoch, shards, pieces, redo))
+
+    def take(self, upto: int | None) -> list[tuple[int, Shards]]:
+        """How far those go, by epoch, that count now: all, or the first ``upto`` that were ever handed out. They count
+        together: the Master never hears of a part of a push."""
+        found: dict[int, dict[int, tuple[int, int, bool]]] = {}
+        with self._lock:
+            while self._waiting and (upto is None or self._waiting[0].number <= upto):
+                one = self._waiting.popleft()
+                found.setdefault(one.epoch, {}).update({shard[0]: shard for shard in one.shards})
+        return [(epoch, tuple(shards.values())) for epoch, shards in found.items()]
+
+    def waiting(self) -> list[_Batch]:
+        """Those that do not count yet."""
+        with self._lock:
+            return list(self._waiting)
+
+    def must_be_pushed(self, following: Redo | None) -> bool:
+        """Whether what was handed out goes into a push of its own before a batch with ``following`` is: a push that is
+        made again is made of just its own records."""
+        waiting = self.waiting()
+        if not waiting:
+            return False
+        last = waiting[-1].redo
+        return (last.push if last is not None else None) != (following.push if following is not None else None)
+
+    @property
+    def redone(self) -> bool:
+        """Whether all batches of a push that is made again have been handed out."""
+        waiting = self.waiting()
+        return bool(waiting) and waiting[-1].redo is not None and waiting[-1].redo.last
+
+    @property
+    def redoing(self) -> bool:
+        """Whether some batches of a push that is made again have been handed out, and not all."""
+        waiting = self.waiting()
+        return bool(waiting) and waiting[-1].redo is not None and not waiting[-1].redo.last
+
+    def clear(self) -> None:
+        """They will never count."""
+        with self._lock:
+            self._waiting.clear()
