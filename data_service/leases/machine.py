@@ -1,7 +1,7 @@
 """The machine that leases shards of data sets to workers: the service "data" of the Master.
 
-Pure: events in, effects out. ``registration``, ``grants`` and ``independent`` handle the messages, ``lease_table`` knows
-where each shard is; this file takes events apart, does each request once, and parks those that have to wait.
+Pure: events in, effects out. ``registration``, ``grants`` and ``independent`` handle the messages, ``lease_table``
+knows where each shard is; this file takes events apart, does each request once, and parks those that have to wait.
 """
 
 from __future__ import annotations

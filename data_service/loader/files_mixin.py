@@ -13,7 +13,7 @@ from data_service.loader.lease_client import Client
 from data_service.loader.prefetcher import Known
 from data_service.loader.source import EPOCH, Source
 from data_service.loader.trainers import trainers
-from data_service.loader.worker_context import Place, Post
+from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import NOW, AddFiles
 from data_service.protocol.messages import Opened, Options, Readers
 from edl.errors import DataError, EdlError
@@ -32,7 +32,7 @@ class WithFiles:
     """What it adds to a loader."""
 
     _name: str
-    _post: Post
+    _context: WorkerContext
     _client: Client | None
     _ledger: Ledger | None
     _options: Options
@@ -40,7 +40,7 @@ class WithFiles:
     _listing: Listing
     _known: Known | None
 
-    def _connect(self) -> tuple[Place, Client]:
+    def _connect(self) -> tuple[RankAssignment, Client]:
         raise NotImplementedError
 
     def _settle(self) -> Source:
@@ -62,7 +62,7 @@ class WithFiles:
         place, client = self._connect()
         names = (files,) if isinstance(files, str) else tuple(files)
         return self._listing.add(
-            client, self._settle(), names, when, self._position_now(), lambda: self._post.check(place.round)
+            client, self._settle(), names, when, self._position_now(), lambda: self._context.check(place.round)
         )
 
     # --- for the loader ----------------------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ class WithFiles:
             with self._lock:
                 ledger.extend(now.shards, now.digest)
 
-    def _look_at_epochs_end(self, place: Place, client: Client, ledger: Ledger) -> None:
+    def _look_at_epochs_end(self, place: RankAssignment, client: Client, ledger: Ledger) -> None:
         """``rescan="epoch"``: what is new is part of the epoch that begins."""
         source = self._settle()
         if source.rescan == EPOCH and place.rank == 0:
-            self._listing.look_again(client, source, ledger, lambda: self._post.check(place.round), epoch_end=True)
+            self._listing.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
 
-    def _hear(self, place: Place, client: Client, source: Source) -> None:
+    def _hear(self, place: RankAssignment, client: Client, source: Source) -> None:
         """Take what the Master tells without being asked."""
         pool: Any = None
         if source.remote:
@@ -142,7 +142,7 @@ class WithFiles:
 
         client.on_news = news
 
-    def _look_again(self, place: Place, client: Client, source: Source) -> None:
+    def _look_again(self, place: RankAssignment, client: Client, source: Source) -> None:
         """Once it is open: look at the patterns every so many seconds, if that is wanted."""
         if source.rescan_s and place.rank == 0:
             self._on_thread(place, client, lambda check: self._watch(client, source, check))
@@ -154,9 +154,9 @@ class WithFiles:
         while not client.ended.wait(source.rescan_s):
             self._listing.look_again(client, source, self._position_now(), check)
 
-    def _on_thread(self, place: Place, client: Client, work: Callable[[Callable[[], None]], None]) -> None:
+    def _on_thread(self, place: RankAssignment, client: Client, work: Callable[[Callable[[], None]], None]) -> None:
         def check() -> None:
-            if client.ended.is_set() or self._post.over(place.round):
+            if client.ended.is_set() or self._context.over(place.round):
                 raise _Over
 
         def run() -> None:

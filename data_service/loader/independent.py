@@ -12,7 +12,7 @@ from data_service.loader.prefetcher import Feed
 from data_service.loader.replay import encode
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import Handed
-from data_service.loader.worker_context import Place, Post
+from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.messages import Done, Opened, Pace
 from edl.adapters.clock import SystemClock
 from edl.worker.session import note
@@ -53,15 +53,15 @@ class Lone:
     """The part of a loader that mode "free" adds."""
 
     _name: str
-    _post: Post
+    _context: WorkerContext
     _client: Client | None
-    _place: Place | None
+    _place: RankAssignment | None
     _feed: Feed | None
     _parts: collections.deque[tuple[Any, Share]]
     _handed: Handed
     _hold: bool | None
 
-    def _connect(self) -> tuple[Place, Client]:
+    def _connect(self) -> tuple[RankAssignment, Client]:
         raise NotImplementedError
 
     @property
@@ -77,8 +77,8 @@ class Lone:
     @property
     def rank(self) -> int:
         """This worker's, now."""
-        where = self._post.where()
-        return self._post.place().rank if where is None else where[1]
+        where = self._context.where()
+        return self._context.place().rank if where is None else where[1]
 
     @property
     def held(self) -> bool:
@@ -120,13 +120,13 @@ class Lone:
         client = self._client
         if client is not None and self._place is not None:
             number = self._place.round
-            client.all_counted(lambda: self._post.check(number))
+            client.all_counted(lambda: self._context.check(number))
 
     def name_position(self, name: str) -> str:
         """Have the Master remember the present position under a name. Returns the position, to begin from it where
         nobody knows the name. Raises ``DataError``."""
         place, client = self._connect()
-        return client.wait(client.commit(name), lambda: self._post.check(place.round), Done).ledger
+        return client.wait(client.commit(name), lambda: self._context.check(place.round), Done).ledger
 
     def peek(self) -> Any:
         """Mode "free": the batch that comes next, if it is ready; else None. It stays where it is: do not change it."""

@@ -24,7 +24,7 @@ from data_service.loader.source import Source, Wishes, checked_name
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import Handed
 from data_service.loader.window import Offer, Step, Supply, Tail, decode, encode, plan, tail_named
-from data_service.loader.worker_context import Place, Post, converted
+from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
 from data_service.protocol.messages import FREE, STEPS, Done, Opened, Options
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, SettingError, StateError
@@ -121,7 +121,7 @@ class Loader(WithFiles, Lone):
         when: str | None = None,
     ) -> None:
         """See the class. Raises ``SettingError``."""
-        self._post = self._make_post()
+        self._context = self._make_context()
         self._name = checked_name(name)
         _check(batch_size=batch_size, prefetch=prefetch, shuffle_shards=shuffle_shards, failures=failures)
         if mode not in (STEPS, FREE):
@@ -149,7 +149,7 @@ class Loader(WithFiles, Lone):
         self._hold = None if acknowledge is None else acknowledge == "done"
         self._mode, self._failures = mode, failures
         if mode == FREE:
-            self._post = self._post.alone()
+            self._context = self._context.alone()
         self._tail = Tail.PAD if tail is None else tail_named(tail)
         self._begin()
 
@@ -161,7 +161,7 @@ class Loader(WithFiles, Lone):
         self._ledger: Ledger | None = None
         self._restored = True
         self._generation = 0
-        self._place: Place | None = None
+        self._place: RankAssignment | None = None
         self._client: Client | None = None
         self._opened: Opened | None = None
         self._reader: Reader | None = None
@@ -180,7 +180,7 @@ class Loader(WithFiles, Lone):
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
 
-    def _make_post(self) -> Post:
+    def _make_context(self) -> WorkerContext:
         """Where this worker is."""
         raise NotImplementedError
 
@@ -259,9 +259,9 @@ class Loader(WithFiles, Lone):
             raise DataError(f"the position belongs to the data set {state['dataset']!r}, this one is {self._name!r}")
         ledger = None if state["ledger"] is None else Ledger.load(state["ledger"])
         self._settle()
-        if self._post.anew():
+        if self._context.anew():
             self._opened = None
-        elif self._place is not None and not self._post.over(self._place.round):
+        elif self._place is not None and not self._context.over(self._place.round):
             where = f"in round {self._place.round}, in which it has been used already"
             raise StateError(f"data set {self._name}: its position was to be restored {where}; do it before iterating")
         self._detach()
@@ -298,7 +298,7 @@ class Loader(WithFiles, Lone):
         if self._free and self._handed.redone:
             trainers.push()
         place, feed = self._attach()
-        if feed.cut.number != self._post.settings() and not self._free:
+        if feed.cut.number != self._context.settings() and not self._free:
             feed = self._cut_anew(place, feed)
         if not self._window and not self._plan_steps(place, feed):
             self._end_epoch(place)
@@ -340,13 +340,13 @@ class Loader(WithFiles, Lone):
             self._handed.add(self.epoch, shards, ready.pieces, ready.redo)
         self._meter.tell(self._client, self._name)
 
-    def _plan_steps(self, place: Place, feed: Feed) -> bool:
+    def _plan_steps(self, place: RankAssignment, feed: Feed) -> bool:
         """Agree with all ranks on the next steps. False when there are none."""
         alone = place.world_size == 1 or self._free
         patience = Patience(self._name, self._handed)
 
         def check() -> None:
-            self._post.check(place.round)
+            self._context.check(place.round)
             if self._free:
                 patience.look()
 
@@ -354,7 +354,7 @@ class Loader(WithFiles, Lone):
             with self._meter.waiting():
                 steps, supply = feed.ready(check)
             offer = self._offer(feed, steps, supply)
-            offers = [offer] if alone else [decode(data) for data in self._post.exchange(encode(offer))]
+            offers = [offer] if alone else [decode(data) for data in self._context.exchange(encode(offer))]
             window = plan(offers, self._tail if not self._free else Tail.JOIN)
             assert self._client is not None, "attached"  # noqa: S101
             self._grow_to(window.version, self._client, feed.known, check)
@@ -378,7 +378,7 @@ class Loader(WithFiles, Lone):
         pattern = self._stand_in.pattern_of(steps)
         return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, feed.known.version)
 
-    def _end_epoch(self, place: Place) -> None:
+    def _end_epoch(self, place: RankAssignment) -> None:
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
         ledger, client, total = self._ledger, self._client, self.progress().of_records
         if not ledger.records and not ledger.done_shards and not self._free:
@@ -396,7 +396,7 @@ class Loader(WithFiles, Lone):
             ledger.next_epoch()
         asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._free)
         if asked is not None:
-            answer = client.wait(asked, lambda: self._post.check(place.round), Done)
+            answer = client.wait(asked, lambda: self._context.check(place.round), Done)
             if self._free and answer.epoch != ledger.epoch:
                 ledger.start(answer.epoch)  # others are further
 
@@ -411,16 +411,16 @@ class Loader(WithFiles, Lone):
 
     # --- attaching ---------------------------------------------------------------------------------------------------
 
-    def _attach(self) -> tuple[Place, Feed]:
+    def _attach(self) -> tuple[RankAssignment, Feed]:
         """Take part in the current round, and have a feed."""
         place, _ = self._connect()
         if self._feed is None:
             self._feed = self._new_feed(place, Held())
         return place, self._feed
 
-    def _connect(self) -> tuple[Place, Client]:
+    def _connect(self) -> tuple[RankAssignment, Client]:
         """Take part in the current round."""
-        place = self._post.place()
+        place = self._context.place()
         changed = self._place is None or place.round != self._place.round
         if self._client is None or (changed and not self._lasting):
             if not self._restored and self._place is not None and place.round == self._place.round:
@@ -442,14 +442,14 @@ class Loader(WithFiles, Lone):
             )
         return place, client
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: RankAssignment) -> None:
         source = self._settle()
-        where = self._post.where if self._lasting else None
-        line = self._post.line()
+        where = self._context.where if self._lasting else None
+        line = self._context.line()
         client = Client(line, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
 
         def check() -> None:
-            self._post.check(place.round)
+            self._context.check(place.round)
 
         self._hear(place, client, source)
         try:
@@ -490,7 +490,7 @@ class Loader(WithFiles, Lone):
     def _settle(self) -> Source:
         """What the data set is, once it is known what the launcher says of it."""
         if self._source is None:
-            wishes = self._wishes.settle(self._name, self._post.environment())
+            wishes = self._wishes.settle(self._name, self._context.environment())
             assert wishes.files and wishes.shard_records and wishes.shard_bytes and wishes.options  # noqa: S101
             self._tail = tail_named(wishes.tail or "")
             self._options = Options(wishes.seed or 0, bool(wishes.shuffle), self._mode, self._failures)
@@ -518,12 +518,12 @@ class Loader(WithFiles, Lone):
     @property
     def _lasting(self) -> bool:
         """Rounds change while it goes on."""
-        return self._free and self._post.where() is not None
+        return self._free and self._context.where() is not None
 
-    def _new_feed(self, place: Place, held: Held) -> Feed:
+    def _new_feed(self, place: RankAssignment, held: Held) -> Feed:
         assert self._client is not None and self._reader is not None  # noqa: S101
         free = self._free
-        cut, self._plan = self._post.cut(self._batch_size, place)
+        cut, self._plan = self._context.cut(self._batch_size, place)
         order = Order(
             self._options.seed,
             self.epoch,
@@ -540,13 +540,13 @@ class Loader(WithFiles, Lone):
             prefetch=self._prefetch,
             columns=self._columns,
             finish=self._finish,
-            over=lambda: self._post.over(place.round),
+            over=lambda: self._context.over(place.round),
             held=held,
         )
         feed.start()
         return feed
 
-    def _cut_anew(self, place: Place, feed: Feed) -> Feed:
+    def _cut_anew(self, place: RankAssignment, feed: Feed) -> Feed:
         """Other settings hold from this step on, on all ranks: what is ready is cut again in another way. All ranks
         have been told of it and none has handed it out, so all forget it."""
         feed.stop(wait=True)

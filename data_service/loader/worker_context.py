@@ -1,4 +1,4 @@
-"""A worker's place in the world, as a loader sees it."""
+"""What a loader is told about its worker: the round and rank, the way to the Master, when to stop."""
 
 from __future__ import annotations
 
@@ -18,71 +18,71 @@ from edl.worker.framework import Framework
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker is."""
+class RankAssignment:
+    """A worker's rank in one round."""
 
     round: int
     rank: int
     world_size: int
 
 
-class Post(Protocol):
-    """What a loader needs of the process that it is in."""
+class WorkerContext(Protocol):
+    """What a loader needs from its process."""
 
-    def place(self) -> Place:
-        """The current one; waits until there is one. Raises ``StateError`` where no data can be taken."""
+    def place(self) -> RankAssignment:
+        """Block for and return the current assignment. Raises ``StateError`` where no data can be taken."""
         ...
 
     def line(self) -> Line:
-        """To the machine that leases shards."""
+        """The connection to the lease machine."""
         ...
 
     def check(self, number: int) -> None:
-        """Raises what unwinds the training when this round is over."""
+        """Raise ``RoundOver`` if this round is over: it unwinds the training."""
         ...
 
     def over(self, number: int) -> bool:
-        """Whether this round is over. Any thread."""
+        """Whether this round is over. Thread-safe."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What every rank hands over, by rank. A collective."""
+        """All-gather: every rank's bytes, by rank."""
         ...
 
     def settings(self) -> int:
-        """Number of the settings that hold for the next step."""
+        """Version of the settings that apply to the next step."""
         ...
 
-    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
+    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
         """How the next steps are cut, with the script's own batch size."""
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """The environment."""
+        """The process's environment variables."""
         ...
 
     def anew(self) -> bool:
-        """Begin with a machine that knows nothing, if it is this process's own. Whether that is so."""
+        """Restart the in-process lease machine, if this process has its own. Return whether it has."""
         ...
 
-    def alone(self) -> Post:
-        """The same for data that this worker takes by itself, in mode "free"."""
+    def alone(self) -> WorkerContext:
+        """The context for independent mode, in which this worker takes data by itself."""
         ...
 
     def where(self) -> tuple[int, int] | None:
-        """Round and rank now, of a worker that goes on while they change; None for one that is interrupted."""
+        """The current round and rank, if the worker runs on while they change; None if it is interrupted."""
         ...
 
 
-class WorkerPost:
-    """The real one: over this process's session."""
+class SessionContext:
+    """The context of this process's session."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
         self._local: LocalLine | None = None
 
-    def place(self) -> Place:
-        """See ``Post``. A script that does not use ``run`` is restarted in the next world."""
+    def place(self) -> RankAssignment:
+        """See ``WorkerContext``. A script that does not use ``run`` is restarted in the next world."""
         session = sessions.current()
         if session.state is not None and not session.training:
             raise StateError("take data inside the function that run calls: outside of it there is no world")
@@ -90,10 +90,10 @@ class WorkerPost:
         if not session.training or seat is None:
             session.enter(self._framework, "its script takes data without edl.run")
             seat = session.place()
-        return Place(seat.round, seat.rank, seat.world_size)
+        return RankAssignment(seat.round, seat.rank, seat.world_size)
 
     def line(self) -> Line:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         link = sessions.current().link
         if link is not None:
             return line_over(link)
@@ -102,28 +102,28 @@ class WorkerPost:
         return self._local
 
     def check(self, number: int) -> None:
-        """See ``Post``. Without ``run`` there is nothing to unwind to: the process is about to be stopped."""
+        """See ``WorkerContext``. Without ``run`` there is nothing to unwind to: the process is about to be stopped."""
         session = sessions.current()
         if session.link is not None and session.training and session.link.broken(number):
             raise RoundOver(session.link.why_over)
 
     def over(self, number: int) -> bool:
-        """See ``Post``. A planned change ends a round without breaking it."""
+        """See ``WorkerContext``. A planned change ends a round without breaking it."""
         session = sessions.current()
         if session.link is None:
             return False
         return session.seat is None or session.seat.round != number or session.link.broken(number)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         return self._framework.exchange(data)
 
     def settings(self) -> int:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         return hyper.current().number
 
-    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
-        """See ``Post``."""
+    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
+        """See ``WorkerContext``."""
         settings = hyper.current()
         plan = step_plan(settings, batch_size, place.world_size)
         if not plan.local[-1]:
@@ -131,45 +131,45 @@ class WorkerPost:
         return Cut(plan.sizes(place.rank), settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         return sessions.current().environment
 
     def anew(self) -> bool:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         self._local = None
         return sessions.current().link is None
 
-    def alone(self) -> Post:
-        """See ``Post``."""
-        return LonePost(self)
+    def alone(self) -> WorkerContext:
+        """See ``WorkerContext``."""
+        return IndependentContext(self)
 
     def where(self) -> tuple[int, int] | None:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         return None
 
 
-class LonePost:
-    """Of a worker that takes data by itself. Inside of ``run`` its worlds end nevertheless; elsewhere they change
-    around it (``edl.worker.trainer``), and nothing is cut by what the job prescribes."""
+class IndependentContext:
+    """The context of an independent worker. Inside ``run`` its worlds still end; elsewhere worlds change around it
+    (``edl.worker.trainer``), and the job does not prescribe batch sizes."""
 
-    def __init__(self, post: WorkerPost | None = None) -> None:
-        """``post``: for what is used inside of ``run``."""
-        self._post = post
+    def __init__(self, inner: SessionContext | None = None) -> None:
+        """``inner``: answers inside of ``run``."""
+        self._inner = inner
         self._line: Line | None = None
 
     def where(self) -> tuple[int, int] | None:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         if self._stepping():
             return None
         return trainer.attach().place()[:2]
 
-    def place(self) -> Place:
-        """See ``Post``."""
+    def place(self) -> RankAssignment:
+        """See ``WorkerContext``."""
         inner = self._stepping()
-        return inner.place() if inner else Place(*trainer.attach().place())
+        return inner.place() if inner else RankAssignment(*trainer.attach().place())
 
     def line(self) -> Line:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         inner = self._stepping()
         if inner:
             return inner.line()
@@ -181,45 +181,45 @@ class LonePost:
         return self._line
 
     def check(self, number: int) -> None:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         inner = self._stepping()
         if inner:
             inner.check(number)
 
     def over(self, number: int) -> bool:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         inner = self._stepping()
         return inner.over(number) if inner else False
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """See ``Post``. There is nobody to exchange with."""
+        """See ``WorkerContext``. An independent worker has no peers."""
         return [data]
 
     def settings(self) -> int:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         return 0
 
-    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
-        """See ``Post``."""
+    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
+        """See ``WorkerContext``."""
         return Cut((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
 
     def environment(self) -> Mapping[str, str]:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         return sessions.current().environment
 
     def anew(self) -> bool:
-        """See ``Post``."""
+        """See ``WorkerContext``."""
         self._line = None
-        return self._post.anew() if self._post is not None else sessions.current().link is None
+        return self._inner.anew() if self._inner is not None else sessions.current().link is None
 
-    def alone(self) -> Post:
-        """See ``Post``."""
+    def alone(self) -> WorkerContext:
+        """See ``WorkerContext``."""
         return self
 
-    def _stepping(self) -> WorkerPost | None:
+    def _stepping(self) -> SessionContext | None:
         """Where it is inside of ``run``."""
         session = sessions.current()
-        return self._post if session.state is not None or session.training else None
+        return self._inner if session.state is not None or session.training else None
 
 
 Convert = Callable[[Any], Any]

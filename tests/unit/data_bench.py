@@ -16,7 +16,7 @@ from data_service.leases.machine import LeaseMachine
 from data_service.loader.batching import Cut
 from data_service.loader.loader import Loader
 from data_service.loader.transport import Line, Switchboard
-from data_service.loader.worker_context import Place
+from data_service.loader.worker_context import RankAssignment
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.master.service import Caller, Effect, Event, Fail, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -131,7 +131,7 @@ class Bench:
         return found
 
 
-class BenchPost:
+class BenchContext:
     """``data_service.loader.worker_context.Post`` on a bench."""
 
     def __init__(self, bench: Bench, slot: int, environment: Mapping[str, str] | None = None) -> None:
@@ -140,8 +140,8 @@ class BenchPost:
         self.variables = environment or {}
         self.exchanges = 0
 
-    def place(self) -> Place:
-        return Place(self.bench.round, self.slot, self.bench.size)
+    def place(self) -> RankAssignment:
+        return RankAssignment(self.bench.round, self.slot, self.bench.size)
 
     def line(self) -> Line:
         return self.bench.boards[self.slot]
@@ -160,7 +160,7 @@ class BenchPost:
     def settings(self) -> int:
         return self.bench.settings.number
 
-    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
+    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
         plan = step_plan(self.bench.settings, batch_size, place.world_size)
         return Cut(plan.sizes(place.rank), self.bench.settings.number), plan
 
@@ -170,7 +170,7 @@ class BenchPost:
     def anew(self) -> bool:
         return False
 
-    def alone(self) -> BenchPost:
+    def alone(self) -> BenchContext:
         return self
 
     def where(self) -> tuple[int, int] | None:
@@ -181,10 +181,10 @@ class ArrayData(Loader):
     """``Data`` of numpy."""
 
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
-        self.bench_post = BenchPost(bench, slot, named.pop("environment", None))
+        self.bench_post = BenchContext(bench, slot, named.pop("environment", None))
         super().__init__(*arguments, **named)
 
-    def _make_post(self) -> BenchPost:
+    def _make_context(self) -> BenchContext:
         return self.bench_post
 
     def _tensor(self, array: Any) -> Any:

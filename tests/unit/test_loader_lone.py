@@ -11,14 +11,14 @@ import pytest
 
 from data_service.loader import trainers
 from data_service.loader.trainers import Trainers
-from data_service.loader.worker_context import Place
+from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
-from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchPost, drawn, on_threads, write_ipc
+from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
 RECORDS = 600
 
 
-class LonePost(BenchPost):
+class LonePost(BenchContext):
     """A worker that goes on."""
 
     def alone(self) -> LonePost:
@@ -27,8 +27,8 @@ class LonePost(BenchPost):
     def where(self) -> tuple[int, int]:
         return self.bench.round, self.slot
 
-    def place(self) -> Place:
-        return Place(*self.where(), self.bench.size)
+    def place(self) -> RankAssignment:
+        return RankAssignment(*self.where(), self.bench.size)
 
     def over(self, number: int) -> bool:
         return False
@@ -38,7 +38,7 @@ class LoneData(ArrayData):
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
         super().__init__(bench, slot, *arguments, mode="free", **named)
 
-    def _make_post(self) -> BenchPost:
+    def _make_context(self) -> BenchContext:
         self.bench_post = LonePost(self.bench_post.bench, self.bench_post.slot)
         return self.bench_post
 
