@@ -1,4 +1,4 @@
-"""Open shards and the batches that are cut from them: rows of numpy arrays, in the order of the epoch."""
+"""Open shards and the batches made from them: rows of numpy arrays, in the order of the epoch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Columns = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a worker's steps are cut."""
+class StepSizes:
+    """The sizes of a worker's micro-batches in each step."""
 
     sizes: tuple[int, ...]
     """Records of each micro-batch."""
     number: int = 0
-    """Of the settings that it follows from."""
+    """Version of the settings these sizes follow from."""
 
     @property
     def total(self) -> int:

@@ -11,7 +11,7 @@ from data_service.loader.lease_client import Client
 from data_service.loader.prefetcher import Feed
 from data_service.loader.replay import encode
 from data_service.loader.trainers import trainers
-from data_service.loader.unacknowledged import Handed
+from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.messages import Done, Opened, Pace
 from edl.adapters.clock import SystemClock
@@ -28,9 +28,9 @@ _CLOCK = SystemClock()
 class Patience:
     """The wait for one batch."""
 
-    def __init__(self, name: str, handed: Handed) -> None:
+    def __init__(self, name: str, handed: UnacknowledgedBatches) -> None:
         self._name = name
-        self._handed = handed
+        self._unacknowledged = handed
         self._began_s = _CLOCK.now_s()
         self._idle = self._said = False
 
@@ -40,12 +40,12 @@ class Patience:
         if waited_s >= IDLE_S and not self._idle:
             self._idle = True
             trainers.idle()
-        if waited_s >= SAY_S and len(self._handed) and not self._said:
+        if waited_s >= SAY_S and len(self._unacknowledged) and not self._said:
             self._said = True
             note(
-                f"data set {self._name}: no batch is left but {len(self._handed)} that were handed out here and do not "
-                "count yet. They count when their push is acknowledged; without pushes make the data set with "
-                'acknowledge="next", or call done()'
+                f"data set {self._name}: no batch is left but {len(self._unacknowledged)} that were handed out here "
+                "and do not count yet. They count when their push is acknowledged; without pushes make the data set "
+                'with acknowledge="next", or call done()'
             )
 
 
@@ -58,7 +58,7 @@ class Lone:
     _place: RankAssignment | None
     _feed: Feed | None
     _parts: collections.deque[tuple[Any, Share]]
-    _handed: Handed
+    _unacknowledged: UnacknowledgedBatches
     _hold: bool | None
 
     def _connect(self) -> tuple[RankAssignment, Client]:
@@ -88,12 +88,12 @@ class Lone:
     @property
     def handed_out(self) -> int:
         """Batches that the script has got, for ``done``."""
-        return self._handed.count
+        return self._unacknowledged.count
 
     @property
     def records(self) -> tuple[str, tuple[int, int] | None]:
         """What has been handed out and does not count yet: as a text, or as the push that is being made again."""
-        waiting, client = self._handed.waiting(), self._client
+        waiting, client = self._unacknowledged.waiting(), self._client
         pushes = {one.redo.push if one.redo is not None else None for one in waiting}
         epochs = {one.epoch for one in waiting}
         if client is None or len(pushes) != 1 or len(epochs) != 1:
@@ -106,12 +106,12 @@ class Lone:
     @property
     def redoing(self) -> bool:
         """A push that is made again lacks batches that come next."""
-        return self._handed.redoing
+        return self._unacknowledged.redoing
 
     def done(self, upto: int | None = None) -> None:
         """What has been handed out is used: all of it, or the first ``upto`` batches (see ``handed_out``). The Master
         hears of it; this does not wait. Any thread."""
-        for epoch, shards in self._handed.take(upto):
+        for epoch, shards in self._unacknowledged.take(upto):
             if self._client is not None:
                 self._client.ack(epoch, shards)
 

@@ -12,17 +12,17 @@ from data_service.formats import Reader
 from data_service.formats import options as reading
 from data_service.formats.ragged import RaggedColumn, checked_pad
 from data_service.ledger import Ledger
-from data_service.loader.batching import Columns, Cut
+from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.file_list_client import Listing
 from data_service.loader.files_mixin import WithFiles
 from data_service.loader.independent import Lone, Patience, open_lasting
 from data_service.loader.lease_client import Client
 from data_service.loader.meter import Meter
-from data_service.loader.padding import StandIn
+from data_service.loader.padding import Padding
 from data_service.loader.prefetcher import Feed, Held, Known, Order, ReadyStep
 from data_service.loader.source import Source, Wishes, checked_name
 from data_service.loader.trainers import trainers
-from data_service.loader.unacknowledged import Handed
+from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.window import Offer, Step, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
 from data_service.protocol.messages import FREE, STEPS, Done, Opened, Options
@@ -73,7 +73,7 @@ class Loader(WithFiles, Lone):
 
     ``tail``: what a worker does that has nothing while others still have some. ``"pad"`` (default): it repeats
     samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which everybody has
-    a whole batch. ``"join"``: it takes part with stand-ins whose share has 0 samples.
+    a whole batch. ``"join"``: it takes part with padding whose share has 0 samples.
 
     ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
     of dicts, lists and tuples. ``fill``: by column, what stands for null. ``pad``: by column of lists that
@@ -170,10 +170,10 @@ class Loader(WithFiles, Lone):
         self._window: collections.deque[Step] = collections.deque()
         self._parts: collections.deque[tuple[Any, Share]] = collections.deque()
         self._step: Step | None = None
-        self._stand_in = StandIn(0, False)
+        self._padding = Padding(0, False)
         self._share: Share | None = None
         self._ready: ReadyStep | None = None
-        self._handed = Handed()
+        self._unacknowledged = UnacknowledgedBatches()
         self._listing = Listing(self._name, note)
         self._known: Known | None = None
         self._meter = Meter()
@@ -295,27 +295,27 @@ class Loader(WithFiles, Lone):
 
     def _begin_step(self) -> bool:
         """Have the micro-batches of the next step; False when the epoch is over."""
-        if self._free and self._handed.redone:
+        if self._free and self._unacknowledged.redone:
             trainers.push()
         place, feed = self._attach()
-        if feed.cut.number != self._context.settings() and not self._free:
-            feed = self._cut_anew(place, feed)
+        if feed.step_sizes.number != self._context.settings() and not self._free:
+            feed = self._resize_steps(place, feed)
         if not self._window and not self._plan_steps(place, feed):
             self._end_epoch(place)
             return False
         step = self._window[0]
         if step.own[place.rank if not self._free else 0]:
-            if self._free and self._handed.must_be_pushed(feed.next_redo()):
+            if self._free and self._unacknowledged.must_be_pushed(feed.next_redo()):
                 trainers.push()
             ready = feed.pop()
-            self._stand_in.remember(self.epoch, ready)
+            self._padding.remember(self.epoch, ready)
             self._ready = ready
             parts = ready.parts
         else:
             assert self._reader is not None, "attach has opened it"  # noqa: S101
-            made = self._stand_in.make(step.samples[place.rank], feed.cut.sizes, self._reader, self._columns)
+            made = self._padding.make(step.samples[place.rank], feed.step_sizes.sizes, self._reader, self._columns)
             parts = [(self._finish(part), samples) for part, samples in made]
-        assert self._plan is not None, "attach has cut"  # noqa: S101
+        assert self._plan is not None, "attach has planned"  # noqa: S101
         logical = self._plan.logical(place.rank) if not self._free else (-1,)
         total = max(1, sum(step.samples))
         for index, (batch, samples) in enumerate(parts):
@@ -337,13 +337,13 @@ class Loader(WithFiles, Lone):
         ready, self._ready = self._ready, None
         if self._free and ready is not None:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
-            self._handed.add(self.epoch, shards, ready.pieces, ready.redo)
+            self._unacknowledged.add(self.epoch, shards, ready.pieces, ready.redo)
         self._meter.tell(self._client, self._name)
 
     def _plan_steps(self, place: RankAssignment, feed: Feed) -> bool:
         """Agree with all ranks on the next steps. False when there are none."""
         alone = place.world_size == 1 or self._free
-        patience = Patience(self._name, self._handed)
+        patience = Patience(self._name, self._unacknowledged)
 
         def check() -> None:
             self._context.check(place.round)
@@ -358,14 +358,14 @@ class Loader(WithFiles, Lone):
             window = plan(offers, self._tail if not self._free else Tail.JOIN)
             assert self._client is not None, "attached"  # noqa: S101
             self._grow_to(window.version, self._client, feed.known, check)
-            self._stand_in.pattern = self._stand_in.pattern or window.pattern
+            self._padding.pattern = self._padding.pattern or window.pattern
             if window.steps:
                 with self._lock:
                     self._window.extend(window.steps)
                 if not self._free:  # there each batch is acknowledged
                     feed.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
-            if self._free and self.held and len(self._handed):
+            if self._free and self.held and len(self._unacknowledged):
                 trainers.push()  # the script cannot know that these were the last: the epoch ends when they count
             if window.over:
                 return False
@@ -374,8 +374,8 @@ class Loader(WithFiles, Lone):
                 check()
 
     def _offer(self, feed: Feed, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
-        spare, micros = self._stand_in.spare(feed.cut.total), len(feed.cut.sizes)
-        pattern = self._stand_in.pattern_of(steps)
+        spare, micros = self._padding.spare(feed.step_sizes.total), len(feed.step_sizes.sizes)
+        pattern = self._padding.pattern_of(steps)
         return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, feed.known.version)
 
     def _end_epoch(self, place: RankAssignment) -> None:
@@ -474,7 +474,7 @@ class Loader(WithFiles, Lone):
             self._reader = source.reader(opened.format, place.rank)
         self._client, self._opened, self._place = client, opened, place
         self._look_again(place, client, source)
-        self._stand_in.pattern = ""
+        self._padding.pattern = ""
 
     def _position(self) -> str:
         """What is announced to all ranks, also if not handed out yet. On any thread."""
@@ -494,7 +494,7 @@ class Loader(WithFiles, Lone):
             assert wishes.files and wishes.shard_records and wishes.shard_bytes and wishes.options  # noqa: S101
             self._tail = tail_named(wishes.tail or "")
             self._options = Options(wishes.seed or 0, bool(wishes.shuffle), self._mode, self._failures)
-            self._stand_in = StandIn(self._options.seed, self._options.shuffle)
+            self._padding = Padding(self._options.seed, self._options.shuffle)
             self._source = Source(
                 self._name,
                 wishes.files,
@@ -523,7 +523,7 @@ class Loader(WithFiles, Lone):
     def _new_feed(self, place: RankAssignment, held: Held) -> Feed:
         assert self._client is not None and self._reader is not None  # noqa: S101
         free = self._free
-        cut, self._plan = self._context.cut(self._batch_size, place)
+        step_sizes, self._plan = self._context.step_sizes(self._batch_size, place)
         order = Order(
             self._options.seed,
             self.epoch,
@@ -536,7 +536,7 @@ class Loader(WithFiles, Lone):
             self._client,
             self._reader,
             order,
-            Cut((self._batch_size,)) if free else cut,
+            StepSizes((self._batch_size,)) if free else step_sizes,
             prefetch=self._prefetch,
             columns=self._columns,
             finish=self._finish,
@@ -546,8 +546,8 @@ class Loader(WithFiles, Lone):
         feed.start()
         return feed
 
-    def _cut_anew(self, place: RankAssignment, feed: Feed) -> Feed:
-        """Other settings hold from this step on, on all ranks: what is ready is cut again in another way. All ranks
+    def _resize_steps(self, place: RankAssignment, feed: Feed) -> Feed:
+        """Other settings hold from this step on, on all ranks: ready steps are made again in other sizes. All ranks
         have been told of it and none has handed it out, so all forget it."""
         feed.stop(wait=True)
         with self._lock:
@@ -570,7 +570,7 @@ class Loader(WithFiles, Lone):
             self._window.clear()
         self._parts.clear()
         self._step = self._ready = None
-        self._handed.clear()
+        self._unacknowledged.clear()
 
     # --- batches -----------------------------------------------------------------------------------------------------
 

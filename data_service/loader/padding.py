@@ -1,4 +1,4 @@
-"""What a worker trains on that has nothing left while others have: something that it had before, or that they have."""
+"""Padding batches for a worker that has run out of data while others still have some."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from data_service.loader.replay import Piece
 from data_service.manifest import ShardRef
 
 
-class StandIn:
-    """The records of the worker's last step; read again when they are needed, since a script may write into its
-    batches."""
+class Padding:
+    """Repeats the records of the worker's last step. They are read again, since a script may write into its
+    batches. A worker that never had a step repeats one that another worker names."""
 
     def __init__(self, seed: int, shuffle: bool) -> None:
         self._seed = seed
@@ -26,24 +26,24 @@ class StandIn:
         self._count = 0
         self._read: tuple[Columns, int] | None = None
         self.pattern = ""
-        """Where a record can be found, for workers that have never had one."""
+        """A shard to pad from, for workers that have never had a step (JSON of a ``ShardRef``)."""
 
     def remember(self, epoch: int, step: ReadyStep) -> None:
-        """The worker gets this one."""
+        """Note the step that the script receives."""
         self._epoch, self._pieces, self._count, self._read = epoch, step.pieces, step.offer.samples, None
 
     def spare(self, total: int) -> int:
-        """Samples that it can repeat in a step of this size; 0 if it has had none."""
+        """Samples available as padding for a step of ``total`` samples; 0 before the first step."""
         return min(self._count, total)
 
     def pattern_of(self, steps: Sequence[ReadyStep]) -> str:
-        """What to tell the others; empty if they know one already."""
+        """The pattern to send to other workers; empty if they have one."""
         return "" if self.pattern or not steps else json.dumps(astuple(steps[0].pieces[0].ref))
 
     def make(
         self, samples: int, sizes: Sequence[int], reader: Reader, columns: Callable[[Any], Columns]
     ) -> list[tuple[Columns, int]]:
-        """Micro-batches of this many samples; with 0 they have some all the same, which do not count."""
+        """Padding micro-batches that count ``samples`` samples. With 0 they hold samples that do not count."""
         total = sum(sizes)
         if self._read is None:
             self._read = self._read_again(total, reader, columns)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from data_service.formats import Reader
-from data_service.loader.batching import Columns, Cursor, Cut, micro_batches, order_of, take
+from data_service.loader.batching import Columns, Cursor, StepSizes, micro_batches, order_of, take
 from data_service.loader.lease_client import LOOK_S, Asked, Client
 from data_service.loader.replay import Ended, Piece, Redo, plan
 from data_service.loader.trainers import trainers
@@ -83,7 +83,7 @@ class Known:
 
 @dataclass
 class Held:
-    """What a worker has of an epoch: it begins again from there when its steps are to be cut in another way."""
+    """What a worker has of an epoch: it begins again from there when step sizes change."""
 
     leases: dict[int, Given] = field(default_factory=dict)
     """Shards that have not been handed out to the end, and how far they have."""
@@ -133,7 +133,7 @@ class Feed:
         client: Client,
         reader: Reader,
         order: Order,
-        cut: Cut,
+        step_sizes: StepSizes,
         *,
         prefetch: int,
         columns: Callable[[Any], Columns],
@@ -143,7 +143,7 @@ class Feed:
     ) -> None:
         """``columns``: a table as arrays. ``finish``: makes of a micro-batch's arrays what the script gets.
         ``held``: what is left from a feed before this one."""
-        self.cut = cut
+        self.step_sizes = step_sizes
         self.held = held or Held()
         self.troubles: list[str] = []
         """Why shards could not be read."""
@@ -249,8 +249,8 @@ class Feed:
                 self._take_answer()
                 self._ask_ahead()
                 self._open_shards()
-                if sum(cursor.left for cursor in self._open) >= self.cut.total:
-                    self._make_step(self.cut.total)
+                if sum(cursor.left for cursor in self._open) >= self.step_sizes.total:
+                    self._make_step(self.step_sizes.total)
                 elif not self._unread:
                     self._run_out()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that trains
@@ -361,7 +361,7 @@ class Feed:
     def _open_shards(self) -> None:
         while self._unread and self._mixes_more() and not self._ended():
             self._open_shard(self._unread.popleft())
-        enough = self.cut.total
+        enough = self.step_sizes.total
         while self._unread and sum(one.left for one in self._open) < enough and not self._ended():
             self._open_shard(self._unread.popleft())
 
@@ -371,7 +371,7 @@ class Feed:
         if mixed == 1:
             return not self._open
         full = limit and sum(cursor.nbytes for cursor in self._open) >= limit
-        return not full and sum(cursor.left * mixed >= self.cut.total for cursor in self._open) < mixed
+        return not full and sum(cursor.left * mixed >= self.step_sizes.total for cursor in self._open) < mixed
 
     def _open_shard(self, given: Given) -> None:
         ref, upto = given.shard, given.upto
@@ -438,7 +438,7 @@ class Feed:
         pieces = tuple(Piece(self._refs[one.shard], begins[one.shard], one.upto, one.complete) for one in segments)
         self._open = [cursor for cursor in self._open if cursor.left]
         parts = []
-        for part, samples in micro_batches(columns, count, self.cut.sizes):
+        for part, samples in micro_batches(columns, count, self.step_sizes.sizes):
             parts.append((self._finish(part), samples))
         loose, self._loose = self._loose, []
         self._put_step(ReadyStep(parts, Ready(count, (*segments, *loose)), pieces))

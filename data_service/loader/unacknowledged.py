@@ -1,4 +1,4 @@
-"""Batches that a script has got and that do not count yet (mode "free")."""
+"""Batches that the script has received and not acknowledged yet (mode "free")."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class _Batch:
     redo: Redo | None
 
 
-class Handed:
-    """In their order. Any thread."""
+class UnacknowledgedBatches:
+    """A queue of batches in the order they were handed out. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: collections.deque[_Batch] = collections.deque()
         self.count = 0
-        """All that were ever handed out."""
+        """Batches handed out so far."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, epoch: int, shards: Shards, pieces: tuple[Piece, ...] = (), redo: Redo | None = None) -> None:
-        """One more, made of ``pieces``; after it so much of these shards is taken."""
+        """Append a batch made of ``pieces``; ``shards``: how far each is consumed after it."""
         with self._lock:
             self.count += 1
             self._waiting.append(_Batch(self.count, epoch, shards, pieces, redo))
 
     def take(self, upto: int | None) -> list[tuple[int, Shards]]:
-        """How far those go, by epoch, that count now: all, or the first ``upto`` that were ever handed out. They count
-        together: the Master never hears of a part of a push."""
+        """Acknowledge all batches, or the first ``upto`` ever handed out; return how far the shards of each epoch are
+        consumed by them. One message carries them all: the Master never hears of a part of a push."""
         found: dict[int, dict[int, tuple[int, int, bool]]] = {}
         with self._lock:
             while self._waiting and (upto is None or self._waiting[0].number <= upto):
@@ -50,7 +50,7 @@ class Handed:
         return [(epoch, tuple(shards.values())) for epoch, shards in found.items()]
 
     def waiting(self) -> list[_Batch]:
-        """Those that do not count yet."""
+        """The batches in the queue."""
         with self._lock:
             return list(self._waiting)
 
@@ -76,6 +76,6 @@ class Handed:
         return bool(waiting) and waiting[-1].redo is not None and not waiting[-1].redo.last
 
     def clear(self) -> None:
-        """They will never count."""
+        """Drop all: they will never be acknowledged."""
         with self._lock:
             self._waiting.clear()

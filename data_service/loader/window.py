@@ -23,7 +23,7 @@ class Tail(enum.Enum):
     DROP = "drop"
     """The epoch ends for all, and what the others have left is not trained on."""
     JOIN = "join"
-    """They take part with a stand-in that does not count."""
+    """They take part with padding that does not count."""
 
 
 class Supply(enum.Enum):
@@ -78,7 +78,7 @@ class Step:
     samples: tuple[int, ...]
     """What each rank contributes."""
     own: tuple[bool, ...]
-    """Whether it is something new, and not a repetition or a stand-in, by rank."""
+    """Whether it is something new, and not a repetition or padding, by rank."""
     taken: tuple[Segment, ...]
     """By all ranks, in the order of the ranks."""
 
@@ -107,7 +107,7 @@ def plan(offers: Sequence[Offer], tail: Tail) -> Window:
     """The steps that follow from what all ranks offer, in the order of the ranks.
 
     As many as the ranks have that have any. No steps and not over: nobody has anything right now. Raises ``DataError``
-    when the ranks cut their steps differently.
+    when the ranks split their steps differently.
     """
     micros = {offer.micros for offer in offers}
     if len(micros) > 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from data_service.loader.batching import Cut
+from data_service.loader.batching import StepSizes
 from data_service.loader.transport import Line, LocalLine, line_over
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import StateError
@@ -53,8 +53,8 @@ class WorkerContext(Protocol):
         """Version of the settings that apply to the next step."""
         ...
 
-    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
-        """How the next steps are cut, with the script's own batch size."""
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
+        """The micro-batch sizes of the next steps, given the script's own batch size."""
         ...
 
     def environment(self) -> Mapping[str, str]:
@@ -122,13 +122,13 @@ class SessionContext:
         """See ``WorkerContext``."""
         return hyper.current().number
 
-    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
         """See ``WorkerContext``."""
         settings = hyper.current()
         plan = step_plan(settings, batch_size, place.world_size)
         if not plan.local[-1]:
             raise StateError(f"a step of {plan.global_batch} samples has none for some of {place.world_size} workers")
-        return Cut(plan.sizes(place.rank), settings.number), plan
+        return StepSizes(plan.sizes(place.rank), settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
         """See ``WorkerContext``."""
@@ -199,9 +199,9 @@ class IndependentContext:
         """See ``WorkerContext``."""
         return 0
 
-    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
         """See ``WorkerContext``."""
-        return Cut((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
+        return StepSizes((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
 
     def environment(self) -> Mapping[str, str]:
         """See ``WorkerContext``."""

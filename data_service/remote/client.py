@@ -24,7 +24,7 @@ import pyarrow.flight as fl
 from data_service.formats import Reader
 from data_service.formats.options import Options
 from data_service.manifest import ShardRef
-from data_service.remote.flight import Kind, Ticket, cut, function_named
+from data_service.remote.flight import Kind, Ticket, batches_of, function_named
 from data_service.remote.tls import calling_at
 from edl.errors import DataError, SettingError, UsageError
 from edl.wire.address import address
@@ -540,7 +540,7 @@ class _Journey:
         self._check_total(table.num_rows)
         if self._got == table.num_rows and self._got > ticket.upto:
             return
-        yield from cut(table, ticket.key, self._got, ticket.rows, function_named(ticket.decode), ticket.decode)
+        yield from batches_of(table, ticket.key, self._got, ticket.rows, function_named(ticket.decode), ticket.decode)
 
     def _where(self) -> str:
         return f"{self._ticket.file}, shard {self._ticket.index}"

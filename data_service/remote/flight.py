@@ -126,12 +126,12 @@ def function_named(name: str) -> Decode | None:
     return found  # type: ignore[no-any-return]
 
 
-def cut(
+def batches_of(
     table: pa.Table, key: int | None, upto: int, rows: int, decode: Decode | None, name: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """A shard in batches, from record ``upto`` of the order on; a single empty batch when nothing is left.
 
-    Readers and trainers both cut with this, so that it does not matter who has read a shard. Raises
+    Readers and trainers both make batches with this, so that it does not matter who has read a shard. Raises
     ``DataFunctionError`` when ``decode`` fails and ``UsageError`` when it gives no batch of as many rows.
     """
     total = table.num_rows
@@ -272,7 +272,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
             decode = function_named(ticket.decode)
             table = self._reader(ticket).read(ticket.ref)
             total = str(table.num_rows).encode()
-            batches = cut(table, ticket.key, ticket.upto, ticket.rows, decode, ticket.decode)
+            batches = batches_of(table, ticket.key, ticket.upto, ticket.rows, decode, ticket.decode)
             batch = next(batches)
             schema = batch.schema
             yield schema

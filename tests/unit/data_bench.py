@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_service.leases.machine import LeaseMachine
-from data_service.loader.batching import Cut
+from data_service.loader.batching import StepSizes
 from data_service.loader.loader import Loader
 from data_service.loader.transport import Line, Switchboard
 from data_service.loader.worker_context import RankAssignment
@@ -160,9 +160,9 @@ class BenchContext:
     def settings(self) -> int:
         return self.bench.settings.number
 
-    def cut(self, batch_size: int, place: RankAssignment) -> tuple[Cut, StepPlan]:
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
         plan = step_plan(self.bench.settings, batch_size, place.world_size)
-        return Cut(plan.sizes(place.rank), self.bench.settings.number), plan
+        return StepSizes(plan.sizes(place.rank), self.bench.settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
         return self.variables

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_service.loader import replay
 from data_service.loader.replay import Batch, Ended, Piece, Redo
-from data_service.loader.unacknowledged import Handed
+from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.manifest import ShardRef
 from data_service.protocol.messages import Given
 from edl.errors import DataError
@@ -145,7 +145,7 @@ def test_a_push_of_several_batches_is_used_as_a_whole_though_some_acknowledgemen
 
 def test_batches_of_a_push_count_together() -> None:
     """Whoever dies after the first word about a push has said all of it."""
-    handed = Handed()
+    handed = UnacknowledgedBatches()
     handed.add(0, ((4, 6, False),))
     handed.add(0, ((4, 9, True), (5, 2, False)))
     handed.add(1, ((5, 3, False),))
@@ -153,7 +153,7 @@ def test_batches_of_a_push_count_together() -> None:
 
 
 def test_a_push_that_is_made_again_waits_for_its_last_batch() -> None:
-    handed = Handed()
+    handed = UnacknowledgedBatches()
     assert not handed.redoing
     handed.add(0, ((4, 6, False),))
     assert not handed.redoing, "a push of its own goes out when the script says so"
