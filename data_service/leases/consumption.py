@@ -27,7 +27,7 @@ def take(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, compl
 
 def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], ...] = ()) -> Opened:
     """The answer to ``Open``."""
-    version, now = data.listed.at(epoch), data.free
+    version, now = data.listed.at(epoch), data.independent
     return Opened(
         id,
         data.name,

@@ -123,7 +123,7 @@ def _append(data: DataSet, turn: Turn, fresh: Manifest, word: Grow) -> Segment:
     segment = data.listed.append(fresh.encode(), epoch, named=word.named, decoded=fresh)
     turn.effects += data.shelf.put(_segment_name(data, len(data.listed.segments) - 1), segment.encode())
     extend(data)
-    data.free.dirty = data.is_free
+    data.independent.dirty = data.is_independent
     return segment
 
 

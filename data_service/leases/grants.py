@@ -46,7 +46,11 @@ def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease
         return None
     if word.epoch < table.epoch:
         over = f"epoch {word.epoch} of {data.name} is over; it is in epoch {table.epoch}"
-        late = [*(shard for shard, _ in word.finished), *(shard for shard, _, _ in word.failed)] if data.is_free else []
+        late = (
+            [*(shard for shard, _ in word.finished), *(shard for shard, _, _ in word.failed)]
+            if data.is_independent
+            else []
+        )
         return _granted(data, word, FINISHED, tuple((shard, over) for shard in late))
     refused = _report(data, turn, table, caller, word)
     most = min(word.want, max(1, -(-table.pending // (2 * _takers(data, turn)))))
@@ -54,7 +58,7 @@ def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease
     if most:
         others = data.others(caller) if table.back else ()
         given = table.grant(caller, most, turn.now_s, others)
-        if given and data.is_free:
+        if given and data.is_independent:
             client.heard_s = turn.now_s
     state = MORE if given or (not word.want and table.pending) else FINISHED if table.finished else DRY
     return encode_granted(_granted(data, word, state, refused), *table.manifest.rows(given))
@@ -65,14 +69,14 @@ def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: 
     if not client.opened or client.conflict:
         return unopened(data, client, word.id)
     rank = turn.ranks[caller]
-    if not data.is_free and rank != RANK_0:
+    if not data.is_independent and rank != RANK_0:
         return Refused(word.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}")
     table = data.table
     if table is None or not is_open(data, turn):
         return None
-    if data.is_free and word.epoch <= table.epoch:
+    if data.is_independent and word.epoch <= table.epoch:
         # Others are further: it goes on with them.
-        return Done(word.id, data.name, table.epoch, number=data.free.number, kept=data.free.kept)
+        return Done(word.id, data.name, table.epoch, number=data.independent.number, kept=data.independent.kept)
     if word.epoch not in (table.epoch, table.epoch + 1):
         text = f"{data.name} is in epoch {table.epoch}; epoch {word.epoch} cannot begin now"
         return Refused(word.id, data.name, "epoch", text)
@@ -88,11 +92,11 @@ def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: 
         ledger.next_epoch()
         data.fit(ledger)
         _begin_epoch(data, turn, ledger)
-    return Done(word.id, data.name, word.epoch, number=data.free.number, kept=data.free.kept)
+    return Done(word.id, data.name, word.epoch, number=data.independent.number, kept=data.independent.kept)
 
 
 def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
-    now = data.free
+    now = data.independent
     version = data.listed.at(word.epoch)
     return Granted(
         *(word.id, data.name, word.epoch, (), state, refused, now.number, now.kept),
@@ -105,14 +109,14 @@ def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, s
 
 
 def _takers(data: DataSet, turn: Turn) -> int:
-    return max(1, data.opened if data.is_free else len(turn.ranks))
+    return max(1, data.opened if data.is_independent else len(turn.ranks))
 
 
 def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease) -> tuple[tuple[int, str], ...]:
     """Count what a lease reports. Returns what does not count."""
     refused: list[tuple[int, str]] = []
     finished = word.finished
-    if not data.is_free:
+    if not data.is_independent:
         exact = table.manifest.format in RECORD_FORMATS
         records, shards, rest = table.finish_many(caller, word.finished, exact)
         if shards:
@@ -121,7 +125,7 @@ def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease
                 _forget_failures(data, table)
         finished = tuple(rest)
     for shard, records in finished:
-        if data.is_free:
+        if data.is_independent:
             problem = independent.ack(data, turn, caller, shard, records, True)
         elif _is_done(table, shard):
             problem = ""  # said twice
@@ -150,7 +154,7 @@ def _failed(data: DataSet, turn: Turn, table: Table, shard: int, upto: int, atte
         return table.whose(shard, caller)
     problem = ""
     if held:
-        count = independent.ack if data.is_free else take
+        count = independent.ack if data.is_independent else take
         problem = count(data, turn, caller, shard, upto, False)
     attempts = data.failures.setdefault(shard, [])
     attempts.append(attempt)
@@ -228,8 +232,8 @@ def decode_poison(value: bytes) -> dict[int, Poison]:
 def _begin_epoch(data: DataSet, turn: Turn, ledger: Ledger) -> None:
     data.begin(ledger)
     data.failures = {}
-    if data.is_free:
-        data.free.ended.clear()
+    if data.is_independent:
+        data.independent.ended.clear()
         independent.keep(data, turn)
 
 

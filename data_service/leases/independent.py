@@ -1,4 +1,5 @@
-"""Mode "free": trainers that do not step together. The Master's ledger is the truth; the store has it within a second.
+"""Independent mode: trainers that do not step together. The Master's ledger is the truth, and is in the store within a
+second.
 
 What was acknowledged after the last write to the store is said again by those who did, so a new Master gives nothing
 out before everybody who took part has opened again, or a time is over.
@@ -13,7 +14,7 @@ from data_service.file_list import with_files
 from data_service.leases.consumption import opened, take, unopened
 from data_service.leases.lease_table import BACK, Table, who
 from data_service.leases.shard_order import FRESH
-from data_service.leases.state import Client, DataSet, Free, Turn
+from data_service.leases.state import Client, DataSet, IndependentState, Turn
 from data_service.ledger import Ledger
 from data_service.manifest import counted
 from data_service.protocol.messages import Ack, Answer, Commit, Done, Gone, Open, Opened, Refused, Rollback, shards_of
@@ -40,13 +41,13 @@ Refusals = tuple[tuple[int, str], ...]
 def begin(data: DataSet, turn: Turn) -> None:
     """Nothing of a newly registered set is consumed."""
     data.begin(data.fresh(0))
-    data.free = Free()
+    data.independent = IndependentState()
     keep(data, turn)
 
 
 def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open) -> Opened:
     """A worker takes part, possibly with shards in hand and acknowledgements that may be lost."""
-    table, now = data.position, data.free
+    table, now = data.position, data.independent
     replaced = now.trainers.get(caller, 0) != word.trainer
     if replaced:
         lost(data, caller)
@@ -77,19 +78,19 @@ def ack(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, comple
     problem = take(data, turn, caller, shard, upto, complete)
     if problem:
         return problem
-    data.free.number += 1
-    data.free.dirty = True
+    data.independent.number += 1
+    data.independent.dirty = True
     client.heard_s = turn.now_s
-    _remember(data.free, shard, caller)
+    _remember(data.independent, shard, caller)
     if complete:
-        data.free.times_s.append(turn.now_s - max(since_s, client.completed_s))
+        data.independent.times_s.append(turn.now_s - max(since_s, client.completed_s))
         client.completed_s = turn.now_s
     return ""
 
 
 def acks(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Ack) -> Answer | None:
     """The same for a list of them."""
-    table, now = data.table, data.free
+    table, now = data.table, data.independent
     if not client.opened:
         return unopened(data, client, word.id)
     if table is None or now.awaited:
@@ -107,7 +108,7 @@ def acks(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Ack) -
 
 def commit(data: DataSet, turn: Turn, client: Client, word: Commit) -> Answer | None:
     """Give the present position a name."""
-    table, now = data.table, data.free
+    table, now = data.table, data.independent
     if not client.opened:
         return unopened(data, client, word.id)
     if table is None or now.awaited:
@@ -124,7 +125,7 @@ def commit(data: DataSet, turn: Turn, client: Client, word: Commit) -> Answer | 
 
 def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answer | None:
     """Back to a named position; all leases are void."""
-    table, now = data.table, data.free
+    table, now = data.table, data.independent
     if not client.opened:
         return unopened(data, client, word.id)
     if table is None or now.awaited:
@@ -161,19 +162,19 @@ def gone(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Gone) 
     epoch = 0
     if data.table is not None:
         epoch = data.table.epoch
-        if data.is_free:
+        if data.is_independent:
             data.table.release(caller, turn.now_s)
             data.set_open(client, False)
-            data.free.callers.discard(caller)
-            data.free.trainers.pop(caller, None)
-            data.free.awaited.discard(caller)
+            data.independent.callers.discard(caller)
+            data.independent.trainers.pop(caller, None)
+            data.independent.awaited.discard(caller)
             keep(data, turn)
-    return Done(word.id, data.name, epoch, number=data.free.number, kept=data.free.kept)
+    return Done(word.id, data.name, epoch, number=data.independent.number, kept=data.independent.kept)
 
 
 def world_began(data: DataSet, turn: Turn) -> None:
     """Workers that are not in it are gone; the others have to open again."""
-    now, table = data.free, data.table
+    now, table = data.independent, data.table
     if table is None:
         return
     for caller in [one for one, hand in table.hands.items() if one not in turn.ranks]:
@@ -192,7 +193,7 @@ def world_began(data: DataSet, turn: Turn) -> None:
 
 def tick(data: DataSet, turn: Turn) -> None:
     """Look at the deadlines."""
-    now, table = data.free, data.table
+    now, table = data.independent, data.table
     if table is None:
         return
     if now.awaited and turn.world is not None and turn.now_s >= now.until_s:
@@ -218,10 +219,10 @@ def tick(data: DataSet, turn: Turn) -> None:
 
 def lost(data: DataSet, caller: Caller) -> None:
     """The trainer in this place is gone, or counts as gone: others go on with what it had in hand."""
-    _ended(data.free, data.free.trainers.pop(caller, 0))
+    _ended(data.independent, data.independent.trainers.pop(caller, 0))
 
 
-def _ended(now: Free, trainer: int) -> None:
+def _ended(now: IndependentState, trainer: int) -> None:
     if trainer and trainer not in now.ended:
         now.ended.append(trainer)
         del now.ended[: -max(MOST_ENDED, now.crowd)]
@@ -230,7 +231,7 @@ def _ended(now: Free, trainer: int) -> None:
 
 def settle(data: DataSet, turn: Turn) -> None:
     """At the end of a step: write what is due, ask to be woken for what will be."""
-    now, table = data.free, data.table
+    now, table = data.independent, data.table
     if table is None:
         return
     if now.dirty:
@@ -249,14 +250,14 @@ def settle(data: DataSet, turn: Turn) -> None:
 
 def silence_s(data: DataSet) -> float:
     """So long a worker may say nothing about its leases."""
-    times = sorted(data.free.times_s)
+    times = sorted(data.independent.times_s)
     usual_s = times[min(len(times) - 1, int(0.95 * len(times)))] if times else 0.0
     return max(LEAST_SILENCE_S, SILENCE_FACTOR * usual_s)
 
 
 def keep(data: DataSet, turn: Turn) -> None:
     """The position into the store."""
-    now, table = data.free, data.position
+    now, table = data.independent, data.position
     last = list(now.doers.items())[-KEPT_DOERS:]
     head = {
         "number": now.number,
@@ -278,7 +279,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
     if name not in kept:
         raise DataError(f"{name} is missing in the store")
     head_text, _, ledger_text = data.shelf.get(kept, name).partition(b"\n")
-    now = data.free = Free()
+    now = data.independent = IndependentState()
     try:
         head = json.loads(head_text)
         now.number = now.kept = int(head["number"])
@@ -298,7 +299,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
     now.awaited = set(now.callers)
 
 
-def _remember(now: Free, shard: int, caller: Caller) -> None:
+def _remember(now: IndependentState, shard: int, caller: Caller) -> None:
     now.doers.pop(shard, None)
     now.doers[shard] = caller
     if len(now.doers) > DOERS:
@@ -306,7 +307,7 @@ def _remember(now: Free, shard: int, caller: Caller) -> None:
 
 
 def _keep_commits(data: DataSet, turn: Turn) -> None:
-    value = json.dumps(list(data.free.commits.items())).encode("ascii")
+    value = json.dumps(list(data.independent.commits.items())).encode("ascii")
     turn.effects += data.shelf.put(f"commits/{data.name}", value)
 
 
@@ -317,10 +318,10 @@ def _claims(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Open)
     that it knows, and a shard that it has finished has been finished by somebody else.
     """
     refused: dict[int, str] = {}
-    may = (FRESH, BACK) if data.free.awaited else (FRESH,)
+    may = (FRESH, BACK) if data.independent.awaited else (FRESH,)
     counts = {shard: upto for shard, upto, complete in word.acks if not complete}
     for shard, upto, complete in word.acks:
-        by = data.free.doers.get(shard, caller)
+        by = data.independent.doers.get(shard, caller)
         if by != caller:
             refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has read on"
         if by != caller or table.ledger.is_done(shard):

@@ -129,7 +129,7 @@ class LeaseMachine:
             for client in data.clients.values():
                 client.last, client.answer, client.parked = -1, "", None
                 client.opened, client.conflict, client.claim = False, "", None
-            if data.is_free:
+            if data.is_independent:
                 independent.world_began(data, turn)
                 independent.settle(data, turn)
             else:
@@ -145,7 +145,7 @@ class LeaseMachine:
     def _tick(self, turn: Turn) -> None:
         self._wake_s = 0.0
         for data in self.sets.values():
-            if data.is_free:
+            if data.is_independent:
                 independent.tick(data, turn)
                 self._go_on(turn, data)
                 independent.settle(data, turn)
@@ -213,7 +213,7 @@ class LeaseMachine:
             if isinstance(word, Open):
                 data.lister = None if data.lister == caller else data.lister  # what it was told may be lost
                 file_additions.tell_orders(data, turn)
-        if data.is_free:
+        if data.is_independent:
             independent.settle(data, turn)
 
     def _go_on(self, turn: Turn, data: DataSet) -> None:
@@ -292,11 +292,11 @@ class LeaseMachine:
                 data.poison = grants.decode_poison(self._shelf.get(kept, f"quarantine/{name}"))
                 if data.poison:
                     turn.effects.append(grants.flaw(data))
-            if data.is_free:
+            if data.is_independent:
                 independent.load(data, kept)
         except DataError as error:
             turn.note(f"data {name}: what the last Master kept cannot be used: {error}")
-            if data.is_free:
+            if data.is_independent:
                 data.broken = f"{name}: its accounting in the store cannot be used: {error}. Register other data anew"
             data.files = None
 

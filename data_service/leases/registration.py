@@ -12,7 +12,7 @@ from data_service.leases.state import RANK_0, Client, DataSet, Turn
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.protocol.messages import (
-    FREE,
+    INDEPENDENT,
     Answer,
     Open,
     Options,
@@ -28,7 +28,7 @@ from edl.master.service import Caller, Effect
 
 def register(data: DataSet, turn: Turn, caller: Caller, word: Register) -> Answer:
     """These are the shards."""
-    if turn.ranks[caller] != RANK_0 and word.options.mode != FREE:
+    if turn.ranks[caller] != RANK_0 and word.options.mode != INDEPENDENT:
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
         return Refused(word.id, data.name, "rank", text)
     blob = hashlib.blake2b(word.manifest, digest_size=16).digest()
@@ -60,7 +60,7 @@ def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open)
         return None  # a long list comes in parts; with rank 0's position all of it is there
     data.set_open(client, True)
     client.conflict = ""
-    if data.is_free:
+    if data.is_independent:
         return independent.open_(data, turn, caller, client, word)
     if word.rank == RANK_0 and data.table is None:
         try:
@@ -81,8 +81,8 @@ def is_open(data: DataSet, turn: Turn) -> bool:
     """Shards are given out: the position is known, and after a change of the Master what everybody has in hand."""
     if data.table is None:
         return False
-    if data.is_free:
-        return not data.free.awaited
+    if data.is_independent:
+        return not data.independent.awaited
     return not turn.taken_over or data.table.finished or data.opened == len(turn.ranks)
 
 
@@ -150,7 +150,7 @@ def _difference(data: DataSet, manifest: Manifest, options: Options) -> str:
 
 
 def _in_use(data: DataSet) -> bool:
-    if data.is_free and data.table is not None and (data.table.ledger.records or data.table.ledger.epoch):
+    if data.is_independent and data.table is not None and (data.table.ledger.records or data.table.ledger.epoch):
         return True
     return any(client.opened for client in data.clients.values())
 
@@ -178,7 +178,7 @@ def _replace(data: DataSet, turn: Turn, files: FileList, word: Register, differe
     data.files, data.options, data.table, data.broken = files, word.options, None, ""
     data.registered = len(files.segments)
     turn.effects += keep_set(data, word.manifest)
-    if data.is_free:
+    if data.is_independent:
         independent.begin(data, turn)
 
 

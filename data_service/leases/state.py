@@ -12,7 +12,7 @@ from data_service.leases.lease_table import Table
 from data_service.leases.throughput import Rate
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
-from data_service.protocol.messages import FREE, Answer, Open, Options, Ranges, Request, encode, ranges
+from data_service.protocol.messages import INDEPENDENT, Answer, Open, Options, Ranges, Request, encode, ranges
 from edl.master.service import Caller, Effect, Note, Tell, WakeAt
 from edl.types import Rank
 from edl.wire.messages import World
@@ -42,9 +42,9 @@ class Client:
     per_s: float = 0.0
     waited: float = 0.0
     heard_s: float = 0.0
-    """Last word about its leases (mode "free")."""
+    """Last word about its leases (independent mode)."""
     completed_s: float = 0.0
-    """When it last finished a shard (mode "free")."""
+    """When it last finished a shard (independent mode)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class Order:
 
 
 @dataclass(slots=True)
-class Free:
-    """What mode "free" needs beyond the table."""
+class IndependentState:
+    """What independent mode needs beyond the table."""
 
     fence: int = 0
     """Rollbacks so far."""
@@ -147,13 +147,13 @@ class DataSet:
         self.table: Table | None = None
         self.failures: dict[int, list[Attempt]] = {}
         self.poison: dict[int, Poison] = {}
-        self.free = Free()
+        self.independent = IndependentState()
         self.rate = Rate()
 
     @property
-    def is_free(self) -> bool:
-        """Mode "free"."""
-        return self.options.mode == FREE
+    def is_independent(self) -> bool:
+        """Independent mode."""
+        return self.options.mode == INDEPENDENT
 
     @property
     def manifest(self) -> Manifest | None:
@@ -221,7 +221,7 @@ class DataSet:
     def begin(self, ledger: Ledger) -> Table:
         """Its table is this position from now on."""
         self.table = Table(self.known, ledger, self.poison)
-        self.free.doers.clear()
+        self.independent.doers.clear()
         for client in self.clients.values():
             client.records = 0
         return self.table

@@ -47,7 +47,7 @@ class WithFiles:
         raise NotImplementedError
 
     @property
-    def _free(self) -> bool:
+    def _independent(self) -> bool:
         raise NotImplementedError
 
     def add(self, files: str | Sequence[str], *, when: str = NOW) -> str:
@@ -69,7 +69,7 @@ class WithFiles:
 
     def _list_files(self, client: Client, source: Source, check: Callable[[], None]) -> None:
         """Rank 0: say which files there are."""
-        beginning = trainers.beginning if self._free else None
+        beginning = trainers.beginning if self._independent else None
         if beginning is not None and beginning.ledgers.get(self._name):
             self._listing.restore(files_of(beginning.ledgers[self._name]))
         self._listing.register(client, source, self._options, self._position_now(), check)
@@ -91,7 +91,7 @@ class WithFiles:
         """The position, in the list that the Master has."""
         ledger = self._ledger
         assert ledger is not None, "it has been made"  # noqa: S101
-        if self._free:  # the Master's position counts; this one is a measure
+        if self._independent:  # the Master's position counts; this one is a measure
             if opened.shards >= ledger.shards:
                 ledger.extend(opened.shards, opened.digest)
             return
@@ -108,7 +108,7 @@ class WithFiles:
         assert ledger is not None, "it is open"  # noqa: S101
         if known.version:
             self._known = known
-        if self._free:
+        if self._independent:
             if known.shards > ledger.shards:
                 ledger.extend(known.shards, known.digest)
             return

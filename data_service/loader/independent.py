@@ -1,4 +1,4 @@
-"""How a worker opens data, and waits for them, that goes on while worlds change around it (mode "free")."""
+"""How a worker opens data, and waits for them, that goes on while worlds change around it (independent mode)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Patience:
             )
 
 
-class Lone:
-    """The part of a loader that mode "free" adds."""
+class IndependentMixin:
+    """What independent mode adds to a loader."""
 
     _name: str
     _context: WorkerContext
@@ -129,7 +129,7 @@ class Lone:
         return client.wait(client.commit(name), lambda: self._context.check(place.round), Done).ledger
 
     def peek(self) -> Any:
-        """Mode "free": the batch that comes next, if it is ready; else None. It stays where it is: do not change it."""
+        """Independent mode: the next batch if it is ready, else None. It stays in the queue: do not change it."""
         return self._parts[0][0] if self._parts else self._feed.first() if self._feed is not None else None
 
     def say_alive(self) -> None:
@@ -143,7 +143,7 @@ class _First(Exception):
 
 
 def open_lasting(
-    data: Lone, client: Client, registered: bool, register: Callable[[], None], check: Callable[[], None]
+    data: IndependentMixin, client: Client, registered: bool, register: Callable[[], None], check: Callable[[], None]
 ) -> Opened:
     """Take part; from the position of the checkpoint that the parameters come from, if they come from one."""
     trainers.opening()
@@ -161,7 +161,7 @@ def open_lasting(
 
 
 def _open(
-    data: Lone, client: Client, registered: bool, register: Callable[[], None], check: Callable[[], None]
+    data: IndependentMixin, client: Client, registered: bool, register: Callable[[], None], check: Callable[[], None]
 ) -> Opened:
     def look() -> None:
         check()

@@ -77,13 +77,13 @@ class Client:
         self._finished: set[int] = set()
         self._returned: dict[int, int] = {}
         self._acked: dict[int, int] = {}
-        """Mode "free": acknowledged records of shards that are begun."""
+        """Independent mode: acknowledged records of shards that are begun."""
         self._unkept: list[tuple[int, Ack]] = []
-        """Mode "free": acknowledgements that may not be in the store yet, with their numbers; 0 until it is known."""
+        """Independent mode: acknowledgements that may not be stored yet, with their numbers; 0 until it is known."""
         self._uncounted: dict[int, tuple[int, bool]] = {}
-        """Mode "free": acknowledgements of this epoch that the Master refused: the records are used all the same."""
+        """Independent mode: acknowledgements of this epoch that the Master refused; the records are used anyway."""
         self._acks_due: list[Asked] = []
-        """Mode "free": acknowledgements that nobody has answered yet."""
+        """Independent mode: acknowledgements that nobody has answered yet."""
         self._fence = 0
         self.on_news: Callable[[Any], None] | None = None
         """Takes what is told without having been asked for. Must not block."""
@@ -135,15 +135,15 @@ class Client:
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
 
     def rollback(self, name: str, ledger: str, history: int) -> Asked:
-        """Mode "free": back to a position, once for each history. It has to be opened again then."""
+        """Independent mode: back to a position, once for each history. It has to be opened again then."""
         return self._ask(Rollback(0, self.dataset, name, ledger, history))
 
     def commit(self, name: str) -> Asked:
-        """Mode "free": give the present position a name."""
+        """Independent mode: give the present position a name."""
         return self._ask(Commit(0, self.dataset, name))
 
     def gone(self) -> Asked:
-        """Mode "free": it takes no more part; what it has in hand goes to others."""
+        """Independent mode: it takes no more part; what it has in hand goes to others."""
         with self._lock:
             self._granted.clear()
             self._acked.clear()
@@ -162,7 +162,7 @@ class Client:
                 self._queue.remove(asked)
 
     def ack(self, epoch: int, shards: tuple[tuple[int, int, bool], ...]) -> None:
-        """Mode "free": these are consumed."""
+        """Independent mode: these are consumed."""
         word = Ack(0, self.dataset, epoch, shards)
         with self._lock:
             for shard, upto, complete in shards:
@@ -178,7 +178,7 @@ class Client:
             self._acks_due.append(asked)
 
     def unkept(self) -> tuple[tuple[int, int, bool], ...]:
-        """Mode "free": what this worker has used that may not be in the store yet, or never will, of this epoch."""
+        """Independent mode: records used in this epoch that may not be in the store yet, or never will be."""
         with self._lock:
             found = {shard: (shard, upto, complete) for shard, upto, complete in self._acks()}
             for shard, one in self._uncounted.items():

@@ -15,7 +15,7 @@ from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.file_list_client import Listing
 from data_service.loader.files_mixin import WithFiles
-from data_service.loader.independent import Lone, Patience, open_lasting
+from data_service.loader.independent import IndependentMixin, Patience, open_lasting
 from data_service.loader.lease_client import Client
 from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
@@ -25,7 +25,7 @@ from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
 from data_service.loader.window import Offer, Step, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
-from data_service.protocol.messages import FREE, STEPS, Done, Opened, Options
+from data_service.protocol.messages import INDEPENDENT, STEPS, Done, Opened, Options
 from edl.arithmetic.hyper import StepPlan
 from edl.errors import DataError, SettingError, StateError
 from edl.worker.session import note
@@ -34,7 +34,7 @@ from edl.worker.steps import Share
 STATE_VERSION = 2
 GONE_S = 2.0
 """So long the Master may take to hear that a worker takes no more part."""
-MIXED, MIXED_FREE = 16, 4
+MIXED, MIXED_INDEPENDENT = 16, 4
 """Shards whose records are mixed unless the script says otherwise. Trainers that do not step together have fewer in
 hand: at the end of an epoch nobody waits long for a slow one."""
 MIXED_BYTES = 1 << 30
@@ -57,7 +57,7 @@ class Progress:
     of_shards: int
 
 
-class Loader(WithFiles, Lone):
+class Loader(WithFiles, IndependentMixin):
     """One data set, iterated by all workers of a world together: each record once in an epoch, whatever happens.
 
     An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
@@ -124,8 +124,8 @@ class Loader(WithFiles, Lone):
         self._context = self._make_context()
         self._name = checked_name(name)
         _check(batch_size=batch_size, prefetch=prefetch, shuffle_shards=shuffle_shards, failures=failures)
-        if mode not in (STEPS, FREE):
-            raise SettingError("mode", mode, f"must be {STEPS} or {FREE}")
+        if mode not in (STEPS, INDEPENDENT):
+            raise SettingError("mode", mode, f"must be {STEPS} or {INDEPENDENT}")
         self._batch_size, self._prefetch, self._shuffle_shards = batch_size, prefetch, shuffle_shards
         self._transform, self._fill, self._pad = transform, fill, checked_pad(dict(pad or {}))
         self._wishes = Wishes(
@@ -144,12 +144,12 @@ class Loader(WithFiles, Lone):
             rescan=None if rescan is None else str(rescan),
             when=when,
         )
-        if acknowledge not in (None, "next", "done") or (acknowledge and mode != FREE):
-            raise SettingError("acknowledge", acknowledge, f"must be next or done, and is for mode={FREE}")
+        if acknowledge not in (None, "next", "done") or (acknowledge and mode != INDEPENDENT):
+            raise SettingError("acknowledge", acknowledge, f"must be next or done, and is for mode={INDEPENDENT}")
         self._hold = None if acknowledge is None else acknowledge == "done"
         self._mode, self._failures = mode, failures
-        if mode == FREE:
-            self._context = self._context.alone()
+        if mode == INDEPENDENT:
+            self._context = self._context.independent()
         self._tail = Tail.PAD if tail is None else tail_named(tail)
         self._begin()
 
@@ -225,7 +225,7 @@ class Loader(WithFiles, Lone):
         """Stop reading. It can be used again in the next round, once its position has been restored: the Master gives
         nothing twice in a round, and what was read ahead is dropped."""
         client = self._client
-        if client is not None and self._free:
+        if client is not None and self._independent:
             if not self.held:
                 self.done()
             if self._lasting:
@@ -244,8 +244,8 @@ class Loader(WithFiles, Lone):
         return {
             "version": STATE_VERSION,
             "dataset": self._name,
-            "ledger": None if ledger is None or self._free else ledger.state_dict(),
-            "files": b"" if ledger is None or self._free else self._files_state(),
+            "ledger": None if ledger is None or self._independent else ledger.state_dict(),
+            "files": b"" if ledger is None or self._independent else self._files_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -282,7 +282,7 @@ class Loader(WithFiles, Lone):
                     f"data set {self._name}: its position was restored after this iterator was made; begin a new "
                     "one with iter(data) inside the function that run calls"
                 )
-            if self._free and not self.held:
+            if self._independent and not self.held:
                 self.done()
             if not self._parts and not self._begin_step():
                 return
@@ -295,17 +295,17 @@ class Loader(WithFiles, Lone):
 
     def _begin_step(self) -> bool:
         """Have the micro-batches of the next step; False when the epoch is over."""
-        if self._free and self._unacknowledged.redone:
+        if self._independent and self._unacknowledged.redone:
             trainers.push()
         place, feed = self._attach()
-        if feed.step_sizes.number != self._context.settings() and not self._free:
+        if feed.step_sizes.number != self._context.settings() and not self._independent:
             feed = self._resize_steps(place, feed)
         if not self._window and not self._plan_steps(place, feed):
             self._end_epoch(place)
             return False
         step = self._window[0]
-        if step.own[place.rank if not self._free else 0]:
-            if self._free and self._unacknowledged.must_be_pushed(feed.next_redo()):
+        if step.own[place.rank if not self._independent else 0]:
+            if self._independent and self._unacknowledged.must_be_pushed(feed.next_redo()):
                 trainers.push()
             ready = feed.pop()
             self._padding.remember(self.epoch, ready)
@@ -316,7 +316,7 @@ class Loader(WithFiles, Lone):
             made = self._padding.make(step.samples[place.rank], feed.step_sizes.sizes, self._reader, self._columns)
             parts = [(self._finish(part), samples) for part, samples in made]
         assert self._plan is not None, "attach has planned"  # noqa: S101
-        logical = self._plan.logical(place.rank) if not self._free else (-1,)
+        logical = self._plan.logical(place.rank) if not self._independent else (-1,)
         total = max(1, sum(step.samples))
         for index, (batch, samples) in enumerate(parts):
             self._parts.append((batch, Share(samples, total, index, len(parts), logical[index])))
@@ -332,40 +332,40 @@ class Loader(WithFiles, Lone):
             for segment in step.taken:
                 # Mode "free": a shard may come back to who had it, when its acknowledgement did not count.
                 ledger, shard = self._ledger, segment.shard
-                if not self._free or not (ledger.is_done(shard) or segment.upto < ledger.count(shard)):
+                if not self._independent or not (ledger.is_done(shard) or segment.upto < ledger.count(shard)):
                     ledger.take(shard, segment.upto, segment.complete)
         ready, self._ready = self._ready, None
-        if self._free and ready is not None:
+        if self._independent and ready is not None:
             shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
             self._unacknowledged.add(self.epoch, shards, ready.pieces, ready.redo)
         self._meter.tell(self._client, self._name)
 
     def _plan_steps(self, place: RankAssignment, feed: Feed) -> bool:
         """Agree with all ranks on the next steps. False when there are none."""
-        alone = place.world_size == 1 or self._free
+        single = place.world_size == 1 or self._independent
         patience = Patience(self._name, self._unacknowledged)
 
         def check() -> None:
             self._context.check(place.round)
-            if self._free:
+            if self._independent:
                 patience.look()
 
         while True:
             with self._meter.waiting():
                 steps, supply = feed.ready(check)
             offer = self._offer(feed, steps, supply)
-            offers = [offer] if alone else [decode(data) for data in self._context.exchange(encode(offer))]
-            window = plan(offers, self._tail if not self._free else Tail.JOIN)
+            offers = [offer] if single else [decode(data) for data in self._context.exchange(encode(offer))]
+            window = plan(offers, self._tail if not self._independent else Tail.JOIN)
             assert self._client is not None, "attached"  # noqa: S101
             self._grow_to(window.version, self._client, feed.known, check)
             self._padding.pattern = self._padding.pattern or window.pattern
             if window.steps:
                 with self._lock:
                     self._window.extend(window.steps)
-                if not self._free:  # there each batch is acknowledged
+                if not self._independent:  # there each batch is acknowledged
                     feed.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
-            if self._free and self.held and len(self._unacknowledged):
+            if self._independent and self.held and len(self._unacknowledged):
                 trainers.push()  # the script cannot know that these were the last: the epoch ends when they count
             if window.over:
                 return False
@@ -381,10 +381,10 @@ class Loader(WithFiles, Lone):
     def _end_epoch(self, place: RankAssignment) -> None:
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
         ledger, client, total = self._ledger, self._client, self.progress().of_records
-        if not ledger.records and not ledger.done_shards and not self._free:
+        if not ledger.records and not ledger.done_shards and not self._independent:
             raise DataError(self._nothing())
         dropped = 0
-        if self._tail is Tail.DROP and not self._free:
+        if self._tail is Tail.DROP and not self._independent:
             dropped = max(1, total - ledger.records)  # also if nothing is left: files may have joined just now
             if place.rank == 0 and ledger.done_shards < ledger.shards:
                 left = f"{dropped:,}" if total >= 0 else "some"
@@ -394,10 +394,10 @@ class Loader(WithFiles, Lone):
         # First: a Master that comes from here on is told of the new epoch, of which others may have shards already.
         with self._lock:
             ledger.next_epoch()
-        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._free)
+        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._independent)
         if asked is not None:
             answer = client.wait(asked, lambda: self._context.check(place.round), Done)
-            if self._free and answer.epoch != ledger.epoch:
+            if self._independent and answer.epoch != ledger.epoch:
                 ledger.start(answer.epoch)  # others are further
 
     def _nothing(self) -> str:
@@ -468,7 +468,7 @@ class Loader(WithFiles, Lone):
             seed, shuffle = self._options.seed, self._options.shuffle
             self._ledger = Ledger(opened.digest, opened.shards, seed=seed, shuffle=shuffle, epoch=opened.epoch)
         self._fit_ledger(client, opened, check)
-        if self._free and opened.epoch != self._ledger.epoch:
+        if self._independent and opened.epoch != self._ledger.epoch:
             self._ledger.start(opened.epoch)
         if self._reader is None:
             self._reader = source.reader(opened.format, place.rank)
@@ -479,7 +479,7 @@ class Loader(WithFiles, Lone):
     def _position(self) -> str:
         """What is announced to all ranks, also if not handed out yet. On any thread."""
         with self._lock:
-            if self._ledger is None or self._free:
+            if self._ledger is None or self._independent:
                 return ""
             ledger = self._ledger.copy()
             for step in self._window:
@@ -512,31 +512,31 @@ class Loader(WithFiles, Lone):
         return self._source
 
     @property
-    def _free(self) -> bool:
-        return self._mode == FREE
+    def _independent(self) -> bool:
+        return self._mode == INDEPENDENT
 
     @property
     def _lasting(self) -> bool:
         """Rounds change while it goes on."""
-        return self._free and self._context.where() is not None
+        return self._independent and self._context.where() is not None
 
     def _new_feed(self, place: RankAssignment, held: Held) -> Feed:
         assert self._client is not None and self._reader is not None  # noqa: S101
-        free = self._free
+        independent = self._independent
         step_sizes, self._plan = self._context.step_sizes(self._batch_size, place)
         order = Order(
             self._options.seed,
             self.epoch,
             self._options.shuffle,
-            (self._shuffle_shards or (MIXED_FREE if free else MIXED)) if self._options.shuffle else 1,
-            free or self._tail is not Tail.DROP,
+            (self._shuffle_shards or (MIXED_INDEPENDENT if independent else MIXED)) if self._options.shuffle else 1,
+            independent or self._tail is not Tail.DROP,
             0 if self._shuffle_shards else MIXED_BYTES,
         )
         feed = Feed(
             self._client,
             self._reader,
             order,
-            StepSizes((self._batch_size,)) if free else step_sizes,
+            StepSizes((self._batch_size,)) if independent else step_sizes,
             prefetch=self._prefetch,
             columns=self._columns,
             finish=self._finish,

@@ -1,4 +1,4 @@
-"""Data sets in mode "free" of a trainer whose parameters lie in parameter servers: what both have to agree on.
+"""Data sets in independent mode of a trainer whose parameters lie in parameter servers: what both have to agree on.
 
 A batch is used when the push of its gradients is acknowledged, a checkpoint names the positions of that moment, and
 who begins from a checkpoint begins from those. Whoever pushes says so here, for all data sets of the process.
@@ -15,8 +15,8 @@ from typing import Protocol
 from data_service.loader.replay import Ended, decode
 
 
-class FreeData(Protocol):
-    """A data set in mode "free", see ``data_service.loader.independent.Lone``."""
+class IndependentData(Protocol):
+    """A data set in independent mode, see ``data_service.loader.independent.Lone``."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class FreeData(Protocol):
         ...
 
 
-Mark = Mapping[FreeData, int]
+Mark = Mapping[IndependentData, int]
 """How many batches each data set has handed out."""
 
 
@@ -86,7 +86,7 @@ class Trainers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sets: weakref.WeakSet[FreeData] = weakref.WeakSet()
+        self._sets: weakref.WeakSet[IndependentData] = weakref.WeakSet()
         self._idle: Callable[[], object] | None = None
         self._opening: Callable[[], object] | None = None
         self._push: Callable[[], object] | None = None
@@ -99,12 +99,12 @@ class Trainers:
         """Batches count when they are said to be pushed, and not when the next one is asked for."""
         self.beginning: Beginning | None = None
 
-    def add(self, data: FreeData) -> None:
+    def add(self, data: IndependentData) -> None:
         """A data set of this process that is used."""
         with self._lock:
             self._sets.add(data)
 
-    def all(self) -> list[FreeData]:
+    def all(self) -> list[IndependentData]:
         """Those that are used."""
         with self._lock:
             return sorted(self._sets, key=lambda data: data.name)

@@ -23,7 +23,7 @@ SERVICE = "data"
 """Name of the Master's service."""
 Heard = Callable[[Any], None]
 """Takes each word for a data set; None when what was said may be lost."""
-ALONE = NodeId("local")
+LOCAL_NODE = NodeId("local")
 
 
 class Line(Protocol):
@@ -114,12 +114,12 @@ class LocalLine(Switchboard):
         self._machine = LeaseMachine()
         self._lock = threading.Lock()
         self._machine.load({}, _CLOCK.now_s())
-        member = Member(ALONE, Incarnation(0), "127.0.0.1", 1, Rank(0), ())
+        member = Member(LOCAL_NODE, Incarnation(0), "127.0.0.1", 1, Rank(0), ())
         self._step(WorldBegan(World(Round(1), (member,), 0)))
 
     def say(self, text: str, number: int) -> None:
         """See ``Line``. What the machine answers is heard before this returns."""
-        self._step(Said(Caller(ALONE, 0), Round(number), text))
+        self._step(Said(Caller(LOCAL_NODE, 0), Round(number), text))
 
     def _step(self, event: Event) -> None:
         with self._lock:

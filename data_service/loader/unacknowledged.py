@@ -1,4 +1,4 @@
-"""Batches that the script has received and not acknowledged yet (mode "free")."""
+"""Batches that the script has received and not acknowledged yet (independent mode)."""
 
 from __future__ import annotations
 

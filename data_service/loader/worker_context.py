@@ -65,7 +65,7 @@ class WorkerContext(Protocol):
         """Restart the in-process lease machine, if this process has its own. Return whether it has."""
         ...
 
-    def alone(self) -> WorkerContext:
+    def independent(self) -> WorkerContext:
         """The context for independent mode, in which this worker takes data by itself."""
         ...
 
@@ -139,7 +139,7 @@ class SessionContext:
         self._local = None
         return sessions.current().link is None
 
-    def alone(self) -> WorkerContext:
+    def independent(self) -> WorkerContext:
         """See ``WorkerContext``."""
         return IndependentContext(self)
 
@@ -212,7 +212,7 @@ class IndependentContext:
         self._line = None
         return self._inner.anew() if self._inner is not None else sessions.current().link is None
 
-    def alone(self) -> WorkerContext:
+    def independent(self) -> WorkerContext:
         """See ``WorkerContext``."""
         return self
 

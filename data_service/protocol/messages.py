@@ -13,7 +13,7 @@ and epoch; then the request that was without an answer, if any, with everything 
 changes nothing where nothing was lost. A shard that the machine has granted and that is missing in ``Open`` goes back
 to the pending ones: that answer has not arrived, and must be dropped if it still does.
 
-Mode "free": ``Open`` as well, then ``Lease`` and ``Ack``. Answers have ``number`` and ``kept``: an ``Ack`` (or the
+Independent mode: ``Open`` as well, then ``Lease`` and ``Ack``. Answers have ``number`` and ``kept``: an ``Ack`` (or the
 ``finished`` and ``failed`` of a ``Lease``) whose answer has a ``number`` above the last ``kept`` heard is not in the
 store yet. The client remembers those, and says them again in ``Open.acks`` of the next ``Open``, with the ``fence`` of
 the ``Opened`` that they were leased under; an ``Ack`` without an answer goes there too, and is not sent again itself.
@@ -36,8 +36,8 @@ from edl.errors import DataError
 
 STEPS = "steps"
 """Mode in which the consumed records are part of the model's state, and a round's ledger comes from there."""
-FREE = "free"
-"""Mode of independent trainers: the Master's ledger is the truth."""
+INDEPENDENT = "free"
+"""Independent mode, for trainers that do not step together: the Master's ledger is the truth."""
 MORE, DRY, FINISHED = "more", "dry", "finished"
 """States of an epoch as an answer to ``Lease`` tells them."""
 
@@ -63,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Rank 0, or anybody in mode "free": these are the shards. The same again changes nothing."""
+    """Rank 0, or anybody in independent mode: these are the shards. The same again changes nothing."""
 
     id: int
     dataset: str
@@ -90,18 +90,18 @@ class Open:
     granted: Ranges = ()
     """Mode "steps": every shard granted to this rank in this round and ``epoch``, but not those of ``returned``; empty
     at a round's begin. All of them: rank 0 may have told another Master its position before the others' last words were
-    answered. Mode "free": what it has in hand."""
+    answered. Independent mode: what it has in hand."""
     finished: Ranges = ()
     """Those of ``granted`` that it has said to be finished, or would have."""
     returned: tuple[tuple[int, int], ...] = ()
     """Shards that it has given back as failed in this round and epoch, with the count of records consumed."""
     acks: tuple[tuple[int, int, bool], ...] = ()
-    """Mode "free": see ``Ack.shards``; those that may not be in the store yet, and for each of ``granted`` that is
+    """Independent mode: see ``Ack.shards``; those that may not be in the store yet, and for each of ``granted`` that is
     begun the count of its records acknowledged so far."""
     fence: int = 0
-    """Mode "free": of the last ``Opened``. ``granted`` and ``acks`` from before a rollback do not count."""
+    """Independent mode: of the last ``Opened``. ``granted`` and ``acks`` from before a rollback do not count."""
     trainer: int = 0
-    """Mode "free": the number of this worker's process in the parameter servers; 0: it has none."""
+    """Independent mode: the number of this worker's process in the parameter servers; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class NextEpoch:
-    """Rank 0, or anybody in mode "free": the epoch before this one is over."""
+    """Rank 0, or anybody in independent mode: the epoch before this one is over."""
 
     id: int
     dataset: str
@@ -137,7 +137,7 @@ class NextEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Mode "free": these records are consumed."""
+    """Independent mode: these records are consumed."""
 
     id: int
     dataset: str
@@ -148,7 +148,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Mode "free": give the present position a name. In the store when answered; ``Done.ledger`` is the position."""
+    """Independent mode: name the present position. In the store when answered; ``Done.ledger`` is the position."""
 
     id: int
     dataset: str
@@ -157,7 +157,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Mode "free": back to a named position. All leases are void; everybody has to open again."""
+    """Independent mode: back to a named position. All leases are void; everybody has to open again."""
 
     id: int
     dataset: str
@@ -171,7 +171,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """This worker takes no more part: what it has in hand goes to others at once (mode "free")."""
+    """This worker takes no more part: what it has in hand goes to others at once (independent mode)."""
 
     id: int
     dataset: str
@@ -221,7 +221,7 @@ class Opened:
     """The present one; in mode "steps" the one of the worker's own ``Open`` until rank 0's ledger is there."""
     quarantined: Ranges = ()
     refused: tuple[tuple[int, str], ...] = ()
-    """Mode "free": of ``granted`` and ``acks``, those that do not count: shard, and why."""
+    """Independent mode: of ``granted`` and ``acks``, those that do not count: shard, and why."""
     fence: int = 0
     number: int = 0
     kept: int = 0
@@ -252,7 +252,7 @@ class Granted:
     number: int = 0
     kept: int = 0
     ended: tuple[int, ...] = ()
-    """Mode "free": trainers (``Open.trainer``) that were lost with shards in hand in this epoch, oldest first."""
+    """Independent mode: trainers (``Open.trainer``) that were lost with shards in hand in this epoch, oldest first."""
     version: int = 0
     """Segments of the list of files that ``epoch`` consists of; then its shards, digest and records (-1: unknown)."""
     shards: int = 0
@@ -270,7 +270,7 @@ class Done:
     refused: tuple[tuple[int, str], ...] = ()
     """Of ``Ack.shards``, those that do not count: shard, and why."""
     number: int = 0
-    """Mode "free": acknowledgements of all workers so far, this one included."""
+    """Independent mode: acknowledgements of all workers so far, this one included."""
     kept: int = 0
     """Those of them that are in the store."""
     ledger: str = ""
@@ -454,8 +454,8 @@ def _unpack(rows: list[list[int]], files: tuple[str, ...], sizes: tuple[int, ...
 
 
 def _mode(value: object) -> str:
-    if value not in (STEPS, FREE):
-        raise ValueError(f"{STEPS} or {FREE} is needed")
+    if value not in (STEPS, INDEPENDENT):
+        raise ValueError(f"{STEPS} or {INDEPENDENT} is needed")
     return str(value)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from data_service.leases.lease_table import Table
 from data_service.protocol.file_list_messages import AddFiles
 from data_service.protocol.messages import (
-    FREE,
+    INDEPENDENT,
     MORE,
     Ack,
     Commit,
@@ -78,7 +78,7 @@ class FreeSim:
         self.manifest = made_up(rng, rng.choice(("ipc", "text")))
         counts = map(self.manifest.count, range(len(self.manifest)))
         self.sizes = [rng.choice((0, 1, 3, 6)) if count < 0 else count for count in counts]
-        self.options = Options(rng.randrange(100), rng.random() < 0.7, FREE, failures=rng.randint(1, 3))
+        self.options = Options(rng.randrange(100), rng.random() < 0.7, INDEPENDENT, failures=rng.randint(1, 3))
         self.poison = {shard: rng.randint(0, size) for shard, size in enumerate(self.sizes) if rng.random() < 0.1}
         self.faults = rng.choice((0.0, 0.01, 0.03, 0.08))
         self.epochs = rng.randint(1, 3)
@@ -253,7 +253,7 @@ class FreeSim:
         data = self.shell.machine.sets.get(NAME)
         if data is None or data.table is None:
             return
-        now = (data.table.epoch, data.free.fence)
+        now = (data.table.epoch, data.independent.fence)
         if now != self.now:
             if self.table is not None and self.life == self.shell.lives and now[1] == self.now[1]:
                 self._compare(self._counts(self.table), speaker)  # the last word of an epoch may also have ended it
@@ -288,7 +288,7 @@ class FreeSim:
     def _counted(self, speaker: Trainer | None, record: Record) -> None:
         """Somebody has said it; perhaps long ago, when its word had to wait, and perhaps it is dead."""
         data = self.shell.machine.sets[NAME]
-        by = data.free.doers.get(record[0]) or data.position.holders.get(record[0])
+        by = data.independent.doers.get(record[0]) or data.position.holders.get(record[0])
         likely = self.trainers.get(by) if by else None
         for one in (likely, speaker, *self.trainers.values(), *self.former):
             said = one.said.get(record[0], 0) if one and (one.epoch, one.fence) == self.now else 0

@@ -255,7 +255,7 @@ class RecordSim:
             begin += records
         self.records = begin
         self.manifest = builder.build()
-        self.options = Options(rng.randrange(100), True, messages.FREE)
+        self.options = Options(rng.randrange(100), True, messages.INDEPENDENT)
         self.epochs = rng.randint(1, 2)
         self.faults = rng.choice((0.002, 0.01, 0.03))
         self.servers = [Pserver(self, range(0, BUCKETS // 2)), Pserver(self, range(BUCKETS // 2, BUCKETS))]

@@ -164,8 +164,8 @@ def has_no_fence(patch: pytest.MonkeyPatch) -> None:
 
     def opened(data: DataSet, turn: Turn, caller: Caller, client: Client, word: object) -> object:
         refused = independent._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
-        data.free.awaited.discard(caller)
-        data.free.callers.add(caller)
+        data.independent.awaited.discard(caller)
+        data.independent.callers.add(caller)
         client.heard_s = turn.now_s
         return consumption.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
 

@@ -170,7 +170,7 @@ class BenchContext:
     def anew(self) -> bool:
         return False
 
-    def alone(self) -> BenchContext:
+    def independent(self) -> BenchContext:
         return self
 
     def where(self) -> tuple[int, int] | None:

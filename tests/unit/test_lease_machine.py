@@ -388,7 +388,7 @@ class TestFree:
         assert (opened.fence, [shard for shard, _ in opened.refused]) == (1, [0])
         assert rule.lease(0, 1).leases[0].upto == 2
         after = Rule(2, rule.kept, taken_over=True)
-        assert list(after.machine.sets[NAME].free.commits) == ["one"]
+        assert list(after.machine.sets[NAME].independent.commits) == ["one"]
 
     def test_gone_gives_back_at_once(self) -> None:
         rule = self.started()

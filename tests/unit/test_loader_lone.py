@@ -34,7 +34,7 @@ class LonePost(BenchContext):
         return False
 
 
-class LoneData(ArrayData):
+class IndependentBenchData(ArrayData):
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
         super().__init__(bench, slot, *arguments, mode="free", **named)
 
@@ -63,8 +63,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def make(bench: Bench, files: str, slot: int = 0, **options: Any) -> LoneData:
-    return LoneData(bench, slot, "d", files, **{"batch_size": 8, "shard_records": 25, **options})
+def make(bench: Bench, files: str, slot: int = 0, **options: Any) -> IndependentBenchData:
+    return IndependentBenchData(bench, slot, "d", files, **{"batch_size": 8, "shard_records": 25, **options})
 
 
 def ids(batch: dict[str, Any]) -> list[int]:
@@ -238,7 +238,7 @@ def test_batches_count_when_they_are_done(bench: Bench, files: str) -> None:
 def test_with_pushes_they_count_when_those_are_acknowledged(bench: Bench, files: str) -> None:
     bench.begin(1)
     trainers.hold()
-    data, evaluation = make(bench, files), LoneData(bench, 0, "e", files, batch_size=8, acknowledge="next")
+    data, evaluation = make(bench, files), IndependentBenchData(bench, 0, "e", files, batch_size=8, acknowledge="next")
     steps, looks = iter(data), iter(evaluation)
     next(steps)
     mark = trainers.mark()
@@ -363,7 +363,9 @@ def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str, monkeyp
 # --- positions by name -----------------------------------------------------------------------------------------------
 
 
-def cut_after(bench: Bench, data: LoneData, steps: Iterator[Any], batches: int) -> tuple[list[int], dict[str, str]]:
+def cut_after(
+    bench: Bench, data: IndependentBenchData, steps: Iterator[Any], batches: int
+) -> tuple[list[int], dict[str, str]]:
     used = [record for _ in range(batches) for record in ids(next(steps))]
     trainers.pushed()
     trainers.settle()

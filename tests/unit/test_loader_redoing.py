@@ -17,7 +17,7 @@ from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
 from edl.errors import UnreachableData
 from tests.unit.data_bench import Bench, write_ipc
-from tests.unit.test_loader_lone import LoneData, ids
+from tests.unit.test_loader_lone import IndependentBenchData, ids
 
 RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 
@@ -78,7 +78,7 @@ def test_each_record_counts_once_wherever_the_script_pushes(tmp_path: Path, befo
     bench, rows, said = Bench(), Rows(), dict[int, tuple[int, str]]()
     bench.begin(1)
     first = Trainer(rows, 1, said)
-    data = LoneData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
+    data = IndependentBenchData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
     for number, batch in enumerate(data):
         first.collected += ids(batch)
         if number == 2 * OF_A_PUSH - 1:
@@ -89,7 +89,7 @@ def test_each_record_counts_once_wherever_the_script_pushes(tmp_path: Path, befo
     data._detach(wait=True)
     second = Trainer(rows, 2, said)
     trainers.trainers._sets.clear()
-    data = LoneData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
+    data = IndependentBenchData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
     for number, batch in enumerate(data, before):
         second.collected += ids(batch)
         if number % OF_A_PUSH == OF_A_PUSH - 1:
@@ -129,7 +129,7 @@ class Readings:
 def die_in_a_push(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any) -> None:
     """The second push, of the records 12 to 23, reaches some rows; nobody hears that it does."""
     first = Trainer(rows, 1, said)
-    data = LoneData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
+    data = IndependentBenchData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
     for number, batch in enumerate(data):
         first.collected += ids(batch)
         if number == 2 * OF_A_PUSH - 1:
@@ -142,9 +142,11 @@ def die_in_a_push(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[
     trainers.trainers._sets.clear()
 
 
-def train_on(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any) -> LoneData:
+def train_on(
+    bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any
+) -> IndependentBenchData:
     second = Trainer(rows, 2, said)
-    data = LoneData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
+    data = IndependentBenchData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
     for number, batch in enumerate(data):
         second.collected += ids(batch)
         if number % OF_A_PUSH == OF_A_PUSH - 1:
