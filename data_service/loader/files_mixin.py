@@ -10,7 +10,7 @@ from data_service.file_list import FileList, files_of
 from data_service.ledger import Ledger
 from data_service.loader.file_list_client import Listing
 from data_service.loader.lease_client import Client
-from data_service.loader.prefetcher import Known
+from data_service.loader.prefetcher import EpochFiles
 from data_service.loader.source import EPOCH, Source
 from data_service.loader.trainers import trainers
 from data_service.loader.worker_context import RankAssignment, WorkerContext
@@ -38,7 +38,7 @@ class WithFiles:
     _options: Options
     _lock: threading.Lock
     _listing: Listing
-    _known: Known | None
+    _known: EpochFiles | None
 
     def _connect(self) -> tuple[RankAssignment, Client]:
         raise NotImplementedError
@@ -102,7 +102,7 @@ class WithFiles:
         except DataError as error:
             raise DataError(f"data set {self._name}: {error}") from None
 
-    def _grow_to(self, version: int, client: Client, known: Known, check: Callable[[], None]) -> None:
+    def _grow_to(self, version: int, client: Client, known: EpochFiles, check: Callable[[], None]) -> None:
         """All ranks know now that the epoch consists of so many segments of the list."""
         ledger = self._ledger
         assert ledger is not None, "it is open"  # noqa: S101

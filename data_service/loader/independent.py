@@ -8,7 +8,7 @@ from typing import Any
 
 from data_service.ledger import Ledger
 from data_service.loader.lease_client import Client
-from data_service.loader.prefetcher import Feed
+from data_service.loader.prefetcher import Prefetcher
 from data_service.loader.replay import encode
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
@@ -56,7 +56,7 @@ class IndependentMixin:
     _context: WorkerContext
     _client: Client | None
     _place: RankAssignment | None
-    _feed: Feed | None
+    _prefetcher: Prefetcher | None
     _parts: collections.deque[tuple[Any, Share]]
     _unacknowledged: UnacknowledgedBatches
     _hold: bool | None
@@ -130,7 +130,7 @@ class IndependentMixin:
 
     def peek(self) -> Any:
         """Independent mode: the next batch if it is ready, else None. It stays in the queue: do not change it."""
-        return self._parts[0][0] if self._parts else self._feed.first() if self._feed is not None else None
+        return self._parts[0][0] if self._parts else self._prefetcher.first() if self._prefetcher is not None else None
 
     def say_alive(self) -> None:
         """This worker waits for something else and keeps its shards meanwhile. Any thread."""

@@ -19,7 +19,7 @@ from data_service.loader.independent import IndependentMixin, Patience, open_las
 from data_service.loader.lease_client import Client
 from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
-from data_service.loader.prefetcher import Feed, Held, Known, Order, ReadyStep
+from data_service.loader.prefetcher import EpochFiles, LeasedShards, Prefetcher, ReadOrder, ReadyStep
 from data_service.loader.source import Source, Wishes, checked_name
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
@@ -165,7 +165,7 @@ class Loader(WithFiles, IndependentMixin):
         self._client: Client | None = None
         self._opened: Opened | None = None
         self._reader: Reader | None = None
-        self._feed: Feed | None = None
+        self._prefetcher: Prefetcher | None = None
         self._plan: StepPlan | None = None
         self._window: collections.deque[Step] = collections.deque()
         self._parts: collections.deque[tuple[Any, Share]] = collections.deque()
@@ -175,7 +175,7 @@ class Loader(WithFiles, IndependentMixin):
         self._ready: ReadyStep | None = None
         self._unacknowledged = UnacknowledgedBatches()
         self._listing = Listing(self._name, note)
-        self._known: Known | None = None
+        self._known: EpochFiles | None = None
         self._meter = Meter()
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
@@ -297,23 +297,25 @@ class Loader(WithFiles, IndependentMixin):
         """Have the micro-batches of the next step; False when the epoch is over."""
         if self._independent and self._unacknowledged.redone:
             trainers.push()
-        place, feed = self._attach()
-        if feed.step_sizes.number != self._context.settings() and not self._independent:
-            feed = self._resize_steps(place, feed)
-        if not self._window and not self._plan_steps(place, feed):
+        place, prefetcher = self._attach()
+        if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
+            prefetcher = self._resize_steps(place, prefetcher)
+        if not self._window and not self._plan_steps(place, prefetcher):
             self._end_epoch(place)
             return False
         step = self._window[0]
         if step.own[place.rank if not self._independent else 0]:
-            if self._independent and self._unacknowledged.must_be_pushed(feed.next_redo()):
+            if self._independent and self._unacknowledged.must_be_pushed(prefetcher.next_redo()):
                 trainers.push()
-            ready = feed.pop()
+            ready = prefetcher.pop()
             self._padding.remember(self.epoch, ready)
             self._ready = ready
             parts = ready.parts
         else:
             assert self._reader is not None, "attach has opened it"  # noqa: S101
-            made = self._padding.make(step.samples[place.rank], feed.step_sizes.sizes, self._reader, self._columns)
+            made = self._padding.make(
+                step.samples[place.rank], prefetcher.step_sizes.sizes, self._reader, self._columns
+            )
             parts = [(self._finish(part), samples) for part, samples in made]
         assert self._plan is not None, "attach has planned"  # noqa: S101
         logical = self._plan.logical(place.rank) if not self._independent else (-1,)
@@ -340,7 +342,7 @@ class Loader(WithFiles, IndependentMixin):
             self._unacknowledged.add(self.epoch, shards, ready.pieces, ready.redo)
         self._meter.tell(self._client, self._name)
 
-    def _plan_steps(self, place: RankAssignment, feed: Feed) -> bool:
+    def _plan_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> bool:
         """Agree with all ranks on the next steps. False when there are none."""
         single = place.world_size == 1 or self._independent
         patience = Patience(self._name, self._unacknowledged)
@@ -352,18 +354,18 @@ class Loader(WithFiles, IndependentMixin):
 
         while True:
             with self._meter.waiting():
-                steps, supply = feed.ready(check)
-            offer = self._offer(feed, steps, supply)
+                steps, supply = prefetcher.ready(check)
+            offer = self._offer(prefetcher, steps, supply)
             offers = [offer] if single else [decode(data) for data in self._context.exchange(encode(offer))]
             window = plan(offers, self._tail if not self._independent else Tail.JOIN)
             assert self._client is not None, "attached"  # noqa: S101
-            self._grow_to(window.version, self._client, feed.known, check)
+            self._grow_to(window.version, self._client, prefetcher.known, check)
             self._padding.pattern = self._padding.pattern or window.pattern
             if window.steps:
                 with self._lock:
                     self._window.extend(window.steps)
                 if not self._independent:  # there each batch is acknowledged
-                    feed.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
+                    prefetcher.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
                 return True
             if self._independent and self.held and len(self._unacknowledged):
                 trainers.push()  # the script cannot know that these were the last: the epoch ends when they count
@@ -373,10 +375,10 @@ class Loader(WithFiles, IndependentMixin):
                 threading.Event().wait(AGAIN_S)
                 check()
 
-    def _offer(self, feed: Feed, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
-        spare, micros = self._padding.spare(feed.step_sizes.total), len(feed.step_sizes.sizes)
+    def _offer(self, prefetcher: Prefetcher, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
+        spare, micros = self._padding.spare(prefetcher.step_sizes.total), len(prefetcher.step_sizes.sizes)
         pattern = self._padding.pattern_of(steps)
-        return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, feed.known.version)
+        return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, prefetcher.known.version)
 
     def _end_epoch(self, place: RankAssignment) -> None:
         assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
@@ -389,7 +391,7 @@ class Loader(WithFiles, IndependentMixin):
             if place.rank == 0 and ledger.done_shards < ledger.shards:
                 left = f"{dropped:,}" if total >= 0 else "some"
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are left out (tail=drop)")
-        self._end_feed()
+        self._end_prefetcher()
         self._look_at_epochs_end(place, client, ledger)
         # First: a Master that comes from here on is told of the new epoch, of which others may have shards already.
         with self._lock:
@@ -403,7 +405,7 @@ class Loader(WithFiles, IndependentMixin):
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101
         which = f"data set {self._name}: not a single record of epoch {self._ledger.epoch}"
-        troubles = self._feed.troubles if self._feed is not None else []
+        troubles = self._prefetcher.troubles if self._prefetcher is not None else []
         if self._tail is Tail.DROP and not troubles:
             return f"{which} makes a whole step of all workers (tail=drop); take a smaller batch_size or fewer workers"
         reason = f", such as: {troubles[-1]}" if troubles else ""
@@ -411,12 +413,12 @@ class Loader(WithFiles, IndependentMixin):
 
     # --- attaching ---------------------------------------------------------------------------------------------------
 
-    def _attach(self) -> tuple[RankAssignment, Feed]:
-        """Take part in the current round, and have a feed."""
+    def _attach(self) -> tuple[RankAssignment, Prefetcher]:
+        """Take part in the current round, and have a prefetcher."""
         place, _ = self._connect()
-        if self._feed is None:
-            self._feed = self._new_feed(place, Held())
-        return place, self._feed
+        if self._prefetcher is None:
+            self._prefetcher = self._new_prefetcher(place, LeasedShards())
+        return place, self._prefetcher
 
     def _connect(self) -> tuple[RankAssignment, Client]:
         """Take part in the current round."""
@@ -520,11 +522,11 @@ class Loader(WithFiles, IndependentMixin):
         """Rounds change while it goes on."""
         return self._independent and self._context.where() is not None
 
-    def _new_feed(self, place: RankAssignment, held: Held) -> Feed:
+    def _new_prefetcher(self, place: RankAssignment, held: LeasedShards) -> Prefetcher:
         assert self._client is not None and self._reader is not None  # noqa: S101
         independent = self._independent
         step_sizes, self._plan = self._context.step_sizes(self._batch_size, place)
-        order = Order(
+        order = ReadOrder(
             self._options.seed,
             self.epoch,
             self._options.shuffle,
@@ -532,7 +534,7 @@ class Loader(WithFiles, IndependentMixin):
             independent or self._tail is not Tail.DROP,
             0 if self._shuffle_shards else MIXED_BYTES,
         )
-        feed = Feed(
+        prefetcher = Prefetcher(
             self._client,
             self._reader,
             order,
@@ -543,26 +545,26 @@ class Loader(WithFiles, IndependentMixin):
             over=lambda: self._context.over(place.round),
             held=held,
         )
-        feed.start()
-        return feed
+        prefetcher.start()
+        return prefetcher
 
-    def _resize_steps(self, place: RankAssignment, feed: Feed) -> Feed:
+    def _resize_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> Prefetcher:
         """Other settings hold from this step on, on all ranks: ready steps are made again in other sizes. All ranks
         have been told of it and none has handed it out, so all forget it."""
-        feed.stop(wait=True)
+        prefetcher.stop(wait=True)
         with self._lock:
             self._window.clear()
-        self._feed = self._new_feed(place, feed.held)
-        return self._feed
+        self._prefetcher = self._new_prefetcher(place, prefetcher.held)
+        return self._prefetcher
 
-    def _end_feed(self, wait: bool = False) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.stop(wait)
+    def _end_prefetcher(self, wait: bool = False) -> None:
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
+            prefetcher.stop(wait)
 
     def _detach(self, wait: bool = False) -> None:
         """Drop all that belongs to a round but the position."""
-        self._end_feed(wait)
+        self._end_prefetcher(wait)
         client, self._client = self._client, None
         if client is not None:
             client.close()

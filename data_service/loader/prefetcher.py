@@ -1,4 +1,4 @@
-"""The thread behind a loader: leases shards, reads them, cuts steps and keeps some of them ready."""
+"""The prefetch thread of a loader: leases shards, reads them, makes steps and keeps some of them ready."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ MOST_AHEAD = 8
 
 
 @runtime_checkable
-class Ahead(Protocol):
-    """A reader that reads elsewhere, and several shards at once."""
+class ReadsAhead(Protocol):
+    """A reader that can be told ahead what to read next, such as a remote one, which reads several shards at once."""
 
     def expect(self, refs: Iterable[ShardRef]) -> None:
         """These will be read next, in this order."""
         ...
 
     def interrupt(self) -> None:
-        """Whoever waits until somebody can read need not wait any more."""
+        """Wake a read that waits for a reader to become available."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What decides which records come when."""
+class ReadOrder:
+    """What determines the order of records in an epoch."""
 
     seed: int
     epoch: int
@@ -72,8 +72,8 @@ class ReadyStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What an epoch consists of (``data_service.file_list``)."""
+class EpochFiles:
+    """The list of files an epoch consists of (``data_service.file_list``)."""
 
     version: int
     shards: int
@@ -82,8 +82,8 @@ class Known:
 
 
 @dataclass
-class Held:
-    """What a worker has of an epoch: it begins again from there when step sizes change."""
+class LeasedShards:
+    """The shards a worker holds in an epoch. They outlive a prefetcher: the next one goes on from here."""
 
     leases: dict[int, Given] = field(default_factory=dict)
     """Shards that have not been handed out to the end, and how far they have."""
@@ -125,26 +125,26 @@ class Held:
         return complete, failed, unreached
 
 
-class Feed:
-    """One epoch of one round. The thread ends by itself when it is stopped, or when ``over`` says so."""
+class Prefetcher:
+    """Prefetches one epoch in one round. The thread ends when it is stopped, or when ``over`` returns true."""
 
     def __init__(
         self,
         client: Client,
         reader: Reader,
-        order: Order,
+        order: ReadOrder,
         step_sizes: StepSizes,
         *,
         prefetch: int,
         columns: Callable[[Any], Columns],
         finish: Callable[[Columns], Any],
         over: Callable[[], bool],
-        held: Held | None = None,
+        held: LeasedShards | None = None,
     ) -> None:
         """``columns``: a table as arrays. ``finish``: makes of a micro-batch's arrays what the script gets.
-        ``held``: what is left from a feed before this one."""
+        ``held``: what is left from a prefetcher before this one."""
         self.step_sizes = step_sizes
-        self.held = held or Held()
+        self.held = held or LeasedShards()
         self.troubles: list[str] = []
         """Why shards could not be read."""
         self._client = client
@@ -157,7 +157,7 @@ class Feed:
         self._changed = threading.Condition()
         self._steps: collections.deque[ReadyStep] = collections.deque()
         self._supply = Supply.MORE
-        self.known = Known(0, 0, "", -1)
+        self.known = EpochFiles(0, 0, "", -1)
         """The list of files of this epoch, as told with the last shards."""
         self._idle = False
         self._asked_again = 0
@@ -185,7 +185,7 @@ class Feed:
             self._steps.clear()
             self._changed.notify_all()
         while self._thread.is_alive():
-            if isinstance(self._reader, Ahead):
+            if isinstance(self._reader, ReadsAhead):
                 self._reader.interrupt()
             if not wait:
                 return
@@ -278,7 +278,7 @@ class Feed:
                 self.held.leases[given.shard.index] = given
             self._supply = Supply.MORE if leases else Supply(answer.state)
             if answer.version >= self.known.version:
-                self.known = Known(answer.version, answer.shards, answer.digest, answer.records)
+                self.known = EpochFiles(answer.version, answer.shards, answer.digest, answer.records)
         if leases and answer.ended:
             leases = self._take_over(leases, answer.ended)
         self._unread.extend(leases)
@@ -376,7 +376,7 @@ class Feed:
     def _open_shard(self, given: Given) -> None:
         ref, upto = given.shard, given.upto
         try:
-            if isinstance(self._reader, Ahead):
+            if isinstance(self._reader, ReadsAhead):
                 self._reader.expect([ref, *(one.shard for one in itertools.islice(self._unread, MOST_AHEAD))])
             columns, records = self._read(ref, upto)
         except (EdlError, OSError, ValueError, KeyError) as error:
@@ -406,7 +406,7 @@ class Feed:
         if isinstance(error, EdlError) and not isinstance(error, DataError):
             raise error
         if self._ended():
-            return  # it has been interrupted; the lease is kept for the feed after this one
+            return  # it has been interrupted; the lease is kept for the prefetcher after this one
         reason = str(error) if isinstance(error, EdlError) else f"{ref.file}, shard {ref.index}: {error}"
         if leased != ref.index:
             reason = f"a push of shard {leased} cannot be made again: {reason}"

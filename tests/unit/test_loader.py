@@ -541,7 +541,7 @@ def test_exchanges_are_few_when_data_are_ready(bench: Bench, files: str) -> None
         data, steps = make(rank), 0
         for _ in data:
             steps += 1
-            feed = data._feed
+            feed = data._prefetcher
             while feed is not None and steps % 8 == 0 and len(feed._steps) < 8 and not feed._idle:
                 threading.Event().wait(0.001)
         return steps, data.bench_post.exchanges

@@ -136,7 +136,7 @@ def test_what_was_announced_and_cannot_be_read_again_is_an_error(tmp_path: Path)
     training = Training(bench, make, 1)
 
     def disturb(rank: int, commit: int) -> None:
-        held = training.loaders[0]._feed.held  # type: ignore[union-attr]
+        held = training.loaders[0]._prefetcher.held  # type: ignore[union-attr]
         for _ in range(50):
             if not broken.is_set() and held.reported & held.leases.keys():
                 broken.set()

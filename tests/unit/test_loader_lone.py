@@ -193,7 +193,7 @@ def test_one_that_was_away_for_epochs_goes_on_with_the_others(bench: Bench, file
     steps = iter(slow)
     used = ids(next(steps))
     slow.done()
-    slow._end_feed()
+    slow._end_prefetcher()
     assert slow._client is not None
     slow._client.gone().done.wait(LIMIT_S)
     rest = [record for batch in quick for record in ids(batch)]
