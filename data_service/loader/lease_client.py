@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from data_service.loader.trainers import trainers
-from data_service.loader.transport import Line
+from data_service.loader.transport import MasterTransport
 from data_service.protocol import messages
 from data_service.protocol.messages import (
     Ack,
@@ -49,7 +49,7 @@ class Client:
 
     def __init__(
         self,
-        line: Line,
+        transport: MasterTransport,
         dataset: str,
         number: int,
         rank: int,
@@ -59,7 +59,7 @@ class Client:
         """``number``: of the round. ``position``: what is announced to all ranks, which rank 0 has to say. ``where``:
         for a worker that goes on while rounds change, the round and its rank as they are now."""
         self.dataset = dataset
-        self._line = line
+        self._transport = transport
         self._where = where or (lambda: (number, rank))
         self._lasting = where is not None
         self._number = number
@@ -87,7 +87,7 @@ class Client:
         self._fence = 0
         self.on_news: Callable[[Any], None] | None = None
         """Takes what is told without having been asked for. Must not block."""
-        line.listen(dataset, self._heard)
+        transport.listen(dataset, self._heard)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -199,12 +199,12 @@ class Client:
     def tell(self, word: Any) -> None:
         """What has no answer."""
         if not self._closed:
-            self._line.say(messages.encode(word), self._where()[0])
+            self._transport.say(messages.encode(word), self._where()[0])
 
     @property
     def heard(self) -> bool:
         """Whether answers still come here: nobody else listens for the same data set."""
-        return self._line.listens(self.dataset, self._heard)
+        return self._transport.listens(self.dataset, self._heard)
 
     def wait(self, asked: Asked, check: Callable[[], None], kind: type[_Answer]) -> _Answer:
         """The answer. ``check`` is called again and again, and raises when the round is over. Raises ``DataError`` for
@@ -223,7 +223,7 @@ class Client:
             self._closed = True
             self.ended.set()
             self._queue.clear()
-        self._line.forget(self.dataset, self._heard)
+        self._transport.forget(self.dataset, self._heard)
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Client:
             if isinstance(asked.word, Open):
                 asked.word = replace(asked.word, rank=self._rank)
             text, number = messages.encode(asked.word), self._number
-        self._line.say(text, number)
+        self._transport.say(text, number)
 
     def _heard(self, word: Any) -> None:
         if word is None:

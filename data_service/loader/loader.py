@@ -447,8 +447,8 @@ class Loader(WithFiles, IndependentMixin):
     def _open(self, place: RankAssignment) -> None:
         source = self._settle()
         where = self._context.where if self._lasting else None
-        line = self._context.line()
-        client = Client(line, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
+        transport = self._context.transport()
+        client = Client(transport, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
 
         def check() -> None:
             self._context.check(place.round)

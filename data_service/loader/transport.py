@@ -1,5 +1,5 @@
-"""How the data sets of a process reach the machine that leases shards: over the worker's link to the Master, or, in a
-script that runs without a launcher, in the same process."""
+"""How the data sets of a process reach the lease machine: over the worker's link to the Master or, in a script that
+runs without a launcher, in the same process."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ _CLOCK = SystemClock()
 SERVICE = "data"
 """Name of the Master's service."""
 Heard = Callable[[Any], None]
-"""Takes each word for a data set; None when what was said may be lost."""
+"""A listener: takes each message for a data set; None when sent messages may be lost."""
 LOCAL_NODE = NodeId("local")
 
 
-class Line(Protocol):
-    """One worker's way to the machine."""
+class MasterTransport(Protocol):
+    """A worker's connection to the lease machine."""
 
     def say(self, text: str, number: int) -> None:
-        """Say something as a worker of this round; from any thread. May be lost, which ``Heard`` is then told."""
+        """Send a message as a worker of this round. Thread-safe. If it may be lost, listeners are called with None."""
         ...
 
     def listen(self, dataset: str, heard: Heard) -> None:
-        """Who takes what is said about a data set from now on. It is called on any thread."""
+        """Set the listener for messages about a data set. It is called on any thread."""
         ...
 
     def listens(self, dataset: str, heard: Heard) -> bool:
-        """Whether it takes what is said about a data set, and nobody has begun to listen since."""
+        """Whether this is still the listener for a data set."""
         ...
 
     def forget(self, dataset: str, heard: Heard) -> None:
-        """Nobody takes it any more, unless somebody else has begun to listen."""
+        """Remove this listener, unless another one has replaced it."""
         ...
 
 
-class Switchboard:
-    """Gives words to whom they concern."""
+class Dispatcher:
+    """Dispatches incoming messages to the listeners of their data sets."""
 
     def __init__(self) -> None:
         self._heard: dict[str, Heard] = {}
 
     def listen(self, dataset: str, heard: Heard) -> None:
-        """See ``Line``."""
+        """See ``MasterTransport``."""
         self._heard[dataset] = heard
 
     def listens(self, dataset: str, heard: Heard) -> bool:
-        """See ``Line``."""
+        """See ``MasterTransport``."""
         return self._heard.get(dataset) == heard
 
     def forget(self, dataset: str, heard: Heard) -> None:
-        """See ``Line``."""
+        """See ``MasterTransport``."""
         if self._heard.get(dataset) == heard:
             del self._heard[dataset]
 
     def hear(self, text: str | None) -> None:
-        """A word from the Master, or None when there is another one."""
+        """Dispatch a message from the Master; None when another Master has taken over."""
         word: Any = None
         if text is not None:
             try:
@@ -75,14 +75,14 @@ class Switchboard:
                 sys.stderr.write(f"edl: a word about data could not be used: {error}\n")
                 return
         dataset = getattr(word, "dataset", "")
-        # Some words, such as the list of readers, are for all.
+        # Some messages, such as the list of readers, are for all.
         for heard in [self._heard.get(dataset)] if dataset else list(self._heard.values()):
             if heard is not None:
                 heard(word)
 
 
-class LinkLine(Switchboard):
-    """Over the link to the agent, which passes words on to the Master."""
+class LinkTransport(Dispatcher):
+    """Over the link to the agent, which forwards messages to the Master."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -90,24 +90,24 @@ class LinkLine(Switchboard):
         link.listen(SERVICE, self.hear)
 
     def say(self, text: str, number: int) -> None:
-        """See ``Line``."""
+        """See ``MasterTransport``."""
         link = self._link()
         if link is not None:
             link.call(SERVICE, text, number)
 
 
-_lines: weakref.WeakKeyDictionary[Link, LinkLine] = weakref.WeakKeyDictionary()
+_transports: weakref.WeakKeyDictionary[Link, LinkTransport] = weakref.WeakKeyDictionary()
 
 
-def line_over(link: Link) -> LinkLine:
-    """The one line over a link, for all data sets of this process."""
-    if link not in _lines:
-        _lines[link] = LinkLine(link)
-    return _lines[link]
+def transport_over(link: Link) -> LinkTransport:
+    """The one transport over a link, for all data sets of this process."""
+    if link not in _transports:
+        _transports[link] = LinkTransport(link)
+    return _transports[link]
 
 
-class LocalLine(Switchboard):
-    """To a machine in the same process, which serves a world of one that never changes."""
+class LocalTransport(Dispatcher):
+    """To a lease machine in the same process, for a world of one worker that never changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class LocalLine(Switchboard):
         self._step(WorldBegan(World(Round(1), (member,), 0)))
 
     def say(self, text: str, number: int) -> None:
-        """See ``Line``. What the machine answers is heard before this returns."""
+        """See ``MasterTransport``. What the machine answers is heard before this returns."""
         self._step(Said(Caller(LOCAL_NODE, 0), Round(number), text))
 
     def _step(self, event: Event) -> None:

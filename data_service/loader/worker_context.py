@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from data_service.loader.batching import StepSizes
-from data_service.loader.transport import Line, LocalLine, line_over
+from data_service.loader.transport import LocalTransport, MasterTransport, transport_over
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import StateError
 from edl.wire.messages import NO_SETTINGS
@@ -33,7 +33,7 @@ class WorkerContext(Protocol):
         """Block for and return the current assignment. Raises ``StateError`` where no data can be taken."""
         ...
 
-    def line(self) -> Line:
+    def transport(self) -> MasterTransport:
         """The connection to the lease machine."""
         ...
 
@@ -79,7 +79,7 @@ class SessionContext:
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
-        self._local: LocalLine | None = None
+        self._local: LocalTransport | None = None
 
     def place(self) -> RankAssignment:
         """See ``WorkerContext``. A script that does not use ``run`` is restarted in the next world."""
@@ -92,13 +92,13 @@ class SessionContext:
             seat = session.place()
         return RankAssignment(seat.round, seat.rank, seat.world_size)
 
-    def line(self) -> Line:
+    def transport(self) -> MasterTransport:
         """See ``WorkerContext``."""
         link = sessions.current().link
         if link is not None:
-            return line_over(link)
+            return transport_over(link)
         if self._local is None:
-            self._local = LocalLine()
+            self._local = LocalTransport()
         return self._local
 
     def check(self, number: int) -> None:
@@ -155,7 +155,7 @@ class IndependentContext:
     def __init__(self, inner: SessionContext | None = None) -> None:
         """``inner``: answers inside of ``run``."""
         self._inner = inner
-        self._line: Line | None = None
+        self._transport: MasterTransport | None = None
 
     def where(self) -> tuple[int, int] | None:
         """See ``WorkerContext``."""
@@ -168,17 +168,17 @@ class IndependentContext:
         inner = self._stepping()
         return inner.place() if inner else RankAssignment(*trainer.attach().place())
 
-    def line(self) -> Line:
+    def transport(self) -> MasterTransport:
         """See ``WorkerContext``."""
         inner = self._stepping()
         if inner:
-            return inner.line()
+            return inner.transport()
         link = trainer.attach().link
         if link is not None:
-            return line_over(link)
-        if self._line is None:
-            self._line = LocalLine()
-        return self._line
+            return transport_over(link)
+        if self._transport is None:
+            self._transport = LocalTransport()
+        return self._transport
 
     def check(self, number: int) -> None:
         """See ``WorkerContext``."""
@@ -209,7 +209,7 @@ class IndependentContext:
 
     def anew(self) -> bool:
         """See ``WorkerContext``."""
-        self._line = None
+        self._transport = None
         return self._inner.anew() if self._inner is not None else sessions.current().link is None
 
     def independent(self) -> WorkerContext:

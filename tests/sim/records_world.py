@@ -357,8 +357,8 @@ class RecordSim:
         elif kind < 0.5 and self.answers:
             caller, body = self.answers.pop(0)
             trainer = self.people[caller]
-            if trainer.client._line.heard is not None:  # type: ignore[attr-defined]
-                trainer.client._line.heard(messages.decode(body))  # type: ignore[attr-defined]
+            if trainer.client._transport.heard is not None:  # type: ignore[attr-defined]
+                trainer.client._transport.heard(messages.decode(body))  # type: ignore[attr-defined]
         elif kind < 0.55:
             self.shell.pass_time(self.rng.choice((0.01, 0.1, 1.0, 3.0)))
         elif kind < 0.75:
@@ -396,8 +396,8 @@ class RecordSim:
             self.flight, self.answers = [], []
             self.shell.start(self.world)
             for one in self.people.values():
-                if one.client._line.heard is not None:  # type: ignore[attr-defined]
-                    one.client._line.heard(None)  # type: ignore[attr-defined]
+                if one.client._transport.heard is not None:  # type: ignore[attr-defined]
+                    one.client._transport.heard(None)  # type: ignore[attr-defined]
 
     def check(self) -> None:
         """Every record is in its row exactly once an epoch."""

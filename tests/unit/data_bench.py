@@ -15,7 +15,7 @@ import pyarrow as pa
 from data_service.leases.machine import LeaseMachine
 from data_service.loader.batching import StepSizes
 from data_service.loader.loader import Loader
-from data_service.loader.transport import Line, Switchboard
+from data_service.loader.transport import Dispatcher, MasterTransport
 from data_service.loader.worker_context import RankAssignment
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.master.service import Caller, Effect, Event, Fail, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
@@ -27,7 +27,7 @@ NODE = NodeId("n")
 LIMIT_S = 30.0
 
 
-class Board(Switchboard):
+class Board(Dispatcher):
     """One worker's line."""
 
     def __init__(self, bench: Bench, slot: int) -> None:
@@ -143,7 +143,7 @@ class BenchContext:
     def place(self) -> RankAssignment:
         return RankAssignment(self.bench.round, self.slot, self.bench.size)
 
-    def line(self) -> Line:
+    def transport(self) -> MasterTransport:
         return self.bench.boards[self.slot]
 
     def check(self, number: int) -> None:

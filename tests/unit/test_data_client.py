@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_service.loader.lease_client import Client
-from data_service.loader.transport import Switchboard
+from data_service.loader.transport import Dispatcher
 from data_service.manifest import ShardRef
 from data_service.protocol import messages
 from data_service.protocol.messages import (
@@ -25,7 +25,7 @@ from data_service.protocol.messages import (
 from edl.errors import DataError
 
 
-class Wire(Switchboard):
+class Wire(Dispatcher):
     """Remembers what is said."""
 
     def __init__(self) -> None:
