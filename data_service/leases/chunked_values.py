@@ -18,8 +18,8 @@ PART_BYTES = 900_000
 _INLINE, _PARTS = b"=", b"+"
 
 
-class Shelf:
-    """What is kept, by name: remembers the parts of long values, so that they can be deleted."""
+class ChunkedValues:
+    """Writes named values in chunks that the store accepts. Remembers their chunks, so that it can delete them."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[str]] = {}

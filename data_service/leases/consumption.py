@@ -1,14 +1,14 @@
-"""What both modes have in common: records count as consumed, and who must open first is told so."""
+"""What both modes share: counting consumed records, and the answers to opened and unopened clients."""
 
 from __future__ import annotations
 
-from data_service.leases.state import Client, DataSet, Turn
+from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from data_service.manifest import RECORD_FORMATS
 from data_service.protocol.messages import Opened, Refused
 from edl.master.service import Caller
 
 
-def take(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
+def take(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
     """Records of a leased shard are consumed. Returns why nothing of it counts, if so."""
     table = data.position
     if table.holders.get(shard) == caller and table.manifest.format in RECORD_FORMATS:
@@ -45,7 +45,7 @@ def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], .
     )
 
 
-def unopened(data: DataSet, client: Client, id: int) -> Refused:
+def unopened(data: DataSet, client: ClientState, id: int) -> Refused:
     """It has to open first."""
     text = client.conflict or f"{data.name} is not open for this worker (or was rolled back): open it first"
     return Refused(id, data.name, "unopened", text)

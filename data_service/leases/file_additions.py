@@ -1,4 +1,4 @@
-"""Files join a data set while it is used: the Master's side. A worker finds them, the list of files gets longer.
+"""Files are added to a data set in use: the Master's side. A worker finds them, the list of files grows.
 
 Which epoch they join is decided once, here, and is in the store before anybody is told: from then on that epoch
 consists of them as well, whoever dies and whatever position is restored.
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 
 from data_service.file_list import FileList, Segment, sort_out
-from data_service.leases.state import DataSet, Order, Turn, printable
+from data_service.leases.state import AddOrder, DataSet, LeaseTurn, printable
 from data_service.manifest import Manifest, counted
 from data_service.protocol.file_list_messages import NOW, AddFiles, Grow, Grown, Listed, ListFiles
 from data_service.protocol.messages import Answer, Refused, encode
@@ -29,7 +29,7 @@ def list_files(data: DataSet, word: ListFiles) -> Answer:
     return Listed(word.id, data.name, data.files.encoded_part(word.offset, PART_BYTES), data.files.encoded_bytes)
 
 
-def grow(data: DataSet, turn: Turn, word: Grow, *, is_open: bool) -> Answer | None:
+def grow(data: DataSet, turn: LeaseTurn, word: Grow, *, is_open: bool) -> Answer | None:
     """Files have been found. ``is_open``: the position is known, and what everybody has in hand."""
     if data.files is None:
         return Refused(word.id, data.name, "unknown", f"{data.name} has not been registered: open it first")
@@ -52,10 +52,10 @@ def grow(data: DataSet, turn: Turn, word: Grow, *, is_open: bool) -> Answer | No
     return _settle(data, turn, word, text, found.fresh.file_count)
 
 
-def order(data: DataSet, turn: Turn, by: str, files: tuple[str, ...], when: str) -> str:
+def order(data: DataSet, turn: LeaseTurn, by: str, files: tuple[str, ...], when: str) -> str:
     """Somebody outside wants files to be added. Returns what to tell them."""
     data.ordered += 1
-    data.orders[data.ordered] = Order(data.ordered, printable(by), files, when)
+    data.orders[data.ordered] = AddOrder(data.ordered, printable(by), files, when)
     turn.effects += _keep_orders(data)
     data.lister = None
     tell_orders(data, turn)
@@ -63,7 +63,7 @@ def order(data: DataSet, turn: Turn, by: str, files: tuple[str, ...], when: str)
     return f"order {data.ordered} for data {data.name}: a worker looks at {counted(len(files), 'pattern')}{waits}"
 
 
-def tell_orders(data: DataSet, turn: Turn) -> None:
+def tell_orders(data: DataSet, turn: LeaseTurn) -> None:
     """Have the worker with the lowest rank that uses the data look at what is to be added, if it does not know."""
     able = [caller for caller, client in data.clients.items() if client.opened and caller in turn.ranks]
     lister = min(able, key=lambda caller: turn.ranks[caller], default=None)
@@ -84,7 +84,7 @@ def extend(data: DataSet) -> None:
     if version.digest != table.ledger.digest:
         before = table.ledger.shards
         table.extend(data.known, version)
-        for shard in [one for one in data.poison if one >= before]:
+        for shard in [one for one in data.quarantine if one >= before]:
             if shard < version.shards:
                 table.quarantine(shard)
 
@@ -96,13 +96,15 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
         name = _segment_name(data, number)
         if name not in kept:
             break
-        files.segments += FileList.decode(data.shelf.get(kept, name)).segments
+        files.segments += FileList.decode(data.values.get(kept, name)).segments
     files.manifest  # noqa: B018 - reads, and so checks, what was loaded
     if f"orders/{data.name}" in kept:
         try:
-            told = json.loads(data.shelf.get(kept, f"orders/{data.name}"))
+            told = json.loads(data.values.get(kept, f"orders/{data.name}"))
             data.ordered = int(told["last"])
-            rows = [Order(int(n), str(by), tuple(map(str, names)), str(when)) for n, by, names, when in told["orders"]]
+            rows = [
+                AddOrder(int(n), str(by), tuple(map(str, names)), str(when)) for n, by, names, when in told["orders"]
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"the orders of {data.name} in the store are damaged: {error}") from None
         data.orders = {one.number: one for one in rows}
@@ -112,22 +114,22 @@ def forget(data: DataSet) -> list[Effect]:
     """Another list takes its place."""
     found: list[Keep] = []
     for number in range(data.registered, len(data.listed.segments)):
-        found += data.shelf.drop(_segment_name(data, number))
+        found += data.values.drop(_segment_name(data, number))
     return list(found)
 
 
-def _append(data: DataSet, turn: Turn, fresh: Manifest, word: Grow) -> Segment:
+def _append(data: DataSet, turn: LeaseTurn, fresh: Manifest, word: Grow) -> Segment:
     epoch = word.epoch if data.table is None else data.table.epoch + bool(data.table.finished)
     if word.when != NOW:
         epoch = (word.epoch if data.table is None else data.table.epoch) + 1
     segment = data.listed.append(fresh.encode(), epoch, named=word.named, decoded=fresh)
-    turn.effects += data.shelf.put(_segment_name(data, len(data.listed.segments) - 1), segment.encode())
+    turn.effects += data.values.put(_segment_name(data, len(data.listed.segments) - 1), segment.encode())
     extend(data)
     data.independent.dirty = data.is_independent
     return segment
 
 
-def _settle(data: DataSet, turn: Turn, word: Grow, text: str, added: int) -> Grown:
+def _settle(data: DataSet, turn: LeaseTurn, word: Grow, text: str, added: int) -> Grown:
     done = data.orders.pop(word.order, None)
     if done is not None:
         turn.effects += _keep_orders(data)
@@ -139,7 +141,7 @@ def _settle(data: DataSet, turn: Turn, word: Grow, text: str, added: int) -> Gro
 
 def _keep_orders(data: DataSet) -> list[Keep]:
     rows = [[one.number, one.by, one.files, one.when] for one in data.orders.values()]
-    return data.shelf.put(f"orders/{data.name}", json.dumps({"last": data.ordered, "orders": rows}).encode("ascii"))
+    return data.values.put(f"orders/{data.name}", json.dumps({"last": data.ordered, "orders": rows}).encode("ascii"))
 
 
 def _segment_name(data: DataSet, number: int) -> str:

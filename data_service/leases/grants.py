@@ -1,4 +1,4 @@
-"""Leases: shards go out, are reported as finished or as unreadable, and epochs follow one another."""
+"""Grants leases on shards, takes reports of finished and unreadable ones, and begins the next epoch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from data_service.leases import independent
 from data_service.leases.consumption import take, unopened
-from data_service.leases.lease_table import PENDING, Table, who
+from data_service.leases.lease_table import PENDING, LeaseTable, who
 from data_service.leases.registration import is_open
-from data_service.leases.state import RANK_0, Attempt, Client, DataSet, Poison, Turn, printable
+from data_service.leases.state import RANK_0, ClientState, DataSet, LeaseTurn, QuarantinedShard, ReadAttempt, printable
 from data_service.ledger import Ledger
 from data_service.manifest import RECORD_FORMATS, counted, named
 from data_service.protocol.messages import (
@@ -32,7 +32,7 @@ REASON_LETTERS = 300
 """So much of a reason is kept."""
 
 
-def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease) -> Answer | str | None:
+def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Lease) -> Answer | str | None:
     """What became of earlier shards, and more of them. The answer is text already where it is long."""
     if not client.opened or client.conflict:
         return unopened(data, client, word.id)
@@ -64,7 +64,7 @@ def lease(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Lease
     return encode_granted(_granted(data, word, state, refused), *table.manifest.rows(given))
 
 
-def next_epoch(data: DataSet, turn: Turn, caller: Caller, client: Client, word: NextEpoch) -> Answer | None:
+def next_epoch(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: NextEpoch) -> Answer | None:
     """The epoch before is over."""
     if not client.opened or client.conflict:
         return unopened(data, client, word.id)
@@ -108,11 +108,13 @@ def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, s
     )
 
 
-def _takers(data: DataSet, turn: Turn) -> int:
+def _takers(data: DataSet, turn: LeaseTurn) -> int:
     return max(1, data.opened if data.is_independent else len(turn.ranks))
 
 
-def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease) -> tuple[tuple[int, str], ...]:
+def _report(
+    data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, word: Lease
+) -> tuple[tuple[int, str], ...]:
     """Count what a lease reports. Returns what does not count."""
     refused: list[tuple[int, str]] = []
     finished = word.finished
@@ -135,19 +137,19 @@ def _report(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Lease
             refused.append((shard, problem))
     unreached = frozenset(shards_of(word.unreached))
     for shard, upto, reason in word.failed:
-        attempt = Attempt(caller, printable(reason[:REASON_LETTERS]), shard in unreached)
+        attempt = ReadAttempt(caller, printable(reason[:REASON_LETTERS]), shard in unreached)
         problem = _failed(data, turn, table, shard, upto, attempt)
         if problem:
             refused.append((shard, problem))
     return tuple(refused)
 
 
-def _forget_failures(data: DataSet, table: Table) -> None:
+def _forget_failures(data: DataSet, table: LeaseTable) -> None:
     for shard in [shard for shard in data.failures if table.ledger.is_done(shard)]:
         del data.failures[shard]
 
 
-def _failed(data: DataSet, turn: Turn, table: Table, shard: int, upto: int, attempt: Attempt) -> str:
+def _failed(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, upto: int, attempt: ReadAttempt) -> str:
     caller = attempt.by
     held = table.holders.get(shard) == caller
     if not held and not _returned(data, table, caller, shard):
@@ -179,24 +181,24 @@ def _failed(data: DataSet, turn: Turn, table: Table, shard: int, upto: int, atte
     return problem
 
 
-def _returned(data: DataSet, table: Table, caller: Caller, shard: int) -> bool:
+def _returned(data: DataSet, table: LeaseTable, caller: Caller, shard: int) -> bool:
     """It is given back already: the report was on its way when the Master or a stream was lost."""
     if data.clients[caller].returned.pop(shard, None) is None or table.state(shard) not in PENDING:
         return False
     return all(attempt.by != caller for attempt in data.failures.get(shard, ()))
 
 
-def _quarantine(data: DataSet, turn: Turn, table: Table, shard: int, attempts: list[Attempt]) -> None:
+def _quarantine(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, attempts: list[ReadAttempt]) -> None:
     ref, upto = table.manifest.ref(shard), table.ledger.count(shard)
     reasons = tuple(dict.fromkeys(f"{who(attempt.by)}: {attempt.reason}" for attempt in attempts))
-    data.poison[shard] = Poison(shard, ref.file, ref.begin, ref.end, upto, table.epoch, reasons)
+    data.quarantine[shard] = QuarantinedShard(shard, ref.file, ref.begin, ref.end, upto, table.epoch, reasons)
     data.failures.pop(shard, None)
     table.quarantine(shard)
     turn.note(
         f"data {data.name}: {ref.file}, {ref.begin} to {ref.end}, is left out from now on: {len(attempts)} attempts to "
         f"read it have failed ({'; '.join(reasons)})"
     )
-    turn.effects += data.shelf.put(f"quarantine/{data.name}", encode_poison(data.poison))
+    turn.effects += data.values.put(f"quarantine/{data.name}", encode_quarantine(data.quarantine))
     turn.effects.append(flaw(data))
 
 
@@ -204,24 +206,24 @@ def flaw(data: DataSet) -> Flaw:
     """What the job's end has to tell about the shards that were left out."""
     listed = [
         f"{one.file} {one.begin}-{one.end}" + (f" after {counted(one.upto, 'record')}" if one.upto else "")
-        for one in sorted(data.poison.values(), key=lambda one: one.shard)
+        for one in sorted(data.quarantine.values(), key=lambda one: one.shard)
     ]
-    reason = next(iter(data.poison.values())).reasons[0]
+    reason = next(iter(data.quarantine.values())).reasons[0]
     text = f"data {data.name}: {named('could not be read and left out', listed).replace('file', 'shard', 1)}. {reason}"
     return Flaw(f"data/{data.name}", printable(text))
 
 
-def encode_poison(poison: Mapping[int, Poison]) -> bytes:
+def encode_quarantine(quarantine: Mapping[int, QuarantinedShard]) -> bytes:
     """For the store."""
-    rows = [[one.shard, one.file, one.begin, one.end, one.upto, one.epoch, *one.reasons] for one in poison.values()]
+    rows = [[one.shard, one.file, one.begin, one.end, one.upto, one.epoch, *one.reasons] for one in quarantine.values()]
     return json.dumps(rows).encode("ascii")
 
 
-def decode_poison(value: bytes) -> dict[int, Poison]:
-    """What ``encode_poison`` wrote. Raises ``DataError``."""
+def decode_quarantine(value: bytes) -> dict[int, QuarantinedShard]:
+    """What ``encode_quarantine`` wrote. Raises ``DataError``."""
     try:
         rows = [
-            Poison(shard, str(file), begin, end, upto, epoch, tuple(reasons))
+            QuarantinedShard(shard, str(file), begin, end, upto, epoch, tuple(reasons))
             for shard, file, begin, end, upto, epoch, *reasons in json.loads(value)
         ]
     except (ValueError, TypeError) as error:
@@ -229,7 +231,7 @@ def decode_poison(value: bytes) -> dict[int, Poison]:
     return {one.shard: one for one in rows}
 
 
-def _begin_epoch(data: DataSet, turn: Turn, ledger: Ledger) -> None:
+def _begin_epoch(data: DataSet, turn: LeaseTurn, ledger: Ledger) -> None:
     data.begin(ledger)
     data.failures = {}
     if data.is_independent:
@@ -237,11 +239,11 @@ def _begin_epoch(data: DataSet, turn: Turn, ledger: Ledger) -> None:
         independent.keep(data, turn)
 
 
-def _is_done(table: Table, shard: int) -> bool:
+def _is_done(table: LeaseTable, shard: int) -> bool:
     return 0 <= shard < table.ledger.shards and table.ledger.is_done(shard)
 
 
-def _left(data: DataSet, table: Table) -> str:
+def _left(data: DataSet, table: LeaseTable) -> str:
     held = sorted(caller for caller, hand in table.hands.items() if hand)
     by = f" ({', '.join(who(caller) for caller in held[:5])}{' and others' if len(held) > 5 else ''})" if held else ""
     return (

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from data_service.file_list import with_files
 from data_service.leases.consumption import opened, take, unopened
-from data_service.leases.lease_table import BACK, Table, who
+from data_service.leases.lease_table import BACK, LeaseTable, who
 from data_service.leases.shard_order import FRESH
-from data_service.leases.state import Client, DataSet, IndependentState, Turn
+from data_service.leases.state import ClientState, DataSet, IndependentState, LeaseTurn
 from data_service.ledger import Ledger
 from data_service.manifest import counted
 from data_service.protocol.messages import Ack, Answer, Commit, Done, Gone, Open, Opened, Refused, Rollback, shards_of
@@ -38,14 +38,14 @@ SILENCE_FACTOR = 8.0
 Refusals = tuple[tuple[int, str], ...]
 
 
-def begin(data: DataSet, turn: Turn) -> None:
+def begin(data: DataSet, turn: LeaseTurn) -> None:
     """Nothing of a newly registered set is consumed."""
     data.begin(data.fresh(0))
     data.independent = IndependentState()
     keep(data, turn)
 
 
-def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open) -> Opened:
+def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Open) -> Opened:
     """A worker takes part, possibly with shards in hand and acknowledgements that may be lost."""
     table, now = data.position, data.independent
     replaced = now.trainers.get(caller, 0) != word.trainer
@@ -71,7 +71,7 @@ def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open)
     return opened(data, word.id, table.epoch, refused)
 
 
-def ack(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
+def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
     """Records of a shard are consumed. Returns why that does not count, if so."""
     table, client = data.position, data.clients[caller]
     since_s = table.hands.get(caller, {}).get(shard, turn.now_s)
@@ -88,7 +88,7 @@ def ack(data: DataSet, turn: Turn, caller: Caller, shard: int, upto: int, comple
     return ""
 
 
-def acks(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Ack) -> Answer | None:
+def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Ack) -> Answer | None:
     """The same for a list of them."""
     table, now = data.table, data.independent
     if not client.opened:
@@ -106,7 +106,7 @@ def acks(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Ack) -
     return Done(word.id, data.name, table.epoch, tuple(refused), now.number, now.kept)
 
 
-def commit(data: DataSet, turn: Turn, client: Client, word: Commit) -> Answer | None:
+def commit(data: DataSet, turn: LeaseTurn, client: ClientState, word: Commit) -> Answer | None:
     """Give the present position a name."""
     table, now = data.table, data.independent
     if not client.opened:
@@ -123,7 +123,7 @@ def commit(data: DataSet, turn: Turn, client: Client, word: Commit) -> Answer | 
     return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=position)
 
 
-def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answer | None:
+def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, word: Rollback) -> Answer | None:
     """Back to a named position; all leases are void."""
     table, now = data.table, data.independent
     if not client.opened:
@@ -157,7 +157,7 @@ def rollback(data: DataSet, turn: Turn, client: Client, word: Rollback) -> Answe
     return Done(word.id, data.name, data.position.epoch, number=now.number, kept=now.kept)
 
 
-def gone(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Gone) -> Answer:
+def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Gone) -> Answer:
     """A worker takes no more part."""
     epoch = 0
     if data.table is not None:
@@ -172,7 +172,7 @@ def gone(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Gone) 
     return Done(word.id, data.name, epoch, number=data.independent.number, kept=data.independent.kept)
 
 
-def world_began(data: DataSet, turn: Turn) -> None:
+def world_began(data: DataSet, turn: LeaseTurn) -> None:
     """Workers that are not in it are gone; the others have to open again."""
     now, table = data.independent, data.table
     if table is None:
@@ -191,7 +191,7 @@ def world_began(data: DataSet, turn: Turn) -> None:
         turn.wake(now.until_s)
 
 
-def tick(data: DataSet, turn: Turn) -> None:
+def tick(data: DataSet, turn: LeaseTurn) -> None:
     """Look at the deadlines."""
     now, table = data.independent, data.table
     if table is None:
@@ -229,7 +229,7 @@ def _ended(now: IndependentState, trainer: int) -> None:
         now.dirty = True
 
 
-def settle(data: DataSet, turn: Turn) -> None:
+def settle(data: DataSet, turn: LeaseTurn) -> None:
     """At the end of a step: write what is due, ask to be woken for what will be."""
     now, table = data.independent, data.table
     if table is None:
@@ -255,7 +255,7 @@ def silence_s(data: DataSet) -> float:
     return max(LEAST_SILENCE_S, SILENCE_FACTOR * usual_s)
 
 
-def keep(data: DataSet, turn: Turn) -> None:
+def keep(data: DataSet, turn: LeaseTurn) -> None:
     """The position into the store."""
     now, table = data.independent, data.position
     last = list(now.doers.items())[-KEPT_DOERS:]
@@ -269,7 +269,7 @@ def keep(data: DataSet, turn: Turn) -> None:
         "ended": now.ended,
     }
     value = json.dumps(head).encode("ascii") + b"\n" + table.ledger.encode().encode("ascii")
-    turn.effects += data.shelf.put(f"free/{data.name}", value)
+    turn.effects += data.values.put(f"free/{data.name}", value)
     now.kept, now.kept_s, now.dirty = now.number, turn.now_s, False
 
 
@@ -278,7 +278,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
     name = f"free/{data.name}"
     if name not in kept:
         raise DataError(f"{name} is missing in the store")
-    head_text, _, ledger_text = data.shelf.get(kept, name).partition(b"\n")
+    head_text, _, ledger_text = data.values.get(kept, name).partition(b"\n")
     now = data.independent = IndependentState()
     try:
         head = json.loads(head_text)
@@ -291,7 +291,7 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
         now.crowd = max(len(now.trainers), len(now.ended))
         doers = {int(shard): Caller(NodeId(str(node)), int(slot)) for shard, node, slot in head["doers"]}
         if f"commits/{data.name}" in kept:
-            now.commits = dict(json.loads(data.shelf.get(kept, f"commits/{data.name}")))
+            now.commits = dict(json.loads(data.values.get(kept, f"commits/{data.name}")))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{name} in the store is damaged: {error}") from None
     data.begin(data.fit(Ledger.decode(ledger_text.decode("ascii", "replace"))))
@@ -306,12 +306,12 @@ def _remember(now: IndependentState, shard: int, caller: Caller) -> None:
         del now.doers[next(iter(now.doers))]
 
 
-def _keep_commits(data: DataSet, turn: Turn) -> None:
+def _keep_commits(data: DataSet, turn: LeaseTurn) -> None:
     value = json.dumps(list(data.independent.commits.items())).encode("ascii")
-    turn.effects += data.shelf.put(f"commits/{data.name}", value)
+    turn.effects += data.values.put(f"commits/{data.name}", value)
 
 
-def _claims(data: DataSet, turn: Turn, table: Table, caller: Caller, word: Open) -> Refusals:
+def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, word: Open) -> Refusals:
     """What a worker says to have done and to have.
 
     It may have been silent for so long that others have read on. Then the count of a shard in its hands is not the one

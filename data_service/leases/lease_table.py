@@ -1,4 +1,4 @@
-"""Where each shard of an epoch is: pending, in somebody's hands, done, or quarantined.
+"""The lease table of an epoch: each shard is pending, leased, done or quarantined.
 
 Large, so it is changed in place: a byte for each shard, and a few entries for each one that is in somebody's hands.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from data_service.file_list import Version
-from data_service.leases.shard_order import FRESH, Order
+from data_service.leases.shard_order import FRESH, ShardOrder
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from edl.master.service import Caller
@@ -17,14 +17,14 @@ from edl.master.service import Caller
 BACK, LEASED, DONE, QUARANTINED = 1, 2, 3, 4
 """``FRESH`` and ``BACK`` are pending; ``BACK`` ones have been begun or handed back, and go out first."""
 PENDING = (FRESH, BACK)
-PATIENCE_S = 5.0
+RETRY_WAIT_S = 5.0
 """So long a shard that somebody failed to read waits for somebody else to ask."""
 
 _EIGHT = [bytes(DONE if byte >> bit & 1 else FRESH for bit in range(8)) for byte in range(256)]
 
 
 @dataclass(slots=True)
-class Returned:
+class ReturnedShard:
     """A shard that is pending again."""
 
     since_s: float = 0.0
@@ -34,7 +34,7 @@ class Returned:
     """Its file could not be reached: whoever failed tries again after a while only, also if there is nobody else."""
 
 
-class Table:
+class LeaseTable:
     """One epoch. ``ledger`` is its own: what is done and how far begun shards are."""
 
     __slots__ = ("_fresh", "_order", "_states", "back", "hands", "holders", "ledger", "manifest", "quarantined")
@@ -46,18 +46,18 @@ class Table:
         self.holders: dict[int, Caller] = {}
         self.hands: dict[Caller, dict[int, float]] = {}
         """What each has, with the time at which it was given."""
-        self.back: dict[int, Returned] = {}
+        self.back: dict[int, ReturnedShard] = {}
         self.quarantined = 0
         shards = ledger.shards
         self._states = bytearray(b"".join(map(_EIGHT.__getitem__, ledger.done))[:shards])
         self._fresh = shards - ledger.done_shards
-        self._order = Order(shards, ledger.seed, ledger.epoch, ledger.shuffle, ledger.done_shards)
+        self._order = ShardOrder(shards, ledger.seed, ledger.epoch, ledger.shuffle, ledger.done_shards)
         for shard in quarantined:
             if shard < shards:
                 self.quarantine(shard)
         for shard in ledger.partial:
             if self._states[shard] == FRESH:
-                self._put_back(shard, Returned())
+                self._put_back(shard, ReturnedShard())
 
     @property
     def epoch(self) -> int:
@@ -175,14 +175,14 @@ class Table:
         ledger.extend(version.shards, version.digest)
         self._states.extend(bytes([FRESH]) * (version.shards - before))
         self._fresh += version.shards - before
-        self._order = Order(version.shards, ledger.seed, ledger.epoch, ledger.shuffle)
+        self._order = ShardOrder(version.shards, ledger.seed, ledger.epoch, ledger.shuffle)
 
     def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = (), *, unreached: bool = False) -> None:
         """A leased shard is pending again."""
         self._let_go(shard)
         self._states[shard] = FRESH
         self._fresh += 1
-        self._put_back(shard, Returned(now_s, failed, unreached))
+        self._put_back(shard, ReturnedShard(now_s, failed, unreached))
 
     def release(self, holder: Caller, now_s: float, but: Collection[int] = ()) -> int:
         """What these hands hold is pending again, except ``but``. Returns how many shards."""
@@ -196,7 +196,7 @@ class Table:
         if self._states[shard] in PENDING and upto > self.ledger.count(shard):
             self.ledger.take(shard, upto, False)
             if self._states[shard] == FRESH:
-                self._put_back(shard, Returned())
+                self._put_back(shard, ReturnedShard())
 
     def quarantine(self, shard: int) -> None:
         """Nobody gets it any more. A done one stays done."""
@@ -220,12 +220,12 @@ class Table:
         where = {DONE: "done", QUARANTINED: "quarantined"}.get(state, "pending")
         return f"shard {shard} is {where}, not leased to {who(caller)}"
 
-    def _suits(self, returned: Returned, to: Caller, now_s: float, others: Collection[Caller]) -> bool:
-        if to not in returned.failed or now_s - returned.since_s >= PATIENCE_S:
+    def _suits(self, returned: ReturnedShard, to: Caller, now_s: float, others: Collection[Caller]) -> bool:
+        if to not in returned.failed or now_s - returned.since_s >= RETRY_WAIT_S:
             return True
         return not returned.unreached and all(other in returned.failed for other in others)
 
-    def _put_back(self, shard: int, returned: Returned) -> None:
+    def _put_back(self, shard: int, returned: ReturnedShard) -> None:
         self._states[shard] = BACK
         self._fresh -= 1
         self.back[shard] = returned

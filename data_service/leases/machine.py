@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from data_service.leases import file_additions, grants, independent, registration
-from data_service.leases.chunked_values import Shelf
-from data_service.leases.reader_registry import ReadersKnown
-from data_service.leases.state import Client, DataSet, Turn
+from data_service.leases.chunked_values import ChunkedValues
+from data_service.leases.reader_registry import ReaderRegistry
+from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from data_service.leases.throughput import duration, scaled
-from data_service.protocol.add_request import Wanted, wanted
+from data_service.protocol.add_request import AddRequest, parse_add_request
 from data_service.protocol.file_list_messages import Grow, ListFiles
 from data_service.protocol.messages import (
     STEPS,
@@ -65,8 +65,8 @@ class LeaseMachine:
     def __init__(self, authority: str = "") -> None:
         """``authority``: of the readers of a job with a secret."""
         self.sets: dict[str, DataSet] = {}
-        self._shelf = Shelf()
-        self._readers = ReadersKnown(authority)
+        self._values = ChunkedValues()
+        self._readers = ReaderRegistry(authority)
         self._world: World | None = None
         self._ranks: Mapping[Caller, Rank] = {}
         self._same: dict[Caller, Caller] = {}
@@ -111,7 +111,7 @@ class LeaseMachine:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def _began(self, turn: Turn, event: WorldBegan) -> None:
+    def _began(self, turn: LeaseTurn, event: WorldBegan) -> None:
         self._world, self._taken_over = event.world, event.taken_over
         self._readers.world_began()
         self._ranks = {
@@ -142,7 +142,7 @@ class LeaseMachine:
             for client in data.clients.values():
                 client.parked = None
 
-    def _tick(self, turn: Turn) -> None:
+    def _tick(self, turn: LeaseTurn) -> None:
         self._wake_s = 0.0
         for data in self.sets.values():
             if data.is_independent:
@@ -150,17 +150,17 @@ class LeaseMachine:
                 self._go_on(turn, data)
                 independent.settle(data, turn)
 
-    def _ordered(self, turn: Turn, event: Ordered) -> None:
+    def _ordered(self, turn: LeaseTurn, event: Ordered) -> None:
         """Somebody outside of the world asks for something."""
         known = [name for name, data in self.sets.items() if data.files is not None]
-        asked = wanted(event.body, known)
-        if not isinstance(asked, Wanted):
+        asked = parse_add_request(event.body, known)
+        if not isinstance(asked, AddRequest):
             turn.effects.append(Answered(event.number, False, asked))
             return
         text = file_additions.order(self.sets[asked.dataset], turn, event.by, asked.files, asked.when)
         turn.effects.append(Answered(event.number, True, text))
 
-    def _said(self, turn: Turn, event: Said) -> None:
+    def _said(self, turn: LeaseTurn, event: Said) -> None:
         try:
             word = decode(event.body)
         except DataError as error:
@@ -186,7 +186,7 @@ class LeaseMachine:
         caller = self._same.setdefault(event.caller, event.caller)
         client = data.clients.get(caller)
         if client is None:
-            client = data.clients[caller] = Client()
+            client = data.clients[caller] = ClientState()
         if isinstance(word, Pace):
             client.per_s, client.waited = word.records_per_s, word.waited
             client.heard_s = turn.now_s
@@ -199,7 +199,7 @@ class LeaseMachine:
         elif client.answer:
             turn.effects.append(Tell(event.caller, client.answer))
 
-    def _request(self, turn: Turn, data: DataSet, caller: Caller, client: Client, word: Request) -> None:
+    def _request(self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: Request) -> None:
         client.last, client.answer, client.parked = word.id, "", None
         data.parked.pop(caller, None)
         answer = self._do(turn, data, caller, client, word)
@@ -216,7 +216,7 @@ class LeaseMachine:
         if data.is_independent:
             independent.settle(data, turn)
 
-    def _go_on(self, turn: Turn, data: DataSet) -> None:
+    def _go_on(self, turn: LeaseTurn, data: DataSet) -> None:
         """Answer the parked requests that need not wait any more."""
         changed = bool(data.parked)
         while changed:
@@ -228,7 +228,9 @@ class LeaseMachine:
                     changed = True
                     turn.reply(data, caller, client, answer)
 
-    def _do(self, turn: Turn, data: DataSet, caller: Caller, client: Client, word: Request) -> Answer | str | None:
+    def _do(
+        self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: Request
+    ) -> Answer | str | None:
         """The answer, or None if it has to wait."""
         if data.broken and not isinstance(word, Register):
             return Refused(word.id, data.name, "ledger", data.broken)
@@ -260,7 +262,7 @@ class LeaseMachine:
             case _:
                 raise TypeError(f"{type(word).__name__} is not a request for the table")
 
-    def _tell_readers(self, turn: Turn) -> None:
+    def _tell_readers(self, turn: LeaseTurn) -> None:
         """Whoever takes part hears which readers there are."""
         opened = sum(data.opened for data in self.sets.values())
         if opened == self._opened and not self._readers.due:
@@ -280,17 +282,17 @@ class LeaseMachine:
             if len(self.sets) >= MOST_SETS:
                 text = f"{word.dataset}: there are {MOST_SETS} data sets already"
                 return Refused(word.id, word.dataset, "unknown", text)
-            data = self.sets[word.dataset] = DataSet(word.dataset, self._shelf)
+            data = self.sets[word.dataset] = DataSet(word.dataset, self._values)
         return data
 
-    def _load(self, name: str, kept: Mapping[str, bytes], turn: Turn) -> None:
-        data = self.sets[name] = DataSet(name, self._shelf)
+    def _load(self, name: str, kept: Mapping[str, bytes], turn: LeaseTurn) -> None:
+        data = self.sets[name] = DataSet(name, self._values)
         try:
-            registration.load_set(data, self._shelf.get(kept, _SETS + name))
+            registration.load_set(data, self._values.get(kept, _SETS + name))
             file_additions.load(data, kept)
             if kept.get(f"quarantine/{name}"):
-                data.poison = grants.decode_poison(self._shelf.get(kept, f"quarantine/{name}"))
-                if data.poison:
+                data.quarantine = grants.decode_quarantine(self._values.get(kept, f"quarantine/{name}"))
+                if data.quarantine:
                     turn.effects.append(grants.flaw(data))
             if data.is_independent:
                 independent.load(data, kept)
@@ -300,11 +302,11 @@ class LeaseMachine:
                 data.broken = f"{name}: its accounting in the store cannot be used: {error}. Register other data anew"
             data.files = None
 
-    def _turn(self, now_s: float) -> Turn:
+    def _turn(self, now_s: float) -> LeaseTurn:
         self._now_s = now_s
-        return Turn(now_s, self._world, self._ranks, self._taken_over)
+        return LeaseTurn(now_s, self._world, self._ranks, self._taken_over)
 
-    def _effects(self, turn: Turn) -> tuple[Effect, ...]:
+    def _effects(self, turn: LeaseTurn) -> tuple[Effect, ...]:
         """Without wishes to be woken that are late or double, and with ``Keep`` before all else."""
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt)]
         if wakes:
@@ -324,7 +326,7 @@ def progress(data: DataSet, now_s: float) -> Progress:
         return Progress(data.name, f"{data.name}: {manifest.describe()}; not opened", {"shards": float(shards)})
     ledger = table.ledger
     shards, records = ledger.shards, data.records(data.listed.at(table.epoch))
-    left_out = sum(manifest.count(shard) for shard in data.poison) if manifest.records >= 0 else 0
+    left_out = sum(manifest.count(shard) for shard in data.quarantine) if manifest.records >= 0 else 0
     counts: dict[str, float] = {
         "epoch": table.epoch,
         "shards": shards,

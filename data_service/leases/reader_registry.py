@@ -1,4 +1,4 @@
-"""Which remote readers there are, as the Master tells the workers. Pure; part of the machine that leases shards."""
+"""The registry of remote readers, as the Master tells it to the workers. Pure; part of the lease machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SHOWN = 8
 """Names that the status has room for."""
 
 
-class ReadersKnown:
-    """The list, and who has heard it. It is not kept: the keys of living readers tell it to the next Master."""
+class ReaderRegistry:
+    """The list of readers, and who has heard it. Not stored: the next Master rebuilds it from live readers' keys."""
 
     def __init__(self, authority: str = "") -> None:
         """``authority``: told beside the list, in a job with a secret."""

@@ -1,4 +1,4 @@
-"""Beginnings: a data set is registered, workers open it, a table is made of the position that they bring."""
+"""A data set is registered, workers open it, and the lease table is built from the position that they bring."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from data_service.file_list import FileList
 from data_service.leases import file_additions, independent
 from data_service.leases.consumption import opened
-from data_service.leases.state import RANK_0, Client, DataSet, Turn
+from data_service.leases.state import RANK_0, ClientState, DataSet, LeaseTurn
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.protocol.messages import (
@@ -26,7 +26,7 @@ from edl.errors import DataError
 from edl.master.service import Caller, Effect
 
 
-def register(data: DataSet, turn: Turn, caller: Caller, word: Register) -> Answer:
+def register(data: DataSet, turn: LeaseTurn, caller: Caller, word: Register) -> Answer:
     """These are the shards."""
     if turn.ranks[caller] != RANK_0 and word.options.mode != INDEPENDENT:
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
@@ -48,7 +48,7 @@ def register(data: DataSet, turn: Turn, caller: Caller, word: Register) -> Answe
     return Registered(word.id, data.name, data.listed.digest, len(data.listed), data.known.records)
 
 
-def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open) -> Answer | None:
+def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Open) -> Answer | None:
     """A worker takes part."""
     manifest = data.manifest
     if manifest is None:
@@ -77,7 +77,7 @@ def open_(data: DataSet, turn: Turn, caller: Caller, client: Client, word: Open)
     return opened(data, word.id, data.table.epoch if data.table else word.epoch)
 
 
-def is_open(data: DataSet, turn: Turn) -> bool:
+def is_open(data: DataSet, turn: LeaseTurn) -> bool:
     """Shards are given out: the position is known, and after a change of the Master what everybody has in hand."""
     if data.table is None:
         return False
@@ -86,7 +86,7 @@ def is_open(data: DataSet, turn: Turn) -> bool:
     return not turn.taken_over or data.table.finished or data.opened == len(turn.ranks)
 
 
-def claim(data: DataSet, turn: Turn, caller: Caller, client: Client) -> None:
+def claim(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState) -> None:
     """Mode "steps": what a worker says that it has, once the table is there."""
     word, table = client.claim, data.table
     client.claim, client.returned = None, {}
@@ -100,7 +100,7 @@ def claim(data: DataSet, turn: Turn, caller: Caller, client: Client) -> None:
     table.release(caller, turn.now_s, but=granted)
     for shard in granted:
         problem = table.hold(caller, shard, turn.now_s)
-        if problem and shard not in data.poison:
+        if problem and shard not in data.quarantine:
             client.conflict = f"{data.name}: rank {word.rank} says that it has been granted it, but {problem}"
     for shard in table.undone(shards_of(word.finished)):
         if table.holders.get(shard) == caller:
@@ -109,7 +109,7 @@ def claim(data: DataSet, turn: Turn, caller: Caller, client: Client) -> None:
         table.raise_count(shard, upto)
 
 
-def _begin(data: DataSet, turn: Turn, word: Open) -> None:
+def _begin(data: DataSet, turn: LeaseTurn, word: Open) -> None:
     """The round's position is the one that rank 0 brings."""
     data.begin(data.fit(Ledger.decode(word.ledger)) if word.ledger else data.fresh(word.epoch))
     for caller, client in data.clients.items():
@@ -117,7 +117,7 @@ def _begin(data: DataSet, turn: Turn, word: Open) -> None:
             claim(data, turn, caller, client)
 
 
-def _unfit(data: DataSet, manifest: Manifest, turn: Turn, caller: Caller, word: Open) -> Refused | None:
+def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, word: Open) -> Refused | None:
     rank = turn.ranks[caller]
     if word.rank != rank:
         text = f"{data.name}: this worker has rank {rank} in this round, not {word.rank}"
@@ -162,15 +162,15 @@ def _was(data: DataSet) -> str:
     return f" ({data.previous.difference(data.manifest)})"
 
 
-def _replace(data: DataSet, turn: Turn, files: FileList, word: Register, difference: str) -> None:
+def _replace(data: DataSet, turn: LeaseTurn, files: FileList, word: Register, difference: str) -> None:
     manifest = files.manifest
     if data.files is not None:
         turn.effects += file_additions.forget(data)
     if data.manifest is not None and data.manifest.digest != manifest.digest:
         data.previous = data.manifest
-        if data.poison or data.failures:
-            data.poison, data.failures = {}, {}
-            turn.effects += data.shelf.drop(f"quarantine/{data.name}")
+        if data.quarantine or data.failures:
+            data.quarantine, data.failures = {}, {}
+            turn.effects += data.values.drop(f"quarantine/{data.name}")
     if data.manifest is None:
         turn.note(f"data {data.name} registered: {manifest.describe()}, {manifest.format}")
     else:
@@ -186,7 +186,7 @@ def keep_set(data: DataSet, encoded: bytes) -> list[Effect]:
     """The manifest and the options into the store."""
     options = {name: getattr(data.options, name) for name in ("seed", "shuffle", "mode", "failures")}
     head = json.dumps(options).encode("ascii")
-    return list(data.shelf.put(f"sets/{data.name}", head + b"\n" + encoded))
+    return list(data.values.put(f"sets/{data.name}", head + b"\n" + encoded))
 
 
 def load_set(data: DataSet, value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""In which order the shards of an epoch are given out."""
+"""The order in which the shards of an epoch are leased."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SKIPPED = 16384
 """After so many shards in a row that are done already, the rest are picked out instead."""
 
 
-class Order:
+class ShardOrder:
     """``Permutation(shards, key(seed, epoch))``, or rising numbers; without those that are not fresh any more."""
 
     __slots__ = ("_at", "_block", "_block_at", "_key", "_permutation", "_shuffle", "_values")

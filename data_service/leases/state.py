@@ -1,4 +1,4 @@
-"""One data set in the Master: its shards, who takes part, where the epoch is, what nobody could read."""
+"""The Master's state of one data set: its shards, its clients, the position in the epoch, quarantined shards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from data_service.file_list import FileList, Version
-from data_service.leases.chunked_values import Shelf
-from data_service.leases.lease_table import Table
+from data_service.leases.chunked_values import ChunkedValues
+from data_service.leases.lease_table import LeaseTable
 from data_service.leases.throughput import Rate
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
@@ -19,8 +19,8 @@ from edl.wire.messages import World
 
 
 @dataclass(slots=True)
-class Client:
-    """One worker of the running world, or one that was in the world before it."""
+class ClientState:
+    """The state of one client: a worker of the running world, or of the world before it."""
 
     last: int = -1
     """Highest id heard in this round."""
@@ -48,8 +48,8 @@ class Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """Somebody could not read a shard."""
+class ReadAttempt:
+    """A failed attempt to read a shard."""
 
     by: Caller
     reason: str
@@ -58,8 +58,8 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Poison:
-    """A shard that is left out, from record ``upto`` on in the epoch in which that was found."""
+class QuarantinedShard:
+    """A quarantined shard: unreadable, left out from record ``upto`` of the epoch in which that was found."""
 
     shard: int
     file: str
@@ -71,8 +71,8 @@ class Poison:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Somebody outside of the world wants files to be added, and a worker has to look at them first."""
+class AddOrder:
+    """A request from outside the job to add files, which a worker has to scan first."""
 
     number: int
     by: str
@@ -117,17 +117,17 @@ class IndependentState:
 
 
 class DataSet:
-    """All of it. Changed in place."""
+    """The whole state of one data set. Changed in place."""
 
-    def __init__(self, name: str, shelf: Shelf) -> None:
+    def __init__(self, name: str, values: ChunkedValues) -> None:
         self.name = name
-        self.shelf = shelf
+        self.values = values
         self.files: FileList | None = None
         self.blob = b""
         """Hash of the encoded list that was registered."""
         self.registered = 0
         """Segments of the list that were registered at once; each later one has a key of its own in the store."""
-        self.orders: dict[int, Order] = {}
+        self.orders: dict[int, AddOrder] = {}
         """By number: files that are to be added."""
         self.ordered = 0
         """Number of the last order."""
@@ -139,14 +139,14 @@ class DataSet:
         self.options = Options()
         self.broken = ""
         """Why nothing can be told about it: its accounting in the store is damaged."""
-        self.clients: dict[Caller, Client] = {}
+        self.clients: dict[Caller, ClientState] = {}
         self.opened = 0
         """Clients that take part now."""
         self.parked: dict[Caller, None] = {}
         """Clients whose request waits, in order."""
-        self.table: Table | None = None
-        self.failures: dict[int, list[Attempt]] = {}
-        self.poison: dict[int, Poison] = {}
+        self.table: LeaseTable | None = None
+        self.failures: dict[int, list[ReadAttempt]] = {}
+        self.quarantine: dict[int, QuarantinedShard] = {}
         self.independent = IndependentState()
         self.rate = Rate()
 
@@ -199,13 +199,13 @@ class DataSet:
         return Ledger(version.digest, version.shards, seed=options.seed, shuffle=options.shuffle, epoch=epoch)
 
     @property
-    def position(self) -> Table:
+    def position(self) -> LeaseTable:
         """Its table, where it is clear that there is one."""
         if self.table is None:
             raise LookupError(f"{self.name} has no position")
         return self.table
 
-    def set_open(self, client: Client, is_open: bool) -> None:
+    def set_open(self, client: ClientState, is_open: bool) -> None:
         """It takes part from now on, or no more."""
         self.opened += is_open - client.opened
         client.opened = is_open
@@ -216,11 +216,11 @@ class DataSet:
 
     def quarantined(self) -> Ranges:
         """As ranges."""
-        return ranges(self.poison)
+        return ranges(self.quarantine)
 
-    def begin(self, ledger: Ledger) -> Table:
+    def begin(self, ledger: Ledger) -> LeaseTable:
         """Its table is this position from now on."""
-        self.table = Table(self.known, ledger, self.poison)
+        self.table = LeaseTable(self.known, ledger, self.quarantine)
         self.independent.doers.clear()
         for client in self.clients.values():
             client.records = 0
@@ -233,8 +233,8 @@ class DataSet:
 
 
 @dataclass(slots=True)
-class Turn:
-    """One step: what is given, and what comes of it."""
+class LeaseTurn:
+    """The input and the effects of one step of the lease machine."""
 
     now_s: float
     world: World | None
@@ -244,7 +244,7 @@ class Turn:
     """The world was running when this Master came."""
     effects: list[Effect] = field(default_factory=list)
 
-    def reply(self, data: DataSet, caller: Caller, client: Client, answer: Answer | str) -> None:
+    def reply(self, data: DataSet, caller: Caller, client: ClientState, answer: Answer | str) -> None:
         """To the last request of a client."""
         client.answer = answer if isinstance(answer, str) else encode(answer)
         client.parked = None

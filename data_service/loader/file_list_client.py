@@ -1,4 +1,4 @@
-"""A worker's copy of a data set's list of files: it is registered, fetched, and made longer by what is found."""
+"""The client of a data set's list of files: registers it, fetches it, and adds files that are found."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LARGE_BYTES = 8 << 20
 ADVICE = "Put them back, or begin without that position"
 
 
-class Listing:
-    """One for each data set of a process. ``say`` takes what the person should know."""
+class FileListClient:
+    """One data set's list of files in this process, a copy of the Master's. ``say`` takes notes for the user."""
 
     def __init__(self, name: str, say: Say) -> None:
         self.name = name

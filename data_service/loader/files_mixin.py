@@ -8,7 +8,7 @@ from typing import Any
 
 from data_service.file_list import FileList, files_of
 from data_service.ledger import Ledger
-from data_service.loader.file_list_client import Listing
+from data_service.loader.file_list_client import FileListClient
 from data_service.loader.lease_client import Client
 from data_service.loader.prefetcher import EpochFiles
 from data_service.loader.source import EPOCH, Source
@@ -37,7 +37,7 @@ class WithFiles:
     _ledger: Ledger | None
     _options: Options
     _lock: threading.Lock
-    _listing: Listing
+    _file_list: FileListClient
     _known: EpochFiles | None
 
     def _connect(self) -> tuple[RankAssignment, Client]:
@@ -61,7 +61,7 @@ class WithFiles:
         """
         place, client = self._connect()
         names = (files,) if isinstance(files, str) else tuple(files)
-        return self._listing.add(
+        return self._file_list.add(
             client, self._settle(), names, when, self._position_now(), lambda: self._context.check(place.round)
         )
 
@@ -71,12 +71,12 @@ class WithFiles:
         """Rank 0: say which files there are."""
         beginning = trainers.beginning if self._independent else None
         if beginning is not None and beginning.ledgers.get(self._name):
-            self._listing.restore(files_of(beginning.ledgers[self._name]))
-        self._listing.register(client, source, self._options, self._position_now(), check)
+            self._file_list.restore(files_of(beginning.ledgers[self._name]))
+        self._file_list.register(client, source, self._options, self._position_now(), check)
 
     def _files_state(self) -> Any:
         """For ``state_dict``."""
-        encoded = self._listing.encoded()
+        encoded = self._file_list.encoded()
         if len(encoded) <= BIG_BYTES:
             return encoded
         import numpy as np
@@ -85,7 +85,7 @@ class WithFiles:
 
     def _restore_files(self, state: Mapping[str, Any]) -> None:
         kept = state.get("files", b"")
-        self._listing.restore(FileList.decode(kept if isinstance(kept, bytes) else kept.tobytes()))
+        self._file_list.restore(FileList.decode(kept if isinstance(kept, bytes) else kept.tobytes()))
 
     def _fit_ledger(self, client: Client, opened: Opened, check: Callable[[], None]) -> None:
         """The position, in the list that the Master has."""
@@ -95,10 +95,10 @@ class WithFiles:
             if opened.shards >= ledger.shards:
                 ledger.extend(opened.shards, opened.digest)
             return
-        if not self._listing.files.knows(opened.digest):
-            self._listing.fetch(client, check)
+        if not self._file_list.files.knows(opened.digest):
+            self._file_list.fetch(client, check)
         try:
-            self._listing.check(ledger, self._options)
+            self._file_list.check(ledger, self._options)
         except DataError as error:
             raise DataError(f"data set {self._name}: {error}") from None
 
@@ -114,8 +114,8 @@ class WithFiles:
             return
         if not version:
             return
-        self._listing.fetch(client, check, version)
-        now = self._listing.files.version(version)
+        self._file_list.fetch(client, check, version)
+        now = self._file_list.files.version(version)
         if now.digest != ledger.digest and now.shards >= ledger.shards:
             with self._lock:
                 ledger.extend(now.shards, now.digest)
@@ -124,7 +124,7 @@ class WithFiles:
         """``rescan="epoch"``: what is new is part of the epoch that begins."""
         source = self._settle()
         if source.rescan == EPOCH and place.rank == 0:
-            self._listing.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
+            self._file_list.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
 
     def _hear(self, place: RankAssignment, client: Client, source: Source) -> None:
         """Take what the Master tells without being asked."""
@@ -148,11 +148,11 @@ class WithFiles:
             self._on_thread(place, client, lambda check: self._watch(client, source, check))
 
     def _order(self, client: Client, source: Source, word: AddFiles, check: Callable[[], None]) -> None:
-        self._listing.ordered(client, source, word, self._position_now, check)
+        self._file_list.ordered(client, source, word, self._position_now, check)
 
     def _watch(self, client: Client, source: Source, check: Callable[[], None]) -> None:
         while not client.ended.wait(source.rescan_s):
-            self._listing.look_again(client, source, self._position_now(), check)
+            self._file_list.look_again(client, source, self._position_now(), check)
 
     def _on_thread(self, place: RankAssignment, client: Client, work: Callable[[Callable[[], None]], None]) -> None:
         def check() -> None:

@@ -13,7 +13,7 @@ from data_service.formats import options as reading
 from data_service.formats.ragged import RaggedColumn, checked_pad
 from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
-from data_service.loader.file_list_client import Listing
+from data_service.loader.file_list_client import FileListClient
 from data_service.loader.files_mixin import WithFiles
 from data_service.loader.independent import IndependentMixin, Patience, open_lasting
 from data_service.loader.lease_client import Client
@@ -174,7 +174,7 @@ class Loader(WithFiles, IndependentMixin):
         self._share: Share | None = None
         self._ready: ReadyStep | None = None
         self._unacknowledged = UnacknowledgedBatches()
-        self._listing = Listing(self._name, note)
+        self._file_list = FileListClient(self._name, note)
         self._known: EpochFiles | None = None
         self._meter = Meter()
 
@@ -270,8 +270,8 @@ class Loader(WithFiles, IndependentMixin):
             self._ledger = ledger
         self._restored = True
         self._restore_files(state)
-        if ledger is not None and self._listing.files.segments:
-            self._listing.check(ledger, self._options)
+        if ledger is not None and self._file_list.files.segments:
+            self._file_list.check(ledger, self._options)
 
     # --- iterating ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What somebody outside of the world asks of the data service: a JSON text. Pure."""
+"""The request of ``edl data add``, as JSON: add files to a data set. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_FILES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AddRequest:
     """``edl data add``."""
 
     dataset: str
@@ -22,16 +22,18 @@ class Wanted:
     when: str = NOW
 
 
-def encode(asked: Wanted) -> str:
+def encode(asked: AddRequest) -> str:
     """As text."""
     return json.dumps({"dataset": asked.dataset, "files": asked.files, "when": asked.when})
 
 
-def wanted(body: str, known: Sequence[str]) -> Wanted | str:
-    """What is asked for, or why it cannot be done. ``known``: the data sets that there are."""
+def parse_add_request(body: str, known: Sequence[str]) -> AddRequest | str:
+    """Parse a request; return it, or why it cannot be done. ``known``: the names of the data sets."""
     try:
         told = json.loads(body)
-        asked = Wanted(needs.name(told["dataset"]), needs.strings(told["files"]), needs.string(told.get("when", NOW)))
+        asked = AddRequest(
+            needs.name(told["dataset"]), needs.strings(told["files"]), needs.string(told.get("when", NOW))
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"not understood: {error}"
     if asked.dataset not in known:

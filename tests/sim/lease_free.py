@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from data_service.leases.lease_table import Table
+from data_service.leases.lease_table import LeaseTable
 from data_service.protocol.file_list_messages import AddFiles
 from data_service.protocol.messages import (
     INDEPENDENT,
@@ -92,7 +92,7 @@ class FreeSim:
         self.former: list[Trainer] = []
         self.owner: dict[Record, Trainer] = {}
         """Of the present epoch: who has processed what the Master counts."""
-        self.table: Table | None = None
+        self.table: LeaseTable | None = None
         self.life = 0
         """Which Master it is the table of."""
         self.now = (0, 0)
@@ -244,7 +244,7 @@ class FreeSim:
 
     # --- the Master's account ----------------------------------------------------------------------------------------
 
-    def _counts(self, table: Table) -> dict[int, int]:
+    def _counts(self, table: LeaseTable) -> dict[int, int]:
         ledger = table.ledger
         return {shard: size if ledger.is_done(shard) else ledger.count(shard) for shard, size in enumerate(self.sizes)}
 
@@ -443,7 +443,7 @@ class FreeSim:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def _check_epochs(self) -> None:
-        left_out = self.shell.machine.sets[NAME].poison
+        left_out = self.shell.machine.sets[NAME].quarantine
         if set(left_out) - set(self.poison):
             raise Violation(f"shards {sorted(set(left_out) - set(self.poison))} were left out and can be read")
         if left_out and f"data/{NAME}" not in self.shell.flaws:

@@ -471,7 +471,7 @@ class StepsSim:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def _check_history(self) -> None:
-        left_out = set(self.shell.machine.sets[NAME].poison)
+        left_out = set(self.shell.machine.sets[NAME].quarantine)
         if left_out and f"data/{NAME}" not in self.shell.flaws:
             raise Violation("shards are left out and nobody is told")
         for epoch in range(self.epochs):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from data_service.leases import consumption, file_additions, grants, independent, machine
-from data_service.leases.lease_table import Table
-from data_service.leases.state import Client, DataSet, Turn
+from data_service.leases.lease_table import LeaseTable
+from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from edl.errors import DataError
 from edl.master.service import Caller, WakeAt
 from tests.sim.lease_free import FreeSim
@@ -103,17 +103,17 @@ def never_waits(patch: pytest.MonkeyPatch) -> None:
 
 def believes_nobody(patch: pytest.MonkeyPatch) -> None:
     """A new Master takes no notice of what workers say that they have."""
-    patch.setattr(Table, "hold", lambda self, by, shard, now_s: "")
+    patch.setattr(LeaseTable, "hold", lambda self, by, shard, now_s: "")
 
 
 def reads_on_from_the_start(patch: pytest.MonkeyPatch) -> None:
     """A begun shard is given out as if it were not."""
-    grant = Table.grant
+    grant = LeaseTable.grant
 
-    def granted(self: Table, *args: object) -> list[tuple[int, int]]:
+    def granted(self: LeaseTable, *args: object) -> list[tuple[int, int]]:
         return [(shard, 0) for shard, _ in grant(self, *args)]  # type: ignore[arg-type]
 
-    patch.setattr(Table, "grant", granted)
+    patch.setattr(LeaseTable, "grant", granted)
 
 
 def does_it_again(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def does_it_again(patch: pytest.MonkeyPatch) -> None:
     request = machine.LeaseMachine._request
 
     def asked(
-        self: machine.LeaseMachine, turn: Turn, data: DataSet, caller: Caller, client: Client, word: object
+        self: machine.LeaseMachine, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: object
     ) -> None:
         request(self, turn, data, caller, client, word)  # type: ignore[arg-type]
         client.last = -1
@@ -131,7 +131,7 @@ def does_it_again(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_lost_leases(patch: pytest.MonkeyPatch) -> None:
     """A lease whose answer was lost stays with who never heard of it."""
-    patch.setattr(Table, "release", lambda self, holder, now_s, but=(): 0)
+    patch.setattr(LeaseTable, "release", lambda self, holder, now_s, but=(): 0)
 
 
 def leaves_nothing_out(patch: pytest.MonkeyPatch) -> None:
@@ -146,23 +146,23 @@ def tells_nobody(patch: pytest.MonkeyPatch) -> None:
 
 def drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
     """An epoch is over when nothing is pending."""
-    patch.setattr(Table, "finished", property(lambda self: self.pending == 0))
+    patch.setattr(LeaseTable, "finished", property(lambda self: self.pending == 0))
 
 
 def takes_anybodys_word(patch: pytest.MonkeyPatch) -> None:
     """An acknowledgement counts whoever has the shard."""
-    take = Table.take
+    take = LeaseTable.take
 
-    def taken(self: Table, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
+    def taken(self: LeaseTable, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
         return take(self, self.holders.get(shard, by), shard, upto, complete)
 
-    patch.setattr(Table, "take", taken)
+    patch.setattr(LeaseTable, "take", taken)
 
 
 def has_no_fence(patch: pytest.MonkeyPatch) -> None:
     """After a rollback, what was leased before it still counts."""
 
-    def opened(data: DataSet, turn: Turn, caller: Caller, client: Client, word: object) -> object:
+    def opened(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: object) -> object:
         refused = independent._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
         data.independent.awaited.discard(caller)
         data.independent.callers.add(caller)

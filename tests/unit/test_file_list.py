@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from data_service import file_list
 from data_service.file_list import FileList, Segment, Version
 from data_service.leases import file_additions
-from data_service.leases.chunked_values import Shelf
+from data_service.leases.chunked_values import ChunkedValues
 from data_service.leases.state import DataSet
 from data_service.manifest import Manifest, ManifestBuilder
 from data_service.protocol.file_list_messages import Listed, ListFiles
@@ -137,7 +137,7 @@ def test_an_epoch_is_found_by_halves() -> None:
 
 
 def listed(files: FileList) -> DataSet:
-    data = DataSet("d", Shelf())
+    data = DataSet("d", ChunkedValues())
     data.files = files
     return data
 

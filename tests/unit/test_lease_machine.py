@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.leases.chunked_values import PART_BYTES, Shelf
+from data_service.leases.chunked_values import PART_BYTES, ChunkedValues
 from data_service.leases.machine import LeaseMachine
-from data_service.leases.shard_order import Order
+from data_service.leases.shard_order import ShardOrder
 from data_service.leases.throughput import duration, scaled
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
@@ -415,7 +415,7 @@ def test_words_survive_being_written() -> None:
 def test_an_order_gives_each_fresh_shard_once(shards: int, seed: int, shuffle: bool, data: st.DataObject) -> None:
     states = bytearray(data.draw(st.lists(st.sampled_from([0, 3]), min_size=shards, max_size=shards)))
     fresh = {shard for shard, state in enumerate(states) if state == 0}
-    order = Order(shards, seed, 0, shuffle, shards - len(fresh))
+    order = ShardOrder(shards, seed, 0, shuffle, shards - len(fresh))
     found = []
     for _ in range(len(fresh)):
         found.append(order.next(states))
@@ -427,14 +427,14 @@ def test_an_order_comes_back_to_what_was_left_behind() -> None:
     states = bytearray([3]) * 60_000
     for shard in (7, 59_999):
         states[shard] = 0
-    order = Order(60_000, 1, 0, True, 59_998)
+    order = ShardOrder(60_000, 1, 0, True, 59_998)
     first = order.next(states)
     states[first] = 2
     assert {first, order.next(states)} == {7, 59_999}
 
 
 def test_long_values_are_kept_in_parts() -> None:
-    shelf, store = Shelf(), dict[str, bytes]()
+    shelf, store = ChunkedValues(), dict[str, bytes]()
 
     def put(value: bytes) -> None:
         for keep in shelf.put("a", value):
@@ -444,11 +444,11 @@ def test_long_values_are_kept_in_parts() -> None:
 
     for value in (b"x" * (2 * PART_BYTES + 5), b"short", b"y" * PART_BYTES):
         put(value)
-        assert Shelf().get(store, "a") == value
+        assert ChunkedValues().get(store, "a") == value
         assert max(map(len, store.values())) <= PART_BYTES + 1
     del store[next(name for name in store if name != "a")]
     with pytest.raises(DataError, match="not whole"):
-        Shelf().get(store, "a")
+        ChunkedValues().get(store, "a")
 
 
 def test_numbers_for_people() -> None:

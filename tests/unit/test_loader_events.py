@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_service.formats.options import Options
-from data_service.leases.lease_table import Table
+from data_service.leases.lease_table import LeaseTable
 from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
 from data_service.manifest import ManifestBuilder
@@ -185,13 +185,13 @@ def test_shards_that_the_position_has_are_not_taken_one_by_one(monkeypatch: pyte
     for shard in range(90):
         ledger.take(shard, 1, True)
     looked: list[int] = []
-    hold = Table.hold
+    hold = LeaseTable.hold
 
-    def counted(table: Table, by: Caller, shard: int, now_s: float) -> str:
+    def counted(table: LeaseTable, by: Caller, shard: int, now_s: float) -> str:
         looked.append(shard)
         return hold(table, by, shard, now_s)
 
-    monkeypatch.setattr(Table, "hold", counted)
+    monkeypatch.setattr(LeaseTable, "hold", counted)
     bench = Bench()
     bench.begin(1)
     machine = LeaseMachine()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_service.formats.file_reader import FileReader
-from data_service.leases.lease_table import PATIENCE_S
+from data_service.leases.lease_table import RETRY_WAIT_S
 from data_service.loader import trainers
 from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
@@ -119,7 +119,7 @@ class Readings:
             return read(reader, ref)
 
         def pass_time() -> bool:
-            bench.now_s += PATIENCE_S  # so that who has failed gets the shard again: nobody else is there
+            bench.now_s += RETRY_WAIT_S  # so that who has failed gets the shard again: nobody else is there
             return False
 
         bench.lose = pass_time
@@ -188,8 +188,8 @@ def test_a_shard_whose_push_nobody_can_read_is_left_out_and_the_script_goes_on(
     readings = Readings(monkeypatch, bench)
     readings.failing[HOME] = 100, OSError("broken")
     data = train_on(bench, str(tmp_path), rows, said, shard_records=10)
-    assert list(bench.machine.sets["d"].poison) == [HOME] and readings.counts[HOME] == 3
-    assert bench.machine.sets["d"].poison[HOME].upto == 2, "what the first push had of it is used"
+    assert list(bench.machine.sets["d"].quarantine) == [HOME] and readings.counts[HOME] == 3
+    assert bench.machine.sets["d"].quarantine[HOME].upto == 2, "what the first push had of it is used"
     assert [rows.counts[one] for one in range(24)] == [reached[one] for one in range(24)]
     assert all(rows.counts[one] == 1 for one in range(24, RECORDS))
     data.close()
