@@ -40,7 +40,7 @@ UNFINISHED = ".tmp"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ConversionTask:
     """Shards that make one output file."""
 
     output: str
@@ -61,7 +61,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ConversionProgress:
     """How far a conversion is. Bytes are of the input."""
 
     done_bytes: int
@@ -82,7 +82,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Job:
+class ConversionJob:
     """What a process needs to know to do tasks."""
 
     output: str
@@ -103,7 +103,7 @@ def convert(
     storage_options: Mapping[str, Any] | None = None,
     options: Options | None = None,
     say: Say | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ConversionProgress], None] | None = None,
 ) -> Converted:
     """Write all records of the inputs (see ``scan``) as Arrow IPC files into a local folder, or go on with that.
 
@@ -122,9 +122,9 @@ def convert(
     size: dict[str, Any] = {"shard_records": recipe.shard_records, "shard_bytes": shard_bytes}
     manifest = scan(patterns, format, columns=columns, options=options, say=say, **size, **access)
     settled = settle_types(manifest, columns, options=options, **access)
-    job = Job(os.path.abspath(output), manifest.format, recipe, settled, dict(storage_options or {}))
+    job = ConversionJob(os.path.abspath(output), manifest.format, recipe, settled, dict(storage_options or {}))
     if manifest.files and job.format != "user":
-        Worker(job).try_out(manifest.files[0].path)
+        ConversionWorker(job).try_out(manifest.files[0].path)
     try:
         os.makedirs(job.output, exist_ok=True)
     except OSError as error:
@@ -138,14 +138,14 @@ def _functions(options: Options | None) -> tuple[Any, ...]:
     return (options.read, options.shards) if options is not None else ()
 
 
-def tasks_of(manifest: Manifest, file_bytes: int) -> list[Task]:
+def tasks_of(manifest: Manifest, file_bytes: int) -> list[ConversionTask]:
     """Neighbouring shards, together about as many bytes of input as asked for, by manifest and size alone."""
-    tasks: list[Task] = []
+    tasks: list[ConversionTask] = []
     refs: list[ShardRef] = []
     size = 0.0
 
     def end() -> None:
-        tasks.append(Task(f"part-{len(tasks):05d}.arrow", tuple(refs), round(size)))
+        tasks.append(ConversionTask(f"part-{len(tasks):05d}.arrow", tuple(refs), round(size)))
 
     for file in manifest.files:
         shards = [manifest.ref(index) for index in range(file.first, file.first + file.shards)]
@@ -180,7 +180,7 @@ def _locked(folder: str) -> Iterator[None]:
         yield
 
 
-def _claim(job: Job, manifest: Manifest) -> None:
+def _claim(job: ConversionJob, manifest: Manifest) -> None:
     """Make the folder this conversion's, or see that it is. Raises ``DataError`` for any other."""
     plan = {
         "version": VERSION,
@@ -208,7 +208,7 @@ def _claim(job: Job, manifest: Manifest) -> None:
         _write_plan(job, plan)
 
 
-def _write_plan(job: Job, plan: dict[str, Any]) -> None:
+def _write_plan(job: ConversionJob, plan: dict[str, Any]) -> None:
     path = os.path.join(job.output, PLAN)
     with open(path + UNFINISHED, "w", encoding="utf-8") as file:
         json.dump(plan, file, indent=1)
@@ -254,7 +254,7 @@ def _in_words(options: Options) -> dict[str, Any]:
     return options.plain()
 
 
-def _finished(job: Job) -> dict[str, Written]:
+def _finished(job: ConversionJob) -> dict[str, Written]:
     """Output files that are noted and are there. What is not noted is written again."""
     found: dict[str, Written] = {}
     with contextlib.suppress(FileNotFoundError), open(os.path.join(job.output, DONE), encoding="utf-8") as file:
@@ -268,7 +268,7 @@ def _finished(job: Job) -> dict[str, Written]:
     return found
 
 
-def _note(job: Job, task: Task, written: Written) -> None:
+def _note(job: ConversionJob, task: ConversionTask, written: Written) -> None:
     first, last = task.refs[0], task.refs[-1]
     note = {
         "output": written.output,
@@ -294,7 +294,9 @@ def _sync(folder: str) -> None:
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, manifest: Manifest, workers: int, progress: Callable[[Progress], None]) -> Converted:
+def _run(
+    job: ConversionJob, manifest: Manifest, workers: int, progress: Callable[[ConversionProgress], None]
+) -> Converted:
     _claim(job, manifest)
     for name in os.listdir(job.output):
         if name.endswith(UNFINISHED):
@@ -306,7 +308,7 @@ def _run(job: Job, manifest: Manifest, workers: int, progress: Callable[[Progres
 
     def report() -> None:
         so_far = sum(sizes.get(name, 0) for name in done)
-        progress(Progress(so_far, sum(sizes.values()), len(done), sum(one.records for one in done.values())))
+        progress(ConversionProgress(so_far, sum(sizes.values()), len(done), sum(one.records for one in done.values())))
 
     report()
     left = [task for task in tasks if task.output not in done]
@@ -320,17 +322,17 @@ def _run(job: Job, manifest: Manifest, workers: int, progress: Callable[[Progres
     return _checked(job, manifest, done, found)
 
 
-def _work(job: Job, tasks: list[Task], workers: int) -> Iterator[tuple[Task, Written]]:
+def _work(job: ConversionJob, tasks: list[ConversionTask], workers: int) -> Iterator[tuple[ConversionTask, Written]]:
     """Each task with what came of it, in the order in which they end."""
     if workers == 1 or len(tasks) < 2:
-        worker = Worker(job)
+        worker = ConversionWorker(job)
         for task in tasks:
             yield task, worker.do(task)
         return
     rest = iter(tasks)
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (job,)) as pool:
-        running: dict[Future[Written], Task] = {}
+        running: dict[Future[Written], ConversionTask] = {}
         try:
             while True:
                 for task in rest:
@@ -348,7 +350,7 @@ def _work(job: Job, tasks: list[Task], workers: int) -> Iterator[tuple[Task, Wri
             pool.shutdown(cancel_futures=True)
 
 
-def _checked(job: Job, manifest: Manifest, done: dict[str, Written], found: int) -> Converted:
+def _checked(job: ConversionJob, manifest: Manifest, done: dict[str, Written], found: int) -> Converted:
     """Read the ends of all output files. Raises ``DataError`` when they hold anything else than was written."""
     records = sum(one.records for one in done.values())
     if manifest.records not in (UNKNOWN, records):
@@ -369,14 +371,14 @@ def _checked(job: Job, manifest: Manifest, done: dict[str, Written], found: int)
 # --- a process that works --------------------------------------------------------------------------------------------
 
 
-class Worker:
+class ConversionWorker:
     """Does tasks, one after the other."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ConversionJob) -> None:
         self._job = job
         self._reader: Any = None
 
-    def do(self, task: Task) -> Written:
+    def do(self, task: ConversionTask) -> Written:
         """Never raises what a user can mend: an error of ours has to reach the process that asked."""
         try:
             return self._write(task)
@@ -394,7 +396,7 @@ class Worker:
         """
         self._job.recipe.applied(self._opened(file).schema(file).empty_table(), file)
 
-    def _write(self, task: Task) -> Written:
+    def _write(self, task: ConversionTask) -> Written:
         path = os.path.join(self._job.output, task.output)
         unfinished = os.path.join(self._job.output, f".{task.output}.{os.getpid()}{UNFINISHED}")
         compression = self._job.recipe.compression
@@ -421,7 +423,7 @@ class Worker:
             raise
         return Written(task.output, records, size)
 
-    def _batches(self, task: Task) -> Iterator[pa.RecordBatch]:
+    def _batches(self, task: ConversionTask) -> Iterator[pa.RecordBatch]:
         """All records in batches of one size, but for the last; at least one, which may be empty."""
         size = self._job.recipe.shard_records
         waiting: list[pa.Table] = []
@@ -440,7 +442,7 @@ class Worker:
         if waiting and (rows or first):
             yield _one_batch(pa.concat_tables(waiting))
 
-    def _tables(self, task: Task) -> Iterator[pa.Table]:
+    def _tables(self, task: ConversionTask) -> Iterator[pa.Table]:
         tables = self._plain_tables(task)
         if self._job.recipe.seed is None:
             yield from tables
@@ -449,7 +451,7 @@ class Worker:
         order = Permutation(whole.num_rows, key(self._job.recipe.seed, task.output)).array(0, whole.num_rows)
         yield whole.take(pa.array(order))
 
-    def _plain_tables(self, task: Task) -> Iterator[pa.Table]:
+    def _plain_tables(self, task: ConversionTask) -> Iterator[pa.Table]:
         recipe = self._job.recipe
         reader = self._opened(task.refs[0].file)
         empty = True
@@ -476,17 +478,17 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-_worker: Worker | None = None
+_worker: ConversionWorker | None = None
 
 
-def _begin(job: Job) -> None:
+def _begin(job: ConversionJob) -> None:
     """In a new process: it ends when the one that started it does, and leaves Ctrl-C to that one."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    _worker = Worker(job)
+    _worker = ConversionWorker(job)
 
 
 def _end_with(sentinel: int) -> None:
@@ -494,7 +496,7 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _do(task: Task) -> Written:
+def _do(task: ConversionTask) -> Written:
     if _worker is None:
         raise RuntimeError("a task before the first job")
     return _worker.do(task)

@@ -12,7 +12,7 @@ import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
 from data_service.filesystems import Storage
-from data_service.formats.file_reader import Opened, short
+from data_service.formats.file_reader import OpenFile, short
 from data_service.formats.lines import LineFile, LineReader, column_types, with_types
 from data_service.formats.options import Options
 from edl.errors import DataError
@@ -86,12 +86,12 @@ class CsvReader(LineReader):
             raise DataError(f"{file}: is no CSV that can be read: {short(error)}. {self.unlike}") from error
         return with_types(table.schema, self._types)
 
-    def parsed(self, data: bytes, opened: Opened[LineFile]) -> pa.Table:
+    def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
         """See ``LineReader.parsed``."""
         types = {field.name: field.type for field in opened.schema}
         return self._table(data, opened.handle, opened.schema.names, types)
 
-    def _parsed(self, data: bytes, opened: Opened[LineFile], file: str) -> pa.Table:
+    def _parsed(self, data: bytes, opened: OpenFile[LineFile], file: str) -> pa.Table:
         self._check_quotes(data, file)
         return super()._parsed(data, opened, file)
 

@@ -27,7 +27,7 @@ UNLIKE = "Make the files alike, for example with python -m data_service convert,
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class FileSplit:
     """One shard of a file, as in ``ShardRef``."""
 
     begin: int
@@ -36,7 +36,7 @@ class Split:
 
 
 @dataclass
-class Opened(Generic[T]):
+class OpenFile(Generic[T]):
     """An open file, and a lock for what can be used by one thread at a time."""
 
     handle: T
@@ -49,14 +49,16 @@ class Opened(Generic[T]):
 class OpenFiles(Generic[T]):
     """The files used last. One that has been written anew is opened anew."""
 
-    def __init__(self, limit: int, stamp: Callable[[str], tuple[int, ...]], opener: Callable[[str], Opened[T]]) -> None:
+    def __init__(
+        self, limit: int, stamp: Callable[[str], tuple[int, ...]], opener: Callable[[str], OpenFile[T]]
+    ) -> None:
         self._limit = limit
         self._stamp = stamp
         self._opener = opener
-        self._files: OrderedDict[str, Opened[T]] = OrderedDict()
+        self._files: OrderedDict[str, OpenFile[T]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: str) -> Opened[T]:
+    def get(self, path: str) -> OpenFile[T]:
         """The file, opened if it is not. Two threads may both open one: others would have to wait too long."""
         stamp = self._stamp(path)
         with self._lock:
@@ -113,7 +115,7 @@ class FileReader(ABC, Generic[T]):
         with told(file):
             return self.open_files.get(file).schema
 
-    def split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> list[Split]:
+    def split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> list[FileSplit]:
         """The shards of a file that is not empty. Raises ``DataError``."""
         with told(file):
             return list(self._split(file, size_bytes, shard_records, shard_bytes))
@@ -122,10 +124,10 @@ class FileReader(ABC, Generic[T]):
         """See ``Reader.close``."""
         self.open_files.clear()
 
-    def _open(self, file: str) -> Opened[T]:
+    def _open(self, file: str) -> OpenFile[T]:
         stamp = self.storage.stamp(file)
         handle, schema = self._enter(file)
-        return Opened(handle, self._agreed(file, schema), stamp)
+        return OpenFile(handle, self._agreed(file, schema), stamp)
 
     def _agreed(self, file: str, schema: pa.Schema) -> pa.Schema:
         """The columns to read from it, which are those of all files."""
@@ -160,34 +162,34 @@ class FileReader(ABC, Generic[T]):
         """Open it; with all columns that it has."""
 
     @abstractmethod
-    def _read(self, opened: Opened[T], ref: ShardRef) -> pa.Table:
+    def _read(self, opened: OpenFile[T], ref: ShardRef) -> pa.Table:
         """The shard; with the columns of ``opened.schema``, in any order."""
 
     @abstractmethod
-    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[Split]: ...
+    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]: ...
 
 
-def grouped(batches: Iterable[int], shard_records: int, *, cut: bool) -> Iterator[Split]:
+def grouped(batches: Iterable[int], shard_records: int, *, cut: bool) -> Iterator[FileSplit]:
     """Shards of at most ``shard_records`` from the sizes of a file's batches: small ones are joined, and large ones are
     cut if that is cheap."""
     begin = end = 0
     for size in batches:
         if end > begin and end - begin + size > shard_records:
-            yield Split(begin, end, end - begin)
+            yield FileSplit(begin, end, end - begin)
             begin = end
         end += size
         if cut and size > shard_records:
             yield from _equal_parts(begin, end, shard_records)
             begin = end
     if end > begin:
-        yield Split(begin, end, end - begin)
+        yield FileSplit(begin, end, end - begin)
 
 
-def _equal_parts(begin: int, end: int, most: int) -> Iterator[Split]:
+def _equal_parts(begin: int, end: int, most: int) -> Iterator[FileSplit]:
     parts = -(-(end - begin) // most)
     edges = [begin + (end - begin) * part // parts for part in range(parts + 1)]
     for low, high in pairwise(edges):
-        yield Split(low, high, high - low)
+        yield FileSplit(low, high, high - low)
 
 
 def _check_size(ref: ShardRef, stamp: tuple[int, ...]) -> None:

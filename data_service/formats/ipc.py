@@ -11,12 +11,12 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from data_service.formats.arrays import is_plain
-from data_service.formats.file_reader import DAMAGED, FileReader, Opened, Split, checked_range, grouped
+from data_service.formats.file_reader import DAMAGED, FileReader, FileSplit, OpenFile, checked_range, grouped
 from data_service.formats.ipc_layout import (
     MAGIC,
     OLD_FEATHER,
-    Kind,
     Message,
+    MessageKind,
     ReadAt,
     batches_of_file,
     messages_of_stream,
@@ -54,7 +54,7 @@ class IpcReader(FileReader[IpcFile]):
         except ValueError as error:
             raise DataError(f"{file}: cannot be read: {error}. {DAMAGED}") from error
 
-    def _read(self, opened: Opened[IpcFile], ref: ShardRef) -> pa.Table:
+    def _read(self, opened: OpenFile[IpcFile], ref: ShardRef) -> pa.Table:
         file = opened.handle
         checked_range(ref, file.offsets[-1], "records")
         parts = []
@@ -72,7 +72,7 @@ class IpcReader(FileReader[IpcFile]):
             index += 1
         return pa.Table.from_batches(parts) if parts else opened.schema.empty_table()
 
-    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[Split]:
+    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         batches = self.open_files.get(file).handle.batches
         cut = not any(batch.compressed for batch in batches)
         return grouped((batch.records for batch in batches), shard_records, cut=cut)
@@ -92,10 +92,10 @@ def _open_file(source: pa.NativeFile, read_at: ReadAt, columns: tuple[str, ...] 
 
 def _open_stream(source: pa.NativeFile, read_at: ReadAt) -> tuple[IpcFile, pa.Schema]:
     messages = list(messages_of_stream(read_at, source.size()))
-    if not messages or messages[0].kind is not Kind.SCHEMA:
+    if not messages or messages[0].kind is not MessageKind.SCHEMA:
         raise ValueError("it is neither an Arrow file nor an Arrow stream")
-    batches = [message for message in messages if message.kind is Kind.BATCH]
-    dictionaries = [message for message in messages if message.kind is Kind.DICTIONARY]
+    batches = [message for message in messages if message.kind is MessageKind.BATCH]
+    dictionaries = [message for message in messages if message.kind is MessageKind.DICTIONARY]
     schema = ipc.read_schema(pa.py_buffer(read_at(0, messages[0].end)))
 
     def piece(message: Message) -> pa.Buffer:

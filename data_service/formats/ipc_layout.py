@@ -19,7 +19,7 @@ ReadAt = Callable[[int, int], bytes]
 """``(offset, length)`` to bytes."""
 
 
-class Kind(Enum):
+class MessageKind(Enum):
     """What a message of a stream is."""
 
     SCHEMA = 1
@@ -31,7 +31,7 @@ class Kind(Enum):
 class Message:
     """One message; of a record batch also its number of records and whether it is compressed."""
 
-    kind: Kind
+    kind: MessageKind
     begin: int
     end: int
     records: int = 0
@@ -46,13 +46,13 @@ def batches_of_file(read_at: ReadAt, size: int) -> list[Message]:
     length = int(struct.unpack("<i", tail[:4])[0])
     if not 0 < length <= size - 10:
         raise ValueError(f"its footer has the impossible length {length}")
-    footer = _Table.root(read_at(size - 10 - length, length))
+    footer = _FlatTable.root(read_at(size - 10 - length, length))
     found = []
     for offset, metadata, body in footer.structs(3, "<qi4xq"):
         if not 0 < offset <= offset + metadata + body <= size:
             raise ValueError("a record batch lies outside of the file")
         message = _message(read_at, offset)
-        if message is None or message.kind is not Kind.BATCH:
+        if message is None or message.kind is not MessageKind.BATCH:
             raise ValueError(f"there is no record batch at {offset}")
         found.append(message)
     return found
@@ -83,26 +83,26 @@ def _message(read_at: ReadAt, offset: int) -> Message | None:
         return None
     if not 0 < length < 1 << 30:
         raise ValueError(f"there is no message at {offset}")
-    table = _Table.root(read_at(offset + prefix, length))
+    table = _FlatTable.root(read_at(offset + prefix, length))
     kind, body = table.number(1, "<B"), table.number(3, "<q")
     end = offset + prefix + length + body
-    if body < 0 or kind not in (one.value for one in Kind):
+    if body < 0 or kind not in (one.value for one in MessageKind):
         raise ValueError(f"the message at {offset} makes no sense")
     if kind != RECORD_BATCH:
-        return Message(Kind(kind), offset, end)
+        return Message(MessageKind(kind), offset, end)
     batch = table.table(2)
-    return Message(Kind.BATCH, offset, end, batch.number(0, "<q"), batch.has(3))
+    return Message(MessageKind.BATCH, offset, end, batch.number(0, "<q"), batch.has(3))
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _FlatTable:
     """A table of flatbuffers."""
 
     data: bytes
     at: int
 
     @classmethod
-    def root(cls, data: bytes) -> _Table:
+    def root(cls, data: bytes) -> _FlatTable:
         return cls(data, _unpack("<I", data, 0)[0])
 
     def has(self, number: int) -> bool:
@@ -112,8 +112,8 @@ class _Table:
         field = self._field(number)
         return _unpack(layout, self.data, field)[0] if field else 0
 
-    def table(self, number: int) -> _Table:
-        return _Table(self.data, self._target(number))
+    def table(self, number: int) -> _FlatTable:
+        return _FlatTable(self.data, self._target(number))
 
     def structs(self, number: int, layout: str) -> Iterator[tuple[int, ...]]:
         if not self.has(number):

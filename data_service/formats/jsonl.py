@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from data_service.filesystems import Storage
-from data_service.formats.file_reader import Opened, short
+from data_service.formats.file_reader import OpenFile, short
 from data_service.formats.lines import LineFile, LineReader, column_types, with_types
 from data_service.formats.options import Options
 from edl.errors import DataError
@@ -34,7 +34,7 @@ class JsonReader(LineReader):
         texts = {field.name: pa.string() for field in found if pa.types.is_timestamp(field.type)}
         return with_types(found, {**texts, **self._types})  # a text that looks like a date is a text
 
-    def parsed(self, data: bytes, opened: Opened[LineFile]) -> pa.Table:
+    def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
         """See ``LineReader.parsed``."""
         return self._table(data, opened.schema, "ignore" if self.columns is not None else "error")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from data_service.formats.file_reader import CHANGED, FileReader, Opened, Split, checked_range, short, told
+from data_service.formats.file_reader import CHANGED, FileReader, FileSplit, OpenFile, checked_range, short, told
 from data_service.formats.options import packing_of
 from data_service.manifest import ShardRef
 from edl.errors import DataError, SettingError
@@ -53,7 +53,7 @@ class LineReader(FileReader[LineFile]):
         with told(file):
             return self._enter(file)[1]
 
-    def _read(self, opened: Opened[LineFile], ref: ShardRef) -> pa.Table:
+    def _read(self, opened: OpenFile[LineFile], ref: ShardRef) -> pa.Table:
         tables = list(self.pieces(ref))
         return pa.concat_tables(tables) if tables else opened.schema.empty_table()
 
@@ -77,10 +77,10 @@ class LineReader(FileReader[LineFile]):
         opened = LineFile(size, begin, packing, names, self.delimiter(file))
         return opened, self.inferred(file, head[begin:cut], opened)
 
-    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[Split]:
+    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         opened = self.open_files.get(file).handle
         if opened.packing or not self.can_split:
-            yield Split(0, size_bytes, -1)
+            yield FileSplit(0, size_bytes, -1)
             return
         begin, length = opened.first, size_bytes - opened.first
         parts = max(1, -(-length // shard_bytes))
@@ -90,7 +90,7 @@ class LineReader(FileReader[LineFile]):
                 continue  # a line longer than a shard
             end = size_bytes if part == parts else self._line_after(file, cut)
             if end > begin:
-                yield Split(begin, end, -1)
+                yield FileSplit(begin, end, -1)
                 begin = end
 
     def _agreed(self, file: str, schema: pa.Schema) -> pa.Schema:
@@ -120,12 +120,12 @@ class LineReader(FileReader[LineFile]):
         """All columns, with types given or by the first lines."""
 
     @abstractmethod
-    def parsed(self, data: bytes, opened: Opened[LineFile]) -> pa.Table:
+    def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
         """Whole lines, at least one byte."""
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _parsed(self, data: bytes, opened: Opened[LineFile], file: str) -> pa.Table:
+    def _parsed(self, data: bytes, opened: OpenFile[LineFile], file: str) -> pa.Table:
         if not data.strip(b" \t\r\n" if self.format != "text" else b""):
             return opened.schema.empty_table()
         try:

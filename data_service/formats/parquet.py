@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_service.filesystems import is_url
-from data_service.formats.file_reader import FileReader, Opened, Split, checked_range, grouped, told
+from data_service.formats.file_reader import FileReader, FileSplit, OpenFile, checked_range, grouped, told
 from data_service.manifest import ShardRef
 
 PIECE_RECORDS = 65536
@@ -53,7 +53,7 @@ class ParquetReader(FileReader[ParquetFile]):
         sizes = (opened.metadata.row_group(index).num_rows for index in range(opened.num_row_groups))
         return ParquetFile(opened, list(accumulate(sizes, initial=0))), opened.schema_arrow
 
-    def _read(self, opened: Opened[ParquetFile], ref: ShardRef) -> pa.Table:
+    def _read(self, opened: OpenFile[ParquetFile], ref: ShardRef) -> pa.Table:
         offsets = opened.handle.offsets
         checked_range(ref, offsets[-1], "records")
         groups, skip = _groups(offsets, ref)
@@ -61,7 +61,7 @@ class ParquetReader(FileReader[ParquetFile]):
             table = opened.handle.file.read_row_groups(groups, opened.schema.names)
         return table.slice(skip, ref.end - ref.begin)
 
-    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[Split]:
+    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         offsets = self.open_files.get(file).handle.offsets
         sizes = (high - low for low, high in pairwise(offsets))
         return grouped(sizes, shard_records, cut=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_service.formats.file_reader import Opened
+from data_service.formats.file_reader import OpenFile
 from data_service.formats.lines import LineFile, LineReader
 
 SCHEMA = pa.schema([("text", pa.string())])
@@ -21,7 +21,7 @@ class TextReader(LineReader):
         """See ``LineReader.inferred``."""
         return SCHEMA
 
-    def parsed(self, data: bytes, opened: Opened[LineFile]) -> pa.Table:
+    def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
         """See ``LineReader.parsed``."""
         whole = pa.array([data.removesuffix(b"\n")], pa.large_binary())
         try:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from data_service.filesystems import Storage
 from data_service.formats.arrays import from_numpy
-from data_service.formats.file_reader import UNREACHED, FileReader, Opened, Split, is_out_of_reach, short
+from data_service.formats.file_reader import UNREACHED, FileReader, FileSplit, OpenFile, is_out_of_reach, short
 from data_service.formats.lines import column_types
 from data_service.formats.options import Options
 from data_service.manifest import ShardRef
@@ -84,14 +84,14 @@ class UserReader(FileReader[str]):
     def _enter(self, file: str) -> tuple[str, pa.Schema]:
         raise NotImplementedError  # files are the function's business
 
-    def _read(self, opened: Opened[str], ref: ShardRef) -> pa.Table:
+    def _read(self, opened: OpenFile[str], ref: ShardRef) -> pa.Table:
         raise NotImplementedError
 
-    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[Split]:
+    def _split(self, file: str, size_bytes: int, shard_records: int, shard_bytes: int) -> Iterable[FileSplit]:
         if self._shards is None:
-            return [Split(0, size_bytes, -1)]
+            return [FileSplit(0, size_bytes, -1)]
         try:
-            return [Split(int(begin), int(end), int(records)) for begin, end, records in self._shards(file)]
+            return [FileSplit(int(begin), int(end), int(records)) for begin, end, records in self._shards(file)]
         except (DataError, MemoryError):
             raise
         except Exception as error:

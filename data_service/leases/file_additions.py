@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Mapping
 
-from data_service.file_list import FileList, Segment, sort_out
+from data_service.file_list import FileList, ListSegment, sort_out
 from data_service.leases.state import AddOrder, DataSet, LeaseTurn, printable
 from data_service.manifest import Manifest, counted
 from data_service.protocol.file_list_messages import NOW, AddFiles, Grow, Grown, Listed, ListFiles
@@ -118,7 +118,7 @@ def forget(data: DataSet) -> list[Effect]:
     return list(found)
 
 
-def _append(data: DataSet, turn: LeaseTurn, fresh: Manifest, word: Grow) -> Segment:
+def _append(data: DataSet, turn: LeaseTurn, fresh: Manifest, word: Grow) -> ListSegment:
     epoch = word.epoch if data.table is None else data.table.epoch + bool(data.table.finished)
     if word.when != NOW:
         epoch = (word.epoch if data.table is None else data.table.epoch) + 1

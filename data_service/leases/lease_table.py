@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from data_service.file_list import Version
+from data_service.file_list import ListVersion
 from data_service.leases.shard_order import FRESH, ShardOrder
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
@@ -168,7 +168,7 @@ class LeaseTable:
         ledger.records += new
         return new, shards, rest
 
-    def extend(self, manifest: Manifest, version: Version) -> None:
+    def extend(self, manifest: Manifest, version: ListVersion) -> None:
         """Files have joined this epoch: their shards can be given out from now on, among those that are left."""
         ledger, before = self.ledger, len(self._states)
         self.manifest = manifest

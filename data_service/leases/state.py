@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from data_service.file_list import FileList, Version
+from data_service.file_list import FileList, ListVersion
 from data_service.leases.chunked_values import ChunkedValues
 from data_service.leases.lease_table import LeaseTable
 from data_service.leases.throughput import Rate
@@ -172,7 +172,7 @@ class DataSet:
         """Its shards, where it is clear that it has been registered."""
         return self.listed.manifest
 
-    def records(self, version: Version) -> int:
+    def records(self, version: ListVersion) -> int:
         """Of the list as it is, or was; -1 when that is not known before they are read."""
         manifest = self.known
         if version.shards == len(manifest) or manifest.records < 0:

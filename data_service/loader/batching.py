@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_service.formats.ragged import joined
-from data_service.loader.window import Segment
+from data_service.loader.window import ShardProgress
 from edl.arithmetic.permutation import Permutation, key
 
 Columns = dict[str, Any]
@@ -66,9 +66,9 @@ class Cursor:
         return {name: array.take(rows, axis=0) for name, array in self.columns.items()}
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> ShardProgress:
         """How far it is consumed by what has been taken."""
-        return Segment(self.shard, self.upto, self.upto == self.records)
+        return ShardProgress(self.shard, self.upto, self.upto == self.records)
 
 
 def order_of(seed: int, epoch: int, shard: int) -> int:
@@ -76,7 +76,9 @@ def order_of(seed: int, epoch: int, shard: int) -> int:
     return key(seed, epoch, shard)
 
 
-def take(cursors: Sequence[Cursor], count: int, mixed: bool, seed: int, epoch: int) -> tuple[Columns, list[Segment]]:
+def take(
+    cursors: Sequence[Cursor], count: int, mixed: bool, seed: int, epoch: int
+) -> tuple[Columns, list[ShardProgress]]:
     """The next ``count`` records of some shards, which must have so many, and how far these are consumed then.
 
     ``mixed``: from all of them, as many of each as it is large; else one shard after the other. Where
@@ -108,7 +110,7 @@ def _quotas(cursors: Sequence[Cursor], count: int, draw: np.random.Generator) ->
     return [int(one) for one in given]
 
 
-def _in_turn(cursors: Sequence[Cursor], count: int) -> tuple[Columns, list[Segment]]:
+def _in_turn(cursors: Sequence[Cursor], count: int) -> tuple[Columns, list[ShardProgress]]:
     parts, segments = [], []
     for cursor in cursors:
         some = min(count, cursor.left)

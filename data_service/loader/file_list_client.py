@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from data_service.file_list import FileList, chosen, pieces
 from data_service.ledger import Ledger
-from data_service.loader.lease_client import Client
-from data_service.loader.source import Source
+from data_service.loader.lease_client import LeaseClient
+from data_service.loader.source import DataSource
 from data_service.manifest import Manifest, named
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, Grow, Grown, Listed, ListFiles
 from data_service.protocol.messages import Options, Registered
-from data_service.scan import Known
+from data_service.scan import KnownFiles
 from edl.errors import DataError, EdlError, SettingError
 
 Check = Callable[[], None]
@@ -60,7 +60,7 @@ class FileListClient:
 
     # --- the Master's ------------------------------------------------------------------------------------------------
 
-    def fetch(self, client: Client, check: Check, segments: int = 0) -> None:
+    def fetch(self, client: LeaseClient, check: Check, segments: int = 0) -> None:
         """Have at least so many segments; 0: all that the Master has. Raises ``DataError``."""
         with self._fetching:
             if segments and len(self.files.segments) >= segments:
@@ -74,7 +74,9 @@ class FileListClient:
         if len(self.files.segments) < segments:
             raise DataError(f"data set {self.name}: the Master lists {len(self.files.segments)} parts, not {segments}")
 
-    def register(self, client: Client, source: Source, options: Options, ledger: Ledger | None, check: Check) -> None:
+    def register(
+        self, client: LeaseClient, source: DataSource, options: Options, ledger: Ledger | None, check: Check
+    ) -> None:
         """Rank 0: list the files, beginning with those that the position knows. Raises ``DataError``."""
         told = FileList.decode(_rest(client, check, 0))
         base = self.files if self.files.segments and not told.extends(self.files) else told
@@ -102,7 +104,7 @@ class FileListClient:
 
     def grow(
         self,
-        client: Client,
+        client: LeaseClient,
         check: Check,
         found: Manifest,
         ledger: Ledger | None,
@@ -123,8 +125,8 @@ class FileListClient:
 
     def add(
         self,
-        client: Client,
-        source: Source,
+        client: LeaseClient,
+        source: DataSource,
         files: Sequence[str],
         when: str,
         ledger: Ledger | None,
@@ -135,14 +137,14 @@ class FileListClient:
         if when not in (NOW, NEXT_EPOCH):
             raise SettingError("when", when, f"must be {NOW} or {NEXT_EPOCH}")
         self.fetch(client, check)
-        known = Known(self.files.sizes(), _like(self.files))
+        known = KnownFiles(self.files.sizes(), _like(self.files))
         found = source.scan(check, self._say, tuple(files), known, self.files.manifest.format)
         if not found.file_count:
             found = _again(self.files, known)
         return self.grow(client, check, found, ledger, when, by_name=True, order=order).text
 
     def ordered(
-        self, client: Client, source: Source, word: AddFiles, ledger: Callable[[], Ledger | None], check: Check
+        self, client: LeaseClient, source: DataSource, word: AddFiles, ledger: Callable[[], Ledger | None], check: Check
     ) -> None:
         """Somebody outside has asked for more files; on a thread of its own, which nobody waits for."""
         try:
@@ -151,7 +153,7 @@ class FileListClient:
             client.ask(Grow(0, self.name, order=word.order, error=str(error)))
 
     def look_again(
-        self, client: Client, source: Source, ledger: Ledger | None, check: Check, *, epoch_end: bool = False
+        self, client: LeaseClient, source: DataSource, ledger: Ledger | None, check: Check, *, epoch_end: bool = False
     ) -> None:
         """The data set's own patterns: list what is new. A file that cannot be read yet is looked at again the next
         time; but for an epoch's end only those are taken that have not grown since the last look."""
@@ -172,13 +174,13 @@ class FileListClient:
         self._unready = now
         return chosen(found, same)
 
-    def _look(self, source: Source, known: FileList | None, check: Check, *, quiet: bool = False) -> Manifest:
+    def _look(self, source: DataSource, known: FileList | None, check: Check, *, quiet: bool = False) -> Manifest:
         """Files of the data set's own patterns that are not known. Raises ``DataError`` that names those that have been
         changed or are missing. ``quiet``: new ones that cannot be read are left for the next time."""
         say: Say = (lambda text: None) if quiet else self._say
         if known is None:
             return source.scan(check, say)
-        held = Known(known.sizes(), _like(known))
+        held = KnownFiles(known.sizes(), _like(known))
         if quiet:
             held.unready = lambda path, error: self._tell_once(str(error))
         found = source.scan(check, say, known=held, format=known.manifest.format)
@@ -187,7 +189,7 @@ class FileListClient:
             raise DataError(f"data set {self.name}: {named('of the list are gone', gone)}. {ADVICE}")
         return found
 
-    def _send(self, client: Client, options: Options, check: Check) -> None:
+    def _send(self, client: LeaseClient, options: Options, check: Check) -> None:
         encoded, segments = self.encoded(), self.files.segments
         if len(encoded) <= LARGE_BYTES:
             client.wait(client.register(encoded, options), check, Registered)
@@ -209,7 +211,7 @@ class FileListClient:
             self._say(f"data set {self.name}: {text}. It is looked at again")
 
 
-def _rest(client: Client, check: Check, have: int) -> bytes:
+def _rest(client: LeaseClient, check: Check, have: int) -> bytes:
     """What follows in the Master's list."""
     parts: list[bytes] = []
     while True:
@@ -225,7 +227,7 @@ def _like(files: FileList) -> str:
     return files.manifest.ref(0).file if len(files) else ""
 
 
-def _again(files: FileList, known: Known) -> Manifest:
+def _again(files: FileList, known: KnownFiles) -> Manifest:
     """Files that were named although they are listed: so that they are counted, and nothing else happens."""
     numbers = [number for number, (path, _) in enumerate(files.manifest.paths_and_sizes()) if path in known.seen]
     return chosen(files.manifest, numbers)

@@ -1,4 +1,4 @@
-"""The part of a loader that has to do with which files there are: more may join while it reads."""
+"""The loader's handling of its list of files, to which more may be added while it reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from data_service.file_list import FileList, files_of
 from data_service.ledger import Ledger
 from data_service.loader.file_list_client import FileListClient
-from data_service.loader.lease_client import Client
+from data_service.loader.lease_client import LeaseClient
 from data_service.loader.prefetcher import EpochFiles
-from data_service.loader.source import EPOCH, Source
+from data_service.loader.source import EPOCH, DataSource
 from data_service.loader.trainers import trainers
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import NOW, AddFiles
@@ -28,22 +28,22 @@ class _Over(Exception):
     """Nobody waits for this thread's work any more."""
 
 
-class WithFiles:
-    """What it adds to a loader."""
+class FilesMixin:
+    """The methods of a loader that concern its files."""
 
     _name: str
     _context: WorkerContext
-    _client: Client | None
+    _client: LeaseClient | None
     _ledger: Ledger | None
     _options: Options
     _lock: threading.Lock
     _file_list: FileListClient
     _known: EpochFiles | None
 
-    def _connect(self) -> tuple[RankAssignment, Client]:
+    def _connect(self) -> tuple[RankAssignment, LeaseClient]:
         raise NotImplementedError
 
-    def _settle(self) -> Source:
+    def _settle(self) -> DataSource:
         raise NotImplementedError
 
     @property
@@ -67,7 +67,7 @@ class WithFiles:
 
     # --- for the loader ----------------------------------------------------------------------------------------------
 
-    def _list_files(self, client: Client, source: Source, check: Callable[[], None]) -> None:
+    def _list_files(self, client: LeaseClient, source: DataSource, check: Callable[[], None]) -> None:
         """Rank 0: say which files there are."""
         beginning = trainers.beginning if self._independent else None
         if beginning is not None and beginning.ledgers.get(self._name):
@@ -87,7 +87,7 @@ class WithFiles:
         kept = state.get("files", b"")
         self._file_list.restore(FileList.decode(kept if isinstance(kept, bytes) else kept.tobytes()))
 
-    def _fit_ledger(self, client: Client, opened: Opened, check: Callable[[], None]) -> None:
+    def _fit_ledger(self, client: LeaseClient, opened: Opened, check: Callable[[], None]) -> None:
         """The position, in the list that the Master has."""
         ledger = self._ledger
         assert ledger is not None, "it has been made"  # noqa: S101
@@ -102,7 +102,7 @@ class WithFiles:
         except DataError as error:
             raise DataError(f"data set {self._name}: {error}") from None
 
-    def _grow_to(self, version: int, client: Client, known: EpochFiles, check: Callable[[], None]) -> None:
+    def _grow_to(self, version: int, client: LeaseClient, known: EpochFiles, check: Callable[[], None]) -> None:
         """All ranks know now that the epoch consists of so many segments of the list."""
         ledger = self._ledger
         assert ledger is not None, "it is open"  # noqa: S101
@@ -120,13 +120,13 @@ class WithFiles:
             with self._lock:
                 ledger.extend(now.shards, now.digest)
 
-    def _look_at_epochs_end(self, place: RankAssignment, client: Client, ledger: Ledger) -> None:
+    def _look_at_epochs_end(self, place: RankAssignment, client: LeaseClient, ledger: Ledger) -> None:
         """``rescan="epoch"``: what is new is part of the epoch that begins."""
         source = self._settle()
         if source.rescan == EPOCH and place.rank == 0:
             self._file_list.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
 
-    def _hear(self, place: RankAssignment, client: Client, source: Source) -> None:
+    def _hear(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
         """Take what the Master tells without being asked."""
         pool: Any = None
         if source.remote:
@@ -142,19 +142,21 @@ class WithFiles:
 
         client.on_news = news
 
-    def _look_again(self, place: RankAssignment, client: Client, source: Source) -> None:
+    def _look_again(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
         """Once it is open: look at the patterns every so many seconds, if that is wanted."""
         if source.rescan_s and place.rank == 0:
             self._on_thread(place, client, lambda check: self._watch(client, source, check))
 
-    def _order(self, client: Client, source: Source, word: AddFiles, check: Callable[[], None]) -> None:
+    def _order(self, client: LeaseClient, source: DataSource, word: AddFiles, check: Callable[[], None]) -> None:
         self._file_list.ordered(client, source, word, self._position_now, check)
 
-    def _watch(self, client: Client, source: Source, check: Callable[[], None]) -> None:
+    def _watch(self, client: LeaseClient, source: DataSource, check: Callable[[], None]) -> None:
         while not client.ended.wait(source.rescan_s):
             self._file_list.look_again(client, source, self._position_now(), check)
 
-    def _on_thread(self, place: RankAssignment, client: Client, work: Callable[[Callable[[], None]], None]) -> None:
+    def _on_thread(
+        self, place: RankAssignment, client: LeaseClient, work: Callable[[Callable[[], None]], None]
+    ) -> None:
         def check() -> None:
             if client.ended.is_set() or self._context.over(place.round):
                 raise _Over

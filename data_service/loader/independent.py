@@ -1,4 +1,4 @@
-"""How a worker opens data, and waits for them, that goes on while worlds change around it (independent mode)."""
+"""Independent mode in the loader: how a worker opens data and waits for it while worlds change around it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from data_service.ledger import Ledger
-from data_service.loader.lease_client import Client
+from data_service.loader.lease_client import LeaseClient
 from data_service.loader.prefetcher import Prefetcher
 from data_service.loader.replay import encode
 from data_service.loader.trainers import trainers
@@ -25,8 +25,8 @@ SAY_S = 10.0
 _CLOCK = SystemClock()
 
 
-class Patience:
-    """The wait for one batch."""
+class BatchWait:
+    """The wait for one batch. A long wait is reported, to parameter servers first and then to the user."""
 
     def __init__(self, name: str, handed: UnacknowledgedBatches) -> None:
         self._name = name
@@ -54,14 +54,14 @@ class IndependentMixin:
 
     _name: str
     _context: WorkerContext
-    _client: Client | None
+    _client: LeaseClient | None
     _place: RankAssignment | None
     _prefetcher: Prefetcher | None
     _parts: collections.deque[tuple[Any, Share]]
     _unacknowledged: UnacknowledgedBatches
     _hold: bool | None
 
-    def _connect(self) -> tuple[RankAssignment, Client]:
+    def _connect(self) -> tuple[RankAssignment, LeaseClient]:
         raise NotImplementedError
 
     @property
@@ -143,7 +143,11 @@ class _First(Exception):
 
 
 def open_lasting(
-    data: IndependentMixin, client: Client, registered: bool, register: Callable[[], None], check: Callable[[], None]
+    data: IndependentMixin,
+    client: LeaseClient,
+    registered: bool,
+    register: Callable[[], None],
+    check: Callable[[], None],
 ) -> Opened:
     """Take part; from the position of the checkpoint that the parameters come from, if they come from one."""
     trainers.opening()
@@ -161,7 +165,11 @@ def open_lasting(
 
 
 def _open(
-    data: IndependentMixin, client: Client, registered: bool, register: Callable[[], None], check: Callable[[], None]
+    data: IndependentMixin,
+    client: LeaseClient,
+    registered: bool,
+    register: Callable[[], None],
+    check: Callable[[], None],
 ) -> Opened:
     def look() -> None:
         check()

@@ -1,4 +1,4 @@
-"""What one worker says about one data set in one round: a request after the other, and all again after a failover."""
+"""The lease machine's client for a worker, data set and round: one request at a time, all repeated after a failover."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ LOOK_S = 0.05
 _Answer = TypeVar("_Answer")
 
 
-class Asked:
-    """A request on its way, and its answer once it has come."""
+class PendingRequest:
+    """A request on its way, and its answer once it has arrived."""
 
     def __init__(self, word: Any, *, again: bool = False) -> None:
         self.word = word
         self.again = again
-        """It repeats what has been said before, and nobody waits for its answer."""
+        """A repetition after a failover; no thread waits for its answer."""
         self.answer: Any = None
         self.done = threading.Event()
 
 
-class Client:
-    """Says one thing after the other: what is asked while an answer is due waits in a queue. Any thread."""
+class LeaseClient:
+    """Sends one request at a time and queues the others until its answer arrives. Thread-safe."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Client:
         self._rank = rank
         self._position = position
         self._lock = threading.Lock()
-        self._queue: collections.deque[Asked] = collections.deque()
-        self._sent: Asked | None = None
+        self._queue: collections.deque[PendingRequest] = collections.deque()
+        self._sent: PendingRequest | None = None
         self._closed = False
         self.ended = threading.Event()
         """It is closed, or its round is over."""
@@ -82,7 +82,7 @@ class Client:
         """Independent mode: acknowledgements that may not be stored yet, with their numbers; 0 until it is known."""
         self._uncounted: dict[int, tuple[int, bool]] = {}
         """Independent mode: acknowledgements of this epoch that the Master refused; the records are used anyway."""
-        self._acks_due: list[Asked] = []
+        self._acks_due: list[PendingRequest] = []
         """Independent mode: acknowledgements that nobody has answered yet."""
         self._fence = 0
         self.on_news: Callable[[Any], None] | None = None
@@ -91,12 +91,12 @@ class Client:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def register(self, manifest: bytes, options: messages.Options) -> Asked:
+    def register(self, manifest: bytes, options: messages.Options) -> PendingRequest:
         """Rank 0: these are the shards."""
         self._register = Register(0, self.dataset, manifest, options)
         return self._ask(self._register)
 
-    def open(self, epoch: int, digest: str) -> Asked:
+    def open(self, epoch: int, digest: str) -> PendingRequest:
         """Take part in this round."""
         position = self._position() if self._rank == 0 else ""
         with self._lock:
@@ -111,7 +111,7 @@ class Client:
         finished: Iterable[tuple[int, int]] = (),
         failed: Iterable[tuple[int, int, str]] = (),
         unreached: Iterable[int] = (),
-    ) -> Asked:
+    ) -> PendingRequest:
         """Ask for more shards, and say what became of earlier ones."""
         word = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed), messages.ranges(unreached))
         with self._lock:
@@ -122,7 +122,7 @@ class Client:
                 self._finished.update(shard for shard, _ in word.finished)
         return self._ask(word)
 
-    def next_epoch(self, epoch: int, dropped: int, tell: bool) -> Asked | None:
+    def next_epoch(self, epoch: int, dropped: int, tell: bool) -> PendingRequest | None:
         """From here on it is about this epoch. ``tell``: rank 0 says so to the machine."""
         with self._lock:
             self._granted.clear()
@@ -134,26 +134,26 @@ class Client:
                 self._open = replace(self._open, epoch=epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
 
-    def rollback(self, name: str, ledger: str, history: int) -> Asked:
+    def rollback(self, name: str, ledger: str, history: int) -> PendingRequest:
         """Independent mode: back to a position, once for each history. It has to be opened again then."""
         return self._ask(Rollback(0, self.dataset, name, ledger, history))
 
-    def commit(self, name: str) -> Asked:
+    def commit(self, name: str) -> PendingRequest:
         """Independent mode: give the present position a name."""
         return self._ask(Commit(0, self.dataset, name))
 
-    def gone(self) -> Asked:
+    def gone(self) -> PendingRequest:
         """Independent mode: it takes no more part; what it has in hand goes to others."""
         with self._lock:
             self._granted.clear()
             self._acked.clear()
         return self._ask(Gone(0, self.dataset))
 
-    def ask(self, word: Any) -> Asked:
+    def ask(self, word: Any) -> PendingRequest:
         """Anything else that has an answer."""
         return self._ask(word)
 
-    def withdraw(self, asked: Asked) -> None:
+    def withdraw(self, asked: PendingRequest) -> None:
         """Do not wait for this answer any more."""
         with self._lock:
             if self._sent is asked:
@@ -206,7 +206,7 @@ class Client:
         """Whether answers still come here: nobody else listens for the same data set."""
         return self._transport.listens(self.dataset, self._heard)
 
-    def wait(self, asked: Asked, check: Callable[[], None], kind: type[_Answer]) -> _Answer:
+    def wait(self, asked: PendingRequest, check: Callable[[], None], kind: type[_Answer]) -> _Answer:
         """The answer. ``check`` is called again and again, and raises when the round is over. Raises ``DataError`` for
         a refusal."""
         while not asked.done.wait(LOOK_S):
@@ -227,8 +227,8 @@ class Client:
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
-    def _ask(self, word: Any) -> Asked:
-        asked = Asked(word)
+    def _ask(self, word: Any) -> PendingRequest:
+        asked = PendingRequest(word)
         with self._lock:
             self._queue.append(asked)
         self._go_on()
@@ -347,9 +347,9 @@ class Client:
             pending = [asked for asked in (self._sent, *self._queue) if asked is not None and not asked.again]
             pending = [asked for asked in pending if not isinstance(asked.word, Ack)]  # goes along with Open
             kinds = {type(asked.word) for asked in pending}
-            again: list[Asked] = []
+            again: list[PendingRequest] = []
             if self._register is not None and Register not in kinds:
-                again.append(Asked(self._register, again=True))
+                again.append(PendingRequest(self._register, again=True))
             if self._open is not None and Open not in kinds:
                 granted = self._granted
                 word = replace(
@@ -361,7 +361,7 @@ class Client:
                     acks=self._acks(),
                     fence=self._fence,
                 )
-                again.append(Asked(word, again=True))
+                again.append(PendingRequest(word, again=True))
             self._sent = None
             self._queue = collections.deque(again + pending)
 

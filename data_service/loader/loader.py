@@ -14,16 +14,16 @@ from data_service.formats.ragged import RaggedColumn, checked_pad
 from data_service.ledger import Ledger
 from data_service.loader.batching import Columns, StepSizes
 from data_service.loader.file_list_client import FileListClient
-from data_service.loader.files_mixin import WithFiles
-from data_service.loader.independent import IndependentMixin, Patience, open_lasting
-from data_service.loader.lease_client import Client
+from data_service.loader.files_mixin import FilesMixin
+from data_service.loader.independent import BatchWait, IndependentMixin, open_lasting
+from data_service.loader.lease_client import LeaseClient
 from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
 from data_service.loader.prefetcher import EpochFiles, LeasedShards, Prefetcher, ReadOrder, ReadyStep
-from data_service.loader.source import Source, Wishes, checked_name
+from data_service.loader.source import DataSettings, DataSource, checked_name
 from data_service.loader.trainers import trainers
 from data_service.loader.unacknowledged import UnacknowledgedBatches
-from data_service.loader.window import Offer, Step, Supply, Tail, decode, encode, plan, tail_named
+from data_service.loader.window import Offer, PlannedStep, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
 from data_service.protocol.messages import INDEPENDENT, STEPS, Done, Opened, Options
 from edl.arithmetic.hyper import StepPlan
@@ -44,7 +44,7 @@ AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DataProgress:
     """Where training is in a data set."""
 
     epoch: int
@@ -57,7 +57,7 @@ class Progress:
     of_shards: int
 
 
-class Loader(WithFiles, IndependentMixin):
+class Loader(FilesMixin, IndependentMixin):
     """One data set, iterated by all workers of a world together: each record once in an epoch, whatever happens.
 
     An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
@@ -128,7 +128,7 @@ class Loader(WithFiles, IndependentMixin):
             raise SettingError("mode", mode, f"must be {STEPS} or {INDEPENDENT}")
         self._batch_size, self._prefetch, self._shuffle_shards = batch_size, prefetch, shuffle_shards
         self._transform, self._fill, self._pad = transform, fill, checked_pad(dict(pad or {}))
-        self._wishes = Wishes(
+        self._settings = DataSettings(
             files=(files,) if isinstance(files, str) else None if files is None else tuple(files),
             format=format,
             columns=None if columns is None else tuple(columns),
@@ -155,21 +155,21 @@ class Loader(WithFiles, IndependentMixin):
 
     def _begin(self) -> None:
         """Nothing has happened yet."""
-        self._source: Source | None = None
+        self._source: DataSource | None = None
         self._options = Options()
         self._lock = threading.Lock()
         self._ledger: Ledger | None = None
         self._restored = True
         self._generation = 0
         self._place: RankAssignment | None = None
-        self._client: Client | None = None
+        self._client: LeaseClient | None = None
         self._opened: Opened | None = None
         self._reader: Reader | None = None
         self._prefetcher: Prefetcher | None = None
         self._plan: StepPlan | None = None
-        self._window: collections.deque[Step] = collections.deque()
+        self._window: collections.deque[PlannedStep] = collections.deque()
         self._parts: collections.deque[tuple[Any, Share]] = collections.deque()
-        self._step: Step | None = None
+        self._step: PlannedStep | None = None
         self._padding = Padding(0, False)
         self._share: Share | None = None
         self._ready: ReadyStep | None = None
@@ -203,13 +203,13 @@ class Loader(WithFiles, IndependentMixin):
         """Share of the batch that was handed out last."""
         return self._share
 
-    def progress(self) -> Progress:
+    def progress(self) -> DataProgress:
         """Where training is, batches included that have been handed out and not been committed yet."""
         ledger, opened = self._ledger, self._opened
         total = self._known.records if self._known is not None else opened.records if opened is not None else -1
         if ledger is None:
-            return Progress(0, 0, total, 0, opened.shards if opened is not None else 0)
-        return Progress(ledger.epoch, ledger.records, total, ledger.done_shards, ledger.shards)
+            return DataProgress(0, 0, total, 0, opened.shards if opened is not None else 0)
+        return DataProgress(ledger.epoch, ledger.records, total, ledger.done_shards, ledger.shards)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch, batch by batch. All workers iterate at the same time, and come to the same number of
@@ -345,12 +345,12 @@ class Loader(WithFiles, IndependentMixin):
     def _plan_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> bool:
         """Agree with all ranks on the next steps. False when there are none."""
         single = place.world_size == 1 or self._independent
-        patience = Patience(self._name, self._unacknowledged)
+        wait = BatchWait(self._name, self._unacknowledged)
 
         def check() -> None:
             self._context.check(place.round)
             if self._independent:
-                patience.look()
+                wait.look()
 
         while True:
             with self._meter.waiting():
@@ -420,7 +420,7 @@ class Loader(WithFiles, IndependentMixin):
             self._prefetcher = self._new_prefetcher(place, LeasedShards())
         return place, self._prefetcher
 
-    def _connect(self) -> tuple[RankAssignment, Client]:
+    def _connect(self) -> tuple[RankAssignment, LeaseClient]:
         """Take part in the current round."""
         place = self._context.place()
         changed = self._place is None or place.round != self._place.round
@@ -448,7 +448,7 @@ class Loader(WithFiles, IndependentMixin):
         source = self._settle()
         where = self._context.where if self._lasting else None
         transport = self._context.transport()
-        client = Client(transport, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
+        client = LeaseClient(transport, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
 
         def check() -> None:
             self._context.check(place.round)
@@ -489,27 +489,27 @@ class Loader(WithFiles, IndependentMixin):
                     ledger.take(segment.shard, segment.upto, segment.complete)
         return ledger.encode()
 
-    def _settle(self) -> Source:
+    def _settle(self) -> DataSource:
         """What the data set is, once it is known what the launcher says of it."""
         if self._source is None:
-            wishes = self._wishes.settle(self._name, self._context.environment())
-            assert wishes.files and wishes.shard_records and wishes.shard_bytes and wishes.options  # noqa: S101
-            self._tail = tail_named(wishes.tail or "")
-            self._options = Options(wishes.seed or 0, bool(wishes.shuffle), self._mode, self._failures)
+            settings = self._settings.settle(self._name, self._context.environment())
+            assert settings.files and settings.shard_records and settings.shard_bytes and settings.options  # noqa: S101
+            self._tail = tail_named(settings.tail or "")
+            self._options = Options(settings.seed or 0, bool(settings.shuffle), self._mode, self._failures)
             self._padding = Padding(self._options.seed, self._options.shuffle)
-            self._source = Source(
+            self._source = DataSource(
                 self._name,
-                wishes.files,
-                wishes.format,
-                wishes.columns,
-                wishes.shard_records,
-                wishes.shard_bytes,
-                wishes.storage_options or {},
-                wishes.options,
-                wishes.remote or "",
-                wishes.decode or "",
-                wishes.rescan or "",
-                wishes.when or "",
+                settings.files,
+                settings.format,
+                settings.columns,
+                settings.shard_records,
+                settings.shard_bytes,
+                settings.storage_options or {},
+                settings.options,
+                settings.remote or "",
+                settings.decode or "",
+                settings.rescan or "",
+                settings.when or "",
             )
         return self._source
 

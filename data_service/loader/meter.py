@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from data_service.loader.lease_client import Client
+from data_service.loader.lease_client import LeaseClient
 from data_service.protocol.messages import Pace
 from edl.adapters.clock import SystemClock
 
@@ -35,7 +35,7 @@ class Meter:
         finally:
             self._waited_s += _CLOCK.now_s() - began_s
 
-    def tell(self, client: Client | None, name: str) -> None:
+    def tell(self, client: LeaseClient | None, name: str) -> None:
         """Say it, if that is due."""
         elapsed_s = _CLOCK.now_s() - self._since_s
         if elapsed_s < PACE_S or client is None:

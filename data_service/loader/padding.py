@@ -10,7 +10,7 @@ from typing import Any
 from data_service.formats import Reader
 from data_service.loader.batching import Columns, Cursor, micro_batches, order_of, take
 from data_service.loader.prefetcher import ReadyStep
-from data_service.loader.replay import Piece
+from data_service.loader.replay import RecordRange
 from data_service.manifest import ShardRef
 
 
@@ -22,7 +22,7 @@ class Padding:
         self._seed = seed
         self._shuffle = shuffle
         self._epoch = 0
-        self._pieces: tuple[Piece, ...] = ()
+        self._pieces: tuple[RecordRange, ...] = ()
         self._count = 0
         self._read: tuple[Columns, int] | None = None
         self.pattern = ""
@@ -52,7 +52,7 @@ class Padding:
         return [({name: array.copy() for name, array in part.items()}, some if samples else 0) for part, some in parts]
 
     def _read_again(self, total: int, reader: Reader, columns: Callable[[Any], Columns]) -> tuple[Columns, int]:
-        pieces = self._pieces or (Piece(ShardRef(*json.loads(self.pattern)), 0, total),)
+        pieces = self._pieces or (RecordRange(ShardRef(*json.loads(self.pattern)), 0, total),)
         cursors = []
         for piece in pieces:
             table = reader.read(piece.ref)

@@ -12,10 +12,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from data_service.formats import Reader
 from data_service.loader.batching import Columns, Cursor, StepSizes, micro_batches, order_of, take
-from data_service.loader.lease_client import LOOK_S, Asked, Client
-from data_service.loader.replay import Ended, Piece, Redo, plan
+from data_service.loader.lease_client import LOOK_S, LeaseClient, PendingRequest
+from data_service.loader.replay import LostTrainer, RecordRange, Replay, plan
 from data_service.loader.trainers import trainers
-from data_service.loader.window import Ready, Segment, Supply
+from data_service.loader.window import ShardProgress, StepOffer, Supply
 from data_service.manifest import ShardRef
 from data_service.protocol.messages import Given, Granted, Refused
 from edl.adapters.clock import SystemClock
@@ -64,10 +64,10 @@ class ReadyStep:
 
     parts: list[tuple[Any, int]]
     """Micro-batches as the script gets them, each with its number of samples."""
-    offer: Ready
-    pieces: tuple[Piece, ...]
+    offer: StepOffer
+    pieces: tuple[RecordRange, ...]
     """Where its records are from."""
-    redo: Redo | None = None
+    redo: Replay | None = None
     """The push of a trainer that is gone, if it is made once more of this."""
 
 
@@ -96,17 +96,17 @@ class LeasedShards:
     """Not yet reported."""
     unreached: set[int] = field(default_factory=set)
     """Those of ``failed`` whose file could not be reached: nothing is known against it."""
-    asked: Asked | None = None
+    asked: PendingRequest | None = None
     """A request for more that is on its way."""
 
-    def announce(self, segments: Iterable[Segment]) -> None:
+    def announce(self, segments: Iterable[ShardProgress]) -> None:
         """All ranks have been told that these will be handed out."""
         for segment in segments:
             self.announced.add(segment.shard)
             if segment.complete and segment.shard not in self.reported:
                 self.complete[segment.shard] = segment.upto
 
-    def hand_out(self, segments: Iterable[Segment]) -> None:
+    def hand_out(self, segments: Iterable[ShardProgress]) -> None:
         """The script gets these."""
         for segment in segments:
             given = self.leases.get(segment.shard)
@@ -130,7 +130,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        client: Client,
+        client: LeaseClient,
         reader: Reader,
         order: ReadOrder,
         step_sizes: StepSizes,
@@ -167,7 +167,7 @@ class Prefetcher:
         self._unread: collections.deque[Given] = collections.deque(self.held.leases.values())
         self._open: list[Cursor] = []
         self._refs: dict[int, ShardRef] = {}
-        self._loose: list[Segment] = []
+        self._loose: list[ShardProgress] = []
         self._shards_read = 0
         self._began_s = _CLOCK.now_s()
         self._thread = threading.Thread(target=self._run, name="edl-data", daemon=True)
@@ -226,7 +226,7 @@ class Prefetcher:
             self._changed.notify_all()
             return step
 
-    def next_redo(self) -> Redo | None:
+    def next_redo(self) -> Replay | None:
         """Of the next step."""
         with self._changed:
             return self._steps[0].redo if self._steps else None
@@ -236,7 +236,7 @@ class Prefetcher:
         with self._changed:
             return self._steps[0].parts[0][0] if self._steps else None
 
-    def announce(self, segments: Sequence[Segment]) -> None:
+    def announce(self, segments: Sequence[ShardProgress]) -> None:
         """All ranks know now that these steps will be handed out."""
         with self._changed:
             self.held.announce(segments)
@@ -306,7 +306,7 @@ class Prefetcher:
         }
         return [given for given in found.leases if given.shard.index not in given_up]
 
-    def _make_redos(self, home: int, redos: Sequence[Ended]) -> bool:
+    def _make_redos(self, home: int, redos: Sequence[LostTrainer]) -> bool:
         """Make steps of the pushes that this shard is home to. False when some of their records cannot be read: then
         the shard has failed, as if it were the one that cannot be read, and whoever gets it next tries all of them
         again. Everything is read before the first step: a part of a push must not go out under its number."""
@@ -324,7 +324,7 @@ class Prefetcher:
             self._make_redo(ended, tables)
         return True
 
-    def _make_redo(self, ended: Ended, tables: Mapping[int, tuple[Columns, int]]) -> None:
+    def _make_redo(self, ended: LostTrainer, tables: Mapping[int, tuple[Columns, int]]) -> None:
         """The batches of a push, of the very same records."""
         _, upto, complete = ended.span(ended.home) or (0, 0, False)
         for number, batch in enumerate(ended.batches, 1):
@@ -337,9 +337,9 @@ class Prefetcher:
             count = sum(cursor.left for cursor in cursors)
             columns, _ = take(cursors, count, False, 0, 0)
             last = number == len(ended.batches)
-            taken = (Segment(ended.home, upto, complete),) if last else ()
-            redo = Redo(ended.trainer, ended.seq, last)
-            self._put_step(ReadyStep([(self._finish(columns), count)], Ready(count, taken), batch, redo))
+            taken = (ShardProgress(ended.home, upto, complete),) if last else ()
+            redo = Replay(ended.trainer, ended.seq, last)
+            self._put_step(ReadyStep([(self._finish(columns), count)], StepOffer(count, taken), batch, redo))
 
     def _ask_ahead(self) -> None:
         """Ask for more while there is still some left."""
@@ -425,7 +425,7 @@ class Prefetcher:
 
     def _nothing_left(self, shard: int, upto: int) -> None:
         """There is no record to announce its end with: that goes along with the next step, if there is one."""
-        end = Segment(shard, upto, True)
+        end = ShardProgress(shard, upto, True)
         self._loose.append(end)
         with self._changed:
             self.held.announce([end])
@@ -435,13 +435,15 @@ class Prefetcher:
         mixed = self._order.mixed > 1
         begins = {cursor.shard: cursor.upto for cursor in self._open}
         columns, segments = take(self._open, count, mixed, self._order.seed, self._order.epoch)
-        pieces = tuple(Piece(self._refs[one.shard], begins[one.shard], one.upto, one.complete) for one in segments)
+        pieces = tuple(
+            RecordRange(self._refs[one.shard], begins[one.shard], one.upto, one.complete) for one in segments
+        )
         self._open = [cursor for cursor in self._open if cursor.left]
         parts = []
         for part, samples in micro_batches(columns, count, self.step_sizes.sizes):
             parts.append((self._finish(part), samples))
         loose, self._loose = self._loose, []
-        self._put_step(ReadyStep(parts, Ready(count, (*segments, *loose)), pieces))
+        self._put_step(ReadyStep(parts, StepOffer(count, (*segments, *loose)), pieces))
 
     def _put_step(self, step: ReadyStep) -> None:
         with self._changed:

@@ -23,8 +23,8 @@ Acks = tuple[tuple[int, int, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some records of a shard, in its order of the epoch."""
+class RecordRange:
+    """A range of a shard's records, in the shard's order of the epoch."""
 
     ref: ShardRef
     begin: int
@@ -33,12 +33,12 @@ class Piece:
     """The shard ends here."""
 
 
-Batch = tuple[Piece, ...]
+Batch = tuple[RecordRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Redo:
-    """The push that a batch belongs to, perhaps with others, if it is made once more."""
+class Replay:
+    """The push of a lost trainer that a batch replays, perhaps together with other batches."""
 
     trainer: int
     seq: int
@@ -47,13 +47,13 @@ class Redo:
 
     @property
     def push(self) -> tuple[int, int]:
-        """As pservers know it."""
+        """The push's identity at the pservers."""
         return self.trainer, self.seq
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What a trainer that is gone had said last, of one data set and epoch."""
+class LostTrainer:
+    """The last intent of a lost trainer, for one data set and epoch: what it used, what its last push was made of."""
 
     trainer: int
     seq: int
@@ -74,14 +74,14 @@ class Ended:
 
 
 @dataclass(slots=True)
-class Plan:
-    """What to do about shards that have just been leased."""
+class ReplayPlan:
+    """What to do with newly leased shards that lost trainers may have held."""
 
     leases: list[Given] = field(default_factory=list)
     """To be read on."""
     acks: list[tuple[int, int, bool]] = field(default_factory=list)
     """Used already: to be told to the Master."""
-    redos: list[Ended] = field(default_factory=list)
+    redos: list[LostTrainer] = field(default_factory=list)
     """To be trained on once more, before ``leases``."""
 
 
@@ -102,7 +102,7 @@ def encode(dataset: str, epoch: int, done: Acks, batches: Iterable[Batch]) -> st
     return json.dumps(said, separators=(",", ":"))
 
 
-def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> Ended | None:
+def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> LostTrainer | None:
     """The inverse; None if it is about something else. Raises ``DataError``."""
     if not text:
         return None
@@ -116,13 +116,16 @@ def decode(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> Ended
             for index, file, begin, end, records, size in said["shards"]
         ]
         batches = tuple(
-            tuple(Piece(_entry(refs, ref), int(begin), int(upto), bool(complete)) for ref, begin, upto, complete in one)
+            tuple(
+                RecordRange(_entry(refs, ref), int(begin), int(upto), bool(complete))
+                for ref, begin, upto, complete in one
+            )
             for one in said["batches"]
         )
         done = {int(shard): (int(upto), bool(complete)) for shard, upto, complete in said["done"]}
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(f"data set {dataset}: the last intent of trainer {trainer} cannot be read: {error!r}") from None
-    return Ended(trainer, seq, done, batches)
+    return LostTrainer(trainer, seq, done, batches)
 
 
 def _entry(entries: Sequence[_T], number: object) -> _T:
@@ -132,9 +135,9 @@ def _entry(entries: Sequence[_T], number: object) -> _T:
     return entries[number]
 
 
-def plan(leases: Iterable[Given], ended: Sequence[Ended]) -> Plan:
-    """Where to go on in shards that may have been held by trainers that are gone."""
-    found = Plan()
+def plan(leases: Iterable[Given], ended: Sequence[LostTrainer]) -> ReplayPlan:
+    """Plan where to go on in shards that lost trainers may have held."""
+    found = ReplayPlan()
     for given in leases:
         shard, upto, complete = given.shard.index, given.upto, False
         for one in ended:

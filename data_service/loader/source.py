@@ -1,4 +1,4 @@
-"""What a data set is made of, as a script or the launcher's ``--data`` names it: files, format, how they are read."""
+"""The source and the settings of a data set, as a script or the launcher's ``--data`` gives them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
 from edl.errors import SettingError
 
 if TYPE_CHECKING:
-    from data_service.scan import Known
+    from data_service.scan import KnownFiles
 
 EPOCH = "epoch"
 """Value of ``rescan``: the patterns are looked at again at the end of each epoch."""
@@ -31,8 +31,8 @@ _YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where the records come from."""
+class DataSource:
+    """The files of a data set and how they are read."""
 
     name: str
     files: tuple[str, ...]
@@ -61,7 +61,7 @@ class Source:
         check: Callable[[], None],
         say: Callable[[str], None],
         files: tuple[str, ...] = (),
-        known: Known | None = None,
+        known: KnownFiles | None = None,
         format: str = "",
     ) -> Manifest:
         """List the shards, on another thread, since ``check`` is to be called now and then. ``files``: instead of its
@@ -134,8 +134,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a script has said of a data set; None where it has not."""
+class DataSettings:
+    """The settings of a data set that a script gives; None where it gives none."""
 
     files: tuple[str, ...] | None = None
     format: str | None = None
@@ -152,7 +152,7 @@ class Wishes:
     rescan: str | None = None
     when: str | None = None
 
-    def settle(self, name: str, environment: Mapping[str, str]) -> Wishes:
+    def settle(self, name: str, environment: Mapping[str, str]) -> DataSettings:
         """With what ``--data`` says where the script says nothing, and defaults where nobody does. Raises
         ``SettingError`` when there are no files."""
         told = declared(environment, name)
@@ -170,7 +170,7 @@ class Wishes:
             "when": NOW,
         }
         found: dict[str, Any] = {}
-        for name_ in (one.name for one in fields(Wishes)):
+        for name_ in (one.name for one in fields(DataSettings)):
             said = (getattr(self, name_), told.get(name_), defaults.get(name_))
             found[name_] = next((value for value in said if value is not None), None)
         if not found["files"]:
@@ -184,7 +184,7 @@ class Wishes:
             raise SettingError("rescan", found["rescan"], f"must be a number of seconds above 0, or {EPOCH}")
         if found["when"] not in (NOW, NEXT_EPOCH):
             raise SettingError("when", found["when"], f"must be {NOW} or {NEXT_EPOCH}")
-        return Wishes(**found)
+        return DataSettings(**found)
 
 
 def _is_rescan(value: str) -> bool:

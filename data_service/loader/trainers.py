@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from data_service.loader.replay import Ended, decode
+from data_service.loader.replay import LostTrainer, decode
 
 
 class IndependentData(Protocol):
@@ -136,7 +136,7 @@ class Trainers:
         """See the function."""
         self.number, self._push, self._fence = number, push, fence
 
-    def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[Ended]:
+    def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[LostTrainer]:
         """What these trainers had said last of a data set; they push nothing new from now on. Any thread."""
         found = []
         for trainer in trainers_gone:

@@ -6,19 +6,19 @@ import collections
 import threading
 from dataclasses import dataclass
 
-from data_service.loader.replay import Piece, Redo
+from data_service.loader.replay import RecordRange, Replay
 
 Shards = tuple[tuple[int, int, bool], ...]
 """As in ``data_service.protocol.messages.Ack``."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _PendingBatch:
     number: int
     epoch: int
     shards: Shards
-    pieces: tuple[Piece, ...]
-    redo: Redo | None
+    pieces: tuple[RecordRange, ...]
+    redo: Replay | None
 
 
 class UnacknowledgedBatches:
@@ -26,18 +26,18 @@ class UnacknowledgedBatches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: collections.deque[_Batch] = collections.deque()
+        self._waiting: collections.deque[_PendingBatch] = collections.deque()
         self.count = 0
         """Batches handed out so far."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, epoch: int, shards: Shards, pieces: tuple[Piece, ...] = (), redo: Redo | None = None) -> None:
+    def add(self, epoch: int, shards: Shards, pieces: tuple[RecordRange, ...] = (), redo: Replay | None = None) -> None:
         """Append a batch made of ``pieces``; ``shards``: how far each is consumed after it."""
         with self._lock:
             self.count += 1
-            self._waiting.append(_Batch(self.count, epoch, shards, pieces, redo))
+            self._waiting.append(_PendingBatch(self.count, epoch, shards, pieces, redo))
 
     def take(self, upto: int | None) -> list[tuple[int, Shards]]:
         """Acknowledge all batches, or the first ``upto`` ever handed out; return how far the shards of each epoch are
@@ -49,12 +49,12 @@ class UnacknowledgedBatches:
                 found.setdefault(one.epoch, {}).update({shard[0]: shard for shard in one.shards})
         return [(epoch, tuple(shards.values())) for epoch, shards in found.items()]
 
-    def waiting(self) -> list[_Batch]:
+    def waiting(self) -> list[_PendingBatch]:
         """The batches in the queue."""
         with self._lock:
             return list(self._waiting)
 
-    def must_be_pushed(self, following: Redo | None) -> bool:
+    def must_be_pushed(self, following: Replay | None) -> bool:
         """Whether what was handed out goes into a push of its own before a batch with ``following`` is: a push that is
         made again is made of just its own records."""
         waiting = self.waiting()

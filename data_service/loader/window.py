@@ -37,7 +37,7 @@ class Supply(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ShardProgress:
     """Records of a shard, in the shard's own order, up to here."""
 
     shard: int
@@ -47,11 +47,11 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class StepOffer:
     """One step of one rank, decoded and ready."""
 
     samples: int
-    taken: tuple[Segment, ...]
+    taken: tuple[ShardProgress, ...]
     """How far each shard it takes from is consumed after it."""
 
 
@@ -59,7 +59,7 @@ class Ready:
 class Offer:
     """What one rank says."""
 
-    ready: tuple[Ready, ...]
+    ready: tuple[StepOffer, ...]
     supply: Supply
     spare: int = 0
     """Samples of the step that it would repeat; 0 if it has had none."""
@@ -72,14 +72,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """One step of all ranks."""
 
     samples: tuple[int, ...]
     """What each rank contributes."""
     own: tuple[bool, ...]
     """Whether it is something new, and not a repetition or padding, by rank."""
-    taken: tuple[Segment, ...]
+    taken: tuple[ShardProgress, ...]
     """By all ranks, in the order of the ranks."""
 
 
@@ -87,7 +87,7 @@ class Step:
 class Window:
     """The next steps, the same on all ranks."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlannedStep, ...]
     over: bool
     """The epoch ends after them."""
     pattern: str = ""
@@ -124,13 +124,13 @@ def plan(offers: Sequence[Offer], tail: Tail) -> Window:
     return Window(tuple(_step(offers, index, tail) for index in range(min(lengths))), False, pattern, version)
 
 
-def _step(offers: Sequence[Offer], index: int, tail: Tail) -> Step:
+def _step(offers: Sequence[Offer], index: int, tail: Tail) -> PlannedStep:
     own = tuple(bool(offer.ready) for offer in offers)
     samples = tuple(
         offer.ready[index].samples if offer.ready else offer.spare if tail is Tail.PAD else 0 for offer in offers
     )
     taken = tuple(segment for offer in offers if offer.ready for segment in offer.ready[index].taken)
-    return Step(samples, own, taken)
+    return PlannedStep(samples, own, taken)
 
 
 def encode(offer: Offer) -> bytes:
@@ -148,10 +148,10 @@ def decode(data: bytes) -> Offer:
     try:
         supply, spare, micros, pattern, version, steps = json.loads(data)
         ready = tuple(
-            Ready(
+            StepOffer(
                 int(numbers[0]),
                 tuple(
-                    Segment(int(shard), int(coded) // 2, bool(int(coded) % 2))
+                    ShardProgress(int(shard), int(coded) // 2, bool(int(coded) % 2))
                     for shard, coded in zip(numbers[1::2], numbers[2::2], strict=True)
                 ),
             )

@@ -24,8 +24,8 @@ import pyarrow.flight as fl
 from data_service.formats import Reader
 from data_service.formats.options import Options
 from data_service.manifest import ShardRef
-from data_service.remote.flight import Kind, Ticket, batches_of, function_named
-from data_service.remote.tls import calling_at
+from data_service.remote.flight import RefusalKind, Ticket, batches_of, function_named
+from data_service.remote.tls import client_arguments
 from edl.errors import DataError, SettingError, UsageError
 from edl.wire.address import address
 
@@ -76,7 +76,7 @@ class _Link:
     def client(self) -> fl.FlightClient:
         if self._client is None:
             # Addresses of a cluster are not for a proxy.
-            where = calling_at(self.where.host, self.where.port, self.where.authority)
+            where = client_arguments(self.where.host, self.where.port, self.where.authority)
             self._client = fl.FlightClient(**where, generic_options=[("grpc.enable_http_proxy", 0)])
         return self._client
 
@@ -199,7 +199,7 @@ class _Trouble(Exception):
         self.kind = kind
 
 
-class _Stream:
+class _RecordStream:
     """One call. A thread receives, at most ``depth`` batches ahead of whoever takes them."""
 
     def __init__(self, link: _Link, ticket: Ticket, depth: int) -> None:
@@ -274,7 +274,7 @@ def _understood(error: BaseException) -> _Trouble:
 
 
 @dataclass(slots=True)
-class Counts:
+class ReaderCounts:
     """What a ``RemoteReader`` has done so far."""
 
     remote_shards: int = 0
@@ -358,7 +358,7 @@ class RemoteReader:
         self._expected: dict[ShardRef, _Fetch] = {}
         self._closing = threading.Event()
         self._interruptions = 0
-        self.counts = Counts()
+        self.counts = ReaderCounts()
 
     def expect(self, refs: Iterable[ShardRef]) -> None:
         """These will be read next, in this order: begin to fetch the first few, and forget what was expected before."""
@@ -409,7 +409,7 @@ class RemoteReader:
         ticket = replace(
             self._ticket, index=ref.index, file=ref.file, begin=ref.begin, end=ref.end, records=ref.records
         )
-        return self._checked(_Journey(self, replace(ticket, upto=upto, key=key, rows=rows)).run(), ref)
+        return self._checked(_ShardRead(self, replace(ticket, upto=upto, key=key, rows=rows)).run(), ref)
 
     def _checked(self, batches: Iterator[pa.RecordBatch], ref: ShardRef) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -426,7 +426,7 @@ class RemoteReader:
             yield batch
 
 
-class _Journey:
+class _ShardRead:
     """One shard, from reader to reader."""
 
     def __init__(self, owner: RemoteReader, ticket: Ticket) -> None:
@@ -467,7 +467,11 @@ class _Journey:
                 trouble = error
             finally:
                 # Also when whoever takes the batches has enough of them: that is no fault of the reader.
-                failed = trouble is not None and trouble.kind not in (Kind.DATA, Kind.SCRIPT, Kind.BUSY)
+                failed = trouble is not None and trouble.kind not in (
+                    RefusalKind.DATA,
+                    RefusalKind.SCRIPT,
+                    RefusalKind.BUSY,
+                )
                 owner._pool.give(link, failed=failed)
             if finished:
                 owner.counts.remote_shards += 1
@@ -476,7 +480,7 @@ class _Journey:
             self._judge(link, trouble, self._got > before)
 
     def _from(self, link: _Link) -> Iterator[pa.RecordBatch]:
-        stream = _Stream(link, replace(self._ticket, upto=self._got), self._owner._depth)
+        stream = _RecordStream(link, replace(self._ticket, upto=self._got), self._owner._depth)
         nothing_left = False
         try:
             while (piece := stream.next(self._owner._patience_s)) is not None:
@@ -503,15 +507,15 @@ class _Journey:
 
     def _judge(self, link: _Link, trouble: _Trouble, progress: bool) -> None:
         """Return when another reader should be asked."""
-        if trouble.kind == Kind.DATA:
+        if trouble.kind == RefusalKind.DATA:
             raise DataError(str(trouble))
-        if trouble.kind == Kind.SCRIPT:
+        if trouble.kind == RefusalKind.SCRIPT:
             raise UsageError(f"{link}: {trouble}")
-        if trouble.kind == Kind.BUSY:
+        if trouble.kind == RefusalKind.BUSY:
             self._busy.add(link.where.id)
             return
         self._answers, self._vain = (0, 0) if progress else (self._answers, self._vain + 1)
-        if trouble.kind == Kind.MISSING:
+        if trouble.kind == RefusalKind.MISSING:
             self._lacking[link.where.id] = f"{link}: {trouble}"
         elif trouble.kind:
             self._answers += 1

@@ -23,7 +23,7 @@ import pyarrow.flight as fl
 from data_service.formats import Reader, open_reader
 from data_service.formats.options import Options
 from data_service.manifest import ShardRef
-from data_service.remote.tls import serving_at
+from data_service.remote.tls import server_arguments
 from edl.arithmetic.permutation import Permutation
 from edl.errors import DataError, DataFunctionError, EdlError, PortInUse, UsageError
 from edl.wire.address import address
@@ -37,7 +37,7 @@ MOST_READERS = 64
 """Readers of files that are kept for the next ticket with the same options."""
 
 
-class Kind:
+class RefusalKind:
     """Why a reader says no; the trainer goes by these."""
 
     BUSY = "busy"
@@ -200,19 +200,19 @@ def _names_of(options: Any) -> set[str]:
 
 def refusal(error: Exception) -> fl.FlightError:
     """What the trainer gets for an error here."""
-    kind, text = Kind.OTHER, f"{type(error).__name__}: {error}"
+    kind, text = RefusalKind.OTHER, f"{type(error).__name__}: {error}"
     if isinstance(error, DataError):
         absent = isinstance(error.__cause__ or error.__context__, FileNotFoundError | PermissionError)
-        kind, text = (Kind.MISSING if absent else Kind.DATA), str(error)
+        kind, text = (RefusalKind.MISSING if absent else RefusalKind.DATA), str(error)
     elif isinstance(error, UsageError):
-        kind, text = Kind.SCRIPT, str(error)
+        kind, text = RefusalKind.SCRIPT, str(error)
     elif isinstance(error, FileNotFoundError | PermissionError):
-        kind = Kind.MISSING
+        kind = RefusalKind.MISSING
     # Flight adds words of its own to the message, so the trainer reads ours here.
     return fl.FlightServerError(text, json.dumps({"kind": kind, "text": text}).encode())
 
 
-class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+class _SecretCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]
     """Nobody passes without this reader's secret."""
 
     def __init__(self, secret: str) -> None:
@@ -244,7 +244,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
             raise ValueError("a reader without a secret would serve anybody")
         self._functions = frozenset(functions)
         try:
-            super().__init__(**serving_at(host, port, authority), middleware={"door": _Door(secret)})
+            super().__init__(**server_arguments(host, port, authority), middleware={"door": _SecretCheck(secret)})
         except (pa.ArrowException, OSError) as error:
             raise PortInUse(
                 f"cannot listen on {address(host, port)}: {error}. Name an address of this host with --local-addr"
@@ -258,7 +258,7 @@ class ReaderServer(fl.FlightServerBase):  # type: ignore[misc]
         """Called by Flight in a thread of its own."""
         if not self._free.acquire(blocking=False):
             text = f"serves {self._capacity} streams already"
-            raise fl.FlightUnavailableError(text, json.dumps({"kind": Kind.BUSY, "text": text}).encode())
+            raise fl.FlightUnavailableError(text, json.dumps({"kind": RefusalKind.BUSY, "text": text}).encode())
         # Begun here: a generator that nobody has begun never comes to its end either, and its place were lost.
         outgoing = self._outgoing(ticket.ticket)
         return fl.GeneratorStream(next(outgoing), outgoing)

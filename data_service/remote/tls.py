@@ -1,4 +1,4 @@
-"""How readers and trainers meet: plainly, or over TLS where the job has a secret.
+"""Connections between readers and trainers: over TLS where the job has a secret, else in plain text.
 
 Both then hold one text, the readers' *authority*, made from the job's secret for this use alone. Each signs a
 certificate for itself with it, and takes no other side's that another authority has signed.
@@ -14,7 +14,7 @@ from edl.wire.address import address
 from edl.wire.secret import Secret
 
 
-def serving_at(host: str, port: int, authority: str) -> dict[str, Any]:
+def server_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
     """Arguments for a ``FlightServerBase``."""
     identity = _identity(authority)
     if identity is None:
@@ -27,7 +27,7 @@ def serving_at(host: str, port: int, authority: str) -> dict[str, Any]:
     }
 
 
-def calling_at(host: str, port: int, authority: str) -> dict[str, Any]:
+def client_arguments(host: str, port: int, authority: str) -> dict[str, Any]:
     """Arguments for a ``FlightClient``. Raises ``SettingError`` where certificates cannot be made."""
     identity = _identity(authority)
     if identity is None:

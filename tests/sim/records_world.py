@@ -17,8 +17,8 @@ import numpy as np
 
 import data_service.loader.lease_client as client_module
 from data_service.loader import replay
-from data_service.loader.lease_client import Asked, Client
-from data_service.loader.replay import Batch, Ended, Piece
+from data_service.loader.lease_client import LeaseClient, PendingRequest
+from data_service.loader.replay import Batch, LostTrainer, RecordRange
 from data_service.loader.trainers import trainers
 from data_service.manifest import ManifestBuilder
 from data_service.protocol import messages
@@ -29,7 +29,7 @@ from ps.hashing import buckets_of
 from ps.intents import Fenced, home
 from ps.items import pack, unpack
 from ps.rows import Part, Push
-from ps.rows import Piece as Rows
+from ps.rows import RecordRange as Rows
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
 from ps.store import Store
 from tests.sim.lease_net import Shell, Violation, world_of
@@ -104,7 +104,7 @@ class Work:
     """One push: its batches, and under which number it was made before."""
 
     batches: list[Batch]
-    redo: Ended | None = None
+    redo: LostTrainer | None = None
 
 
 @dataclass(eq=False)
@@ -122,10 +122,10 @@ class Trainer:
     works: list[Work] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.client = Client(Line(self.sim, self), NAME, 1, 0, lambda: "", lambda: (1, self.caller.slot))
+        self.client = LeaseClient(Line(self.sim, self), NAME, 1, 0, lambda: "", lambda: (1, self.caller.slot))
         self.life = self.live()
 
-    def wait(self, asked: Asked) -> Any:
+    def wait(self, asked: PendingRequest) -> Any:
         while not asked.done.is_set():
             yield
         return asked.answer
@@ -193,7 +193,7 @@ class Trainer:
                 size = given.shard.end - given.shard.begin
                 upto = min(size, given.upto + left)
                 left -= upto - given.upto
-                pieces.append(Piece(given.shard, given.upto, upto, upto == size))
+                pieces.append(RecordRange(given.shard, given.upto, upto, upto == size))
                 if upto == size:
                     self.leases.pop(0)
                 else:
@@ -320,7 +320,7 @@ class RecordSim:
 
         return action
 
-    def keys(self, piece: Piece) -> list[int]:
+    def keys(self, piece: RecordRange) -> list[int]:
         """Two of each record: its own, and one that it shares."""
         first = piece.ref.begin
         own = range(first + piece.begin, first + piece.upto)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_service.loader import replay
-from data_service.loader.lease_client import Client
+from data_service.loader.lease_client import LeaseClient
 from ps.intents import Intent, Intents, home
 from tests.sim.lease_net import Violation
 from tests.sim.records_world import RecordSim
@@ -41,7 +41,7 @@ def nothing_redone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusals_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Client, "_keep_refused", lambda *_: None)
+    monkeypatch.setattr(LeaseClient, "_keep_refused", lambda *_: None)
 
 
 def redone_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:

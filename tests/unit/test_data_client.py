@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data_service.loader.lease_client import Client
+from data_service.loader.lease_client import LeaseClient
 from data_service.loader.transport import Dispatcher
 from data_service.manifest import ShardRef
 from data_service.protocol import messages
@@ -54,15 +54,15 @@ def line() -> Wire:
 
 
 @pytest.fixture
-def client(line: Wire) -> Client:
-    return Client(line, "d", 3, 0, lambda: "position")
+def client(line: Wire) -> LeaseClient:
+    return LeaseClient(line, "d", 3, 0, lambda: "position")
 
 
 def never() -> None:
     raise AssertionError("it has to wait")
 
 
-def test_one_thing_after_the_other(line: Wire, client: Client) -> None:
+def test_one_thing_after_the_other(line: Wire, client: LeaseClient) -> None:
     opened, lease = client.open(0, ""), client.lease(0, 2)
     assert [type(word) for word in line.said] == [Open] and line.said[0].ledger == "position"
     line.open()
@@ -73,13 +73,13 @@ def test_one_thing_after_the_other(line: Wire, client: Client) -> None:
 
 
 def test_only_rank_0_tells_the_position(line: Wire) -> None:
-    Client(line, "d", 3, 1, lambda: "position").open(0, "")
+    LeaseClient(line, "d", 3, 1, lambda: "position").open(0, "")
     assert line.said[0].ledger == ""
     line.hear(None)
     assert line.said[1].ledger == ""
 
 
-def test_an_answer_to_something_else_is_ignored(line: Wire, client: Client) -> None:
+def test_an_answer_to_something_else_is_ignored(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 2)
     line.hear(messages.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
     line.hear(messages.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
@@ -88,7 +88,7 @@ def test_an_answer_to_something_else_is_ignored(line: Wire, client: Client) -> N
     assert lease.done.is_set()
 
 
-def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None:
+def test_all_is_said_again_to_another_master(line: Wire, client: LeaseClient) -> None:
     client.register(b"manifest", Options())
     line.answer(messages.Registered, digest="x", shards=9, records=81)
     client.open(0, "")
@@ -111,7 +111,7 @@ def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None
     assert (line.said[-1].granted, line.said[-1].returned) == (((1, 4), (7, 8)), ()), "it has been granted again"
 
 
-def test_another_failover_while_it_is_said_again(line: Wire, client: Client) -> None:
+def test_another_failover_while_it_is_said_again(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
     lease = client.lease(0, 4)
@@ -123,7 +123,7 @@ def test_another_failover_while_it_is_said_again(line: Wire, client: Client) -> 
     assert client.wait(lease, never, Granted).leases
 
 
-def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: Client) -> None:
+def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
     client.lease(0, 4)
@@ -136,7 +136,7 @@ def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: Client) -> 
     assert (again.epoch, again.granted) == (1, ())
 
 
-def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Client) -> None:
+def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
     line.answer(Refused, kind="old", text="higher", last=1 << 50)
     assert line.said[-1].id == (1 << 50) + 1 and not lease.done.is_set()
@@ -144,14 +144,14 @@ def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Cli
     assert lease.done.is_set()
 
 
-def test_a_refusal_is_an_error_with_its_text(line: Wire, client: Client) -> None:
+def test_a_refusal_is_an_error_with_its_text(line: Wire, client: LeaseClient) -> None:
     opened = client.open(0, "")
     line.answer(Refused, kind="differs", text="other files: b.parquet")
     with pytest.raises(DataError, match=r"data set d: other files: b\.parquet"):
         client.wait(opened, never, Opened)
 
 
-def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: Client) -> None:
+def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
     lease = client.lease(0, 1)
@@ -161,7 +161,7 @@ def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: C
         client.wait(lease, never, Granted)
 
 
-def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: Client) -> None:
+def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
     line.answer(Refused, kind="stale", text="round 4")
     client.lease(0, 1)
@@ -174,20 +174,20 @@ def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, clie
         client.wait(lease, check, Granted)
 
 
-def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: Client) -> None:
+def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: LeaseClient) -> None:
     client.lease(0, 1)
     client.close()
     client.lease(0, 1)
     line.hear(None)
     assert len(line.said) == 1
-    other = Client(line, "d", 3, 0, lambda: "")
+    other = LeaseClient(line, "d", 3, 0, lambda: "")
     client.close()
     lease = other.lease(0, 1)
     line.grant()
     assert lease.done.is_set(), "closing twice does not silence who came after it"
 
 
-def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: Client) -> None:
+def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: LeaseClient) -> None:
     """A reading thread may be about to ask when the epoch ends."""
     client.open(0, "")
     line.open()

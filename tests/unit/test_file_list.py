@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service import file_list
-from data_service.file_list import FileList, Segment, Version
+from data_service.file_list import FileList, ListSegment, ListVersion
 from data_service.leases import file_additions
 from data_service.leases.chunked_values import ChunkedValues
 from data_service.leases.state import DataSet
@@ -130,9 +130,9 @@ class Epoch(int):
 
 
 def test_an_epoch_is_found_by_halves() -> None:
-    files = FileList([Segment(Epoch(number), False, number, str(number), b"") for number in range(1024)])
+    files = FileList([ListSegment(Epoch(number), False, number, str(number), b"") for number in range(1024)])
     Epoch.compared = 0
-    assert files.at(777) == Version(777, "777", 778)
+    assert files.at(777) == ListVersion(777, "777", 778)
     assert Epoch.compared <= 11
 
 
