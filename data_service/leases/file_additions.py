@@ -22,34 +22,34 @@ PART_BYTES = 512 << 10
 """So much of a list is told at once."""
 
 
-def list_files(data: DataSet, word: ListFiles) -> Answer:
+def list_files(data: DataSet, message: ListFiles) -> Answer:
     """A part of the list."""
     if data.files is None:
-        return Listed(word.id, data.name, b"", 0)
-    return Listed(word.id, data.name, data.files.encoded_part(word.offset, PART_BYTES), data.files.encoded_bytes)
+        return Listed(message.id, data.name, b"", 0)
+    return Listed(message.id, data.name, data.files.encoded_part(message.offset, PART_BYTES), data.files.encoded_bytes)
 
 
-def grow(data: DataSet, turn: LeaseTurn, word: Grow, *, is_open: bool) -> Answer | None:
+def grow(data: DataSet, turn: LeaseTurn, message: Grow, *, is_open: bool) -> Answer | None:
     """Files have been found. ``is_open``: the position is known, and what everybody has in hand."""
     if data.files is None:
-        return Refused(word.id, data.name, "unknown", f"{data.name} has not been registered: open it first")
+        return Refused(message.id, data.name, "unknown", f"{data.name} has not been registered: open it first")
     if data.table is not None and not is_open:
         return None  # somebody may have been told that the epoch is over
     try:
-        if word.error:
-            raise DataError(word.error)
-        found = sort_out(data.files, Manifest.decode(word.manifest))
-        segment = _append(data, turn, found.fresh, word) if found.fresh.file_count else None
+        if message.error:
+            raise DataError(message.error)
+        found = sort_out(data.files, Manifest.decode(message.manifest))
+        segment = _append(data, turn, found.fresh, message) if found.fresh.file_count else None
     except DataError as error:
-        if not word.order:
-            return Refused(word.id, data.name, "differs", f"{data.name}: {error}")
-        return _settle(data, turn, word, f"nothing is added: {error}", 0)
+        if not message.order:
+            return Refused(message.id, data.name, "differs", f"{data.name}: {error}")
+        return _settle(data, turn, message, f"nothing is added: {error}", 0)
     if segment is None:
         text = f"nothing is added: {counted(found.known, 'file')} listed already"
-        return _settle(data, turn, word, text, 0)
+        return _settle(data, turn, message, text, 0)
     known = f" ({counted(found.known, 'file')} more listed already)" if found.known else ""
     text = f"{found.fresh.describe()} added{known}, from epoch {segment.epoch} on"
-    return _settle(data, turn, word, text, found.fresh.file_count)
+    return _settle(data, turn, message, text, found.fresh.file_count)
 
 
 def order(data: DataSet, turn: LeaseTurn, by: str, files: tuple[str, ...], when: str) -> str:
@@ -118,25 +118,25 @@ def forget(data: DataSet) -> list[Effect]:
     return list(found)
 
 
-def _append(data: DataSet, turn: LeaseTurn, fresh: Manifest, word: Grow) -> ListSegment:
-    epoch = word.epoch if data.table is None else data.table.epoch + bool(data.table.finished)
-    if word.when != NOW:
-        epoch = (word.epoch if data.table is None else data.table.epoch) + 1
-    segment = data.listed.append(fresh.encode(), epoch, named=word.named, decoded=fresh)
+def _append(data: DataSet, turn: LeaseTurn, fresh: Manifest, message: Grow) -> ListSegment:
+    epoch = message.epoch if data.table is None else data.table.epoch + bool(data.table.finished)
+    if message.when != NOW:
+        epoch = (message.epoch if data.table is None else data.table.epoch) + 1
+    segment = data.listed.append(fresh.encode(), epoch, named=message.named, decoded=fresh)
     turn.effects += data.values.put(_segment_name(data, len(data.listed.segments) - 1), segment.encode())
     extend(data)
     data.independent.dirty = data.is_independent
     return segment
 
 
-def _settle(data: DataSet, turn: LeaseTurn, word: Grow, text: str, added: int) -> Grown:
-    done = data.orders.pop(word.order, None)
+def _settle(data: DataSet, turn: LeaseTurn, message: Grow, text: str, added: int) -> Grown:
+    done = data.orders.pop(message.order, None)
     if done is not None:
         turn.effects += _keep_orders(data)
-        turn.note(f"data {data.name}: order {word.order} ({done.by}): {text}")
+        turn.note(f"data {data.name}: order {message.order} ({done.by}): {text}")
     elif added:
         turn.note(f"data {data.name}: {text}")
-    return Grown(word.id, data.name, printable(text), added)
+    return Grown(message.id, data.name, printable(text), added)
 
 
 def _keep_orders(data: DataSet) -> list[Keep]:

@@ -32,74 +32,76 @@ REASON_LETTERS = 300
 """So much of a reason is kept."""
 
 
-def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Lease) -> Answer | str | None:
+def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Lease) -> Answer | str | None:
     """What became of earlier shards, and more of them. The answer is text already where it is long."""
     if not client.opened or client.conflict:
-        return unopened(data, client, word.id)
+        return unopened(data, client, message.id)
     table = data.table
     if table is None or not is_open(data, turn):
         return None
-    if word.epoch > table.epoch + 1:
-        text = f"{data.name} is in epoch {table.epoch}; there are no leases for epoch {word.epoch} yet"
-        return Refused(word.id, data.name, "epoch", text)
-    if word.epoch > table.epoch:
+    if message.epoch > table.epoch + 1:
+        text = f"{data.name} is in epoch {table.epoch}; there are no leases for epoch {message.epoch} yet"
+        return Refused(message.id, data.name, "epoch", text)
+    if message.epoch > table.epoch:
         return None
-    if word.epoch < table.epoch:
-        over = f"epoch {word.epoch} of {data.name} is over; it is in epoch {table.epoch}"
+    if message.epoch < table.epoch:
+        over = f"epoch {message.epoch} of {data.name} is over; it is in epoch {table.epoch}"
         late = (
-            [*(shard for shard, _ in word.finished), *(shard for shard, _, _ in word.failed)]
+            [*(shard for shard, _ in message.finished), *(shard for shard, _, _ in message.failed)]
             if data.is_independent
             else []
         )
-        return _granted(data, word, FINISHED, tuple((shard, over) for shard in late))
-    refused = _report(data, turn, table, caller, word)
-    most = min(word.want, max(1, -(-table.pending // (2 * _takers(data, turn)))))
+        return _granted(data, message, FINISHED, tuple((shard, over) for shard in late))
+    refused = _report(data, turn, table, caller, message)
+    most = min(message.want, max(1, -(-table.pending // (2 * _takers(data, turn)))))
     given: list[tuple[int, int]] = []
     if most:
         others = data.others(caller) if table.back else ()
         given = table.grant(caller, most, turn.now_s, others)
         if given and data.is_independent:
             client.heard_s = turn.now_s
-    state = MORE if given or (not word.want and table.pending) else FINISHED if table.finished else DRY
-    return encode_granted(_granted(data, word, state, refused), *table.manifest.rows(given))
+    state = MORE if given or (not message.want and table.pending) else FINISHED if table.finished else DRY
+    return encode_granted(_granted(data, message, state, refused), *table.manifest.rows(given))
 
 
-def next_epoch(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: NextEpoch) -> Answer | None:
+def next_epoch(
+    data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: NextEpoch
+) -> Answer | None:
     """The epoch before is over."""
     if not client.opened or client.conflict:
-        return unopened(data, client, word.id)
+        return unopened(data, client, message.id)
     rank = turn.ranks[caller]
     if not data.is_independent and rank != RANK_0:
-        return Refused(word.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}")
+        return Refused(message.id, data.name, "rank", f"only rank 0 begins an epoch of {data.name}, not rank {rank}")
     table = data.table
     if table is None or not is_open(data, turn):
         return None
-    if data.is_independent and word.epoch <= table.epoch:
+    if data.is_independent and message.epoch <= table.epoch:
         # Others are further: it goes on with them.
-        return Done(word.id, data.name, table.epoch, number=data.independent.number, kept=data.independent.kept)
-    if word.epoch not in (table.epoch, table.epoch + 1):
-        text = f"{data.name} is in epoch {table.epoch}; epoch {word.epoch} cannot begin now"
-        return Refused(word.id, data.name, "epoch", text)
-    if word.epoch == table.epoch + 1:
-        if not table.finished and not word.dropped:
-            return Refused(word.id, data.name, "unfinished", _left(data, table))
+        return Done(message.id, data.name, table.epoch, number=data.independent.number, kept=data.independent.kept)
+    if message.epoch not in (table.epoch, table.epoch + 1):
+        text = f"{data.name} is in epoch {table.epoch}; epoch {message.epoch} cannot begin now"
+        return Refused(message.id, data.name, "epoch", text)
+    if message.epoch == table.epoch + 1:
+        if not table.finished and not message.dropped:
+            return Refused(message.id, data.name, "unfinished", _left(data, table))
         if not table.finished:
             turn.note(
-                f"data {data.name}: epoch {table.epoch} ends with {counted(word.dropped, 'record')} dropped by its "
+                f"data {data.name}: epoch {table.epoch} ends with {counted(message.dropped, 'record')} dropped by its "
                 f"rule ({counted(table.pending + len(table.holders), 'shard')} not finished)"
             )
         ledger = table.ledger.copy()
         ledger.next_epoch()
         data.fit(ledger)
         _begin_epoch(data, turn, ledger)
-    return Done(word.id, data.name, word.epoch, number=data.independent.number, kept=data.independent.kept)
+    return Done(message.id, data.name, message.epoch, number=data.independent.number, kept=data.independent.kept)
 
 
-def _granted(data: DataSet, word: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
+def _granted(data: DataSet, message: Lease, state: str, refused: tuple[tuple[int, str], ...]) -> Granted:
     now = data.independent
-    version = data.listed.at(word.epoch)
+    version = data.listed.at(message.epoch)
     return Granted(
-        *(word.id, data.name, word.epoch, (), state, refused, now.number, now.kept),
+        *(message.id, data.name, message.epoch, (), state, refused, now.number, now.kept),
         ended=tuple(now.ended),
         version=version.number,
         shards=version.shards,
@@ -113,14 +115,14 @@ def _takers(data: DataSet, turn: LeaseTurn) -> int:
 
 
 def _report(
-    data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, word: Lease
+    data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, message: Lease
 ) -> tuple[tuple[int, str], ...]:
     """Count what a lease reports. Returns what does not count."""
     refused: list[tuple[int, str]] = []
-    finished = word.finished
+    finished = message.finished
     if not data.is_independent:
         exact = table.manifest.format in RECORD_FORMATS
-        records, shards, rest = table.finish_many(caller, word.finished, exact)
+        records, shards, rest = table.finish_many(caller, message.finished, exact)
         if shards:
             data.counts(caller, records, shards, turn.now_s)
             if data.failures:
@@ -135,8 +137,8 @@ def _report(
             problem = take(data, turn, caller, shard, records, True)
         if problem:
             refused.append((shard, problem))
-    unreached = frozenset(shards_of(word.unreached))
-    for shard, upto, reason in word.failed:
+    unreached = frozenset(shards_of(message.unreached))
+    for shard, upto, reason in message.failed:
         attempt = ReadAttempt(caller, printable(reason[:REASON_LETTERS]), shard in unreached)
         problem = _failed(data, turn, table, shard, upto, attempt)
         if problem:

@@ -45,30 +45,30 @@ def begin(data: DataSet, turn: LeaseTurn) -> None:
     keep(data, turn)
 
 
-def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Open) -> Opened:
+def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Open) -> Opened:
     """A worker takes part, possibly with shards in hand and acknowledgements that may be lost."""
     table, now = data.position, data.independent
-    replaced = now.trainers.get(caller, 0) != word.trainer
+    replaced = now.trainers.get(caller, 0) != message.trainer
     if replaced:
         lost(data, caller)
-        if word.trainer:
-            now.trainers[caller] = word.trainer
+        if message.trainer:
+            now.trainers[caller] = message.trainer
             now.crowd = max(now.crowd, len(now.trainers))
-    if word.fence == now.fence and word.epoch == table.epoch:
-        refused = _claims(data, turn, table, caller, word)
-        if refused and word.trainer:
-            _ended(now, word.trainer)  # others may have these shards, and have to know what it had begun
+    if message.fence == now.fence and message.epoch == table.epoch:
+        refused = _claims(data, turn, table, caller, message)
+        if refused and message.trainer:
+            _ended(now, message.trainer)  # others may have these shards, and have to know what it had begun
     else:
         table.release(caller, turn.now_s)
-        since = "the position was rolled back" if word.fence != now.fence else f"it is epoch {table.epoch}"
-        shards = {*shards_of(word.granted), *(shard for shard, _, _ in word.acks)}
+        since = "the position was rolled back" if message.fence != now.fence else f"it is epoch {table.epoch}"
+        shards = {*shards_of(message.granted), *(shard for shard, _, _ in message.acks)}
         refused = tuple((shard, f"{since}: what was leased before does not count") for shard in sorted(shards))
     now.awaited.discard(caller)
     client.heard_s = client.completed_s = turn.now_s
     if caller not in now.callers or replaced:
         now.callers.add(caller)
         keep(data, turn)
-    return opened(data, word.id, table.epoch, refused)
+    return opened(data, message.id, table.epoch, refused)
 
 
 def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
@@ -88,63 +88,63 @@ def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, c
     return ""
 
 
-def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Ack) -> Answer | None:
+def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Ack) -> Answer | None:
     """The same for a list of them."""
     table, now = data.table, data.independent
     if not client.opened:
-        return unopened(data, client, word.id)
+        return unopened(data, client, message.id)
     if table is None or now.awaited:
         return None
     refused: list[tuple[int, str]] = []
-    for shard, upto, complete in word.shards:
-        if word.epoch == table.epoch:
+    for shard, upto, complete in message.shards:
+        if message.epoch == table.epoch:
             problem = ack(data, turn, caller, shard, upto, complete)
         else:
-            problem = f"shard {shard} was leased in epoch {word.epoch}; {data.name} is in epoch {table.epoch}"
+            problem = f"shard {shard} was leased in epoch {message.epoch}; {data.name} is in epoch {table.epoch}"
         if problem:
             refused.append((shard, problem))
-    return Done(word.id, data.name, table.epoch, tuple(refused), now.number, now.kept)
+    return Done(message.id, data.name, table.epoch, tuple(refused), now.number, now.kept)
 
 
-def commit(data: DataSet, turn: LeaseTurn, client: ClientState, word: Commit) -> Answer | None:
+def commit(data: DataSet, turn: LeaseTurn, client: ClientState, message: Commit) -> Answer | None:
     """Give the present position a name."""
     table, now = data.table, data.independent
     if not client.opened:
-        return unopened(data, client, word.id)
+        return unopened(data, client, message.id)
     if table is None or now.awaited:
         return None
-    now.commits.pop(word.name, None)
-    now.commits[word.name] = table.ledger.encode()
+    now.commits.pop(message.name, None)
+    now.commits[message.name] = table.ledger.encode()
     while len(now.commits) > COMMITS:
         del now.commits[next(iter(now.commits))]
     _keep_commits(data, turn)
     keep(data, turn)
-    position = with_files(now.commits[word.name], data.listed)
-    return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=position)
+    position = with_files(now.commits[message.name], data.listed)
+    return Done(message.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=position)
 
 
-def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, word: Rollback) -> Answer | None:
+def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollback) -> Answer | None:
     """Back to a named position; all leases are void."""
     table, now = data.table, data.independent
     if not client.opened:
-        return unopened(data, client, word.id)
+        return unopened(data, client, message.id)
     if table is None or now.awaited:
         return None
-    if word.history and word.history <= now.history:
-        return Done(word.id, data.name, table.epoch, number=now.number, kept=now.kept)
-    if word.ledger:
+    if message.history and message.history <= now.history:
+        return Done(message.id, data.name, table.epoch, number=now.number, kept=now.kept)
+    if message.ledger:
         try:
-            ledger = data.fit(Ledger.decode(word.ledger))
+            ledger = data.fit(Ledger.decode(message.ledger))
         except DataError as error:
-            return Refused(word.id, data.name, "ledger", f"{data.name}: {error}")
-    elif word.name in now.commits:
-        ledger = data.fit(Ledger.decode(now.commits[word.name]))
+            return Refused(message.id, data.name, "ledger", f"{data.name}: {error}")
+    elif message.name in now.commits:
+        ledger = data.fit(Ledger.decode(now.commits[message.name]))
     else:
         known = ", ".join(now.commits) or "none"
-        text = f"{data.name} has no position named {word.name}; it has {known} (the last {COMMITS} are remembered)"
-        return Refused(word.id, data.name, "commit", text)
+        text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are remembered)"
+        return Refused(message.id, data.name, "commit", text)
     data.begin(ledger)
-    now.history = max(now.history, word.history)
+    now.history = max(now.history, message.history)
     data.failures = {}
     now.fence += 1
     now.doers.clear()
@@ -153,11 +153,11 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, word: Rollback
     for one in data.clients.values():
         data.set_open(one, False)
     keep(data, turn)
-    turn.note(f"data {data.name}: back to the position {word.name}")
-    return Done(word.id, data.name, data.position.epoch, number=now.number, kept=now.kept)
+    turn.note(f"data {data.name}: back to the position {message.name}")
+    return Done(message.id, data.name, data.position.epoch, number=now.number, kept=now.kept)
 
 
-def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Gone) -> Answer:
+def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
     """A worker takes no more part."""
     epoch = 0
     if data.table is not None:
@@ -169,7 +169,7 @@ def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, wo
             data.independent.trainers.pop(caller, None)
             data.independent.awaited.discard(caller)
             keep(data, turn)
-    return Done(word.id, data.name, epoch, number=data.independent.number, kept=data.independent.kept)
+    return Done(message.id, data.name, epoch, number=data.independent.number, kept=data.independent.kept)
 
 
 def world_began(data: DataSet, turn: LeaseTurn) -> None:
@@ -311,7 +311,7 @@ def _keep_commits(data: DataSet, turn: LeaseTurn) -> None:
     turn.effects += data.values.put(f"commits/{data.name}", value)
 
 
-def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, word: Open) -> Refusals:
+def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, message: Open) -> Refusals:
     """What a worker says to have done and to have.
 
     It may have been silent for so long that others have read on. Then the count of a shard in its hands is not the one
@@ -319,8 +319,8 @@ def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, w
     """
     refused: dict[int, str] = {}
     may = (FRESH, BACK) if data.independent.awaited else (FRESH,)
-    counts = {shard: upto for shard, upto, complete in word.acks if not complete}
-    for shard, upto, complete in word.acks:
+    counts = {shard: upto for shard, upto, complete in message.acks if not complete}
+    for shard, upto, complete in message.acks:
         by = data.independent.doers.get(shard, caller)
         if by != caller:
             refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has read on"
@@ -333,7 +333,7 @@ def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, w
         problem = ack(data, turn, caller, shard, upto, complete)
         if problem:
             refused[shard] = problem
-    granted = set(shards_of(word.granted))
+    granted = set(shards_of(message.granted))
     table.release(caller, turn.now_s, but=granted)
     for shard in sorted(granted):
         begun, mine = table.ledger.count(shard), counts.get(shard, 0)

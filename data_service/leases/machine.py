@@ -162,24 +162,24 @@ class LeaseMachine:
 
     def _said(self, turn: LeaseTurn, event: Said) -> None:
         try:
-            word = decode(event.body)
+            message = decode(event.body)
         except DataError as error:
             id_, dataset = salvage(event.body)
             turn.effects.append(_tell(event.caller, Refused(id_, dataset, "malformed", f"not understood: {error}")))
             return
-        if not isinstance(word, Request):
-            text = f"{type(word).__name__} is an answer, not a request"
+        if not isinstance(message, Request):
+            text = f"{type(message).__name__} is an answer, not a request"
             turn.effects.append(_tell(event.caller, Refused(*salvage(event.body), "malformed", text)))
             return
         world = turn.world
         if world is None or event.round != world.round or event.caller not in turn.ranks:
             now = "there is no world now" if world is None else f"the world is now that of round {world.round}"
-            text = f"{word.dataset}: said in round {event.round}; {now}. Wait for the next round and open again"
-            turn.effects.append(_tell(event.caller, Refused(word.id, word.dataset, "stale", text)))
+            text = f"{message.dataset}: said in round {event.round}; {now}. Wait for the next round and open again"
+            turn.effects.append(_tell(event.caller, Refused(message.id, message.dataset, "stale", text)))
             return
-        if isinstance(word, Open):
+        if isinstance(message, Open):
             self._readers.ask_again(event.caller)
-        data = self._find(word)
+        data = self._find(message)
         if isinstance(data, Refused):
             turn.effects.append(_tell(event.caller, data))
             return
@@ -187,30 +187,31 @@ class LeaseMachine:
         client = data.clients.get(caller)
         if client is None:
             client = data.clients[caller] = ClientState()
-        if isinstance(word, Pace):
-            client.per_s, client.waited = word.records_per_s, word.waited
+        if isinstance(message, Pace):
+            client.per_s, client.waited = message.records_per_s, message.waited
             client.heard_s = turn.now_s
-        elif word.id > client.last:
+        elif message.id > client.last:
             client.said = hash(event.body)
-            self._request(turn, data, caller, client, word)
-        elif word.id < client.last or client.said != hash(event.body):
-            text = f"{word.dataset}: request {word.id} comes after {client.last}; ids rise. Send it with a higher one"
-            turn.effects.append(_tell(event.caller, Refused(word.id, word.dataset, "old", text, client.last)))
+            self._request(turn, data, caller, client, message)
+        elif message.id < client.last or client.said != hash(event.body):
+            late = f"request {message.id} comes after {client.last}"
+            text = f"{message.dataset}: {late}; ids rise. Send it with a higher one"
+            turn.effects.append(_tell(event.caller, Refused(message.id, message.dataset, "old", text, client.last)))
         elif client.answer:
             turn.effects.append(Tell(event.caller, client.answer))
 
-    def _request(self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: Request) -> None:
-        client.last, client.answer, client.parked = word.id, "", None
+    def _request(self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, message: Request) -> None:
+        client.last, client.answer, client.parked = message.id, "", None
         data.parked.pop(caller, None)
-        answer = self._do(turn, data, caller, client, word)
+        answer = self._do(turn, data, caller, client, message)
         if answer is None:
-            client.parked = word
+            client.parked = message
             data.parked[caller] = None
         else:
             turn.reply(data, caller, client, answer)
-            if data.parked and not isinstance(word, Lease | Ack):
+            if data.parked and not isinstance(message, Lease | Ack):
                 self._go_on(turn, data)
-            if isinstance(word, Open):
+            if isinstance(message, Open):
                 data.lister = None if data.lister == caller else data.lister  # what it was told may be lost
                 file_additions.tell_orders(data, turn)
         if data.is_independent:
@@ -229,38 +230,38 @@ class LeaseMachine:
                     turn.reply(data, caller, client, answer)
 
     def _do(
-        self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: Request
+        self, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, message: Request
     ) -> Answer | str | None:
         """The answer, or None if it has to wait."""
-        if data.broken and not isinstance(word, Register):
-            return Refused(word.id, data.name, "ledger", data.broken)
-        match word:
+        if data.broken and not isinstance(message, Register):
+            return Refused(message.id, data.name, "ledger", data.broken)
+        match message:
             case Register():
-                return registration.register(data, turn, caller, word)
+                return registration.register(data, turn, caller, message)
             case Open():
-                return registration.open_(data, turn, caller, client, word)
+                return registration.open_(data, turn, caller, client, message)
             case Lease():
-                return grants.lease(data, turn, caller, client, word)
+                return grants.lease(data, turn, caller, client, message)
             case NextEpoch():
-                return grants.next_epoch(data, turn, caller, client, word)
+                return grants.next_epoch(data, turn, caller, client, message)
             case ListFiles():
-                return file_additions.list_files(data, word)
+                return file_additions.list_files(data, message)
             case Grow():
-                return file_additions.grow(data, turn, word, is_open=registration.is_open(data, turn))
+                return file_additions.grow(data, turn, message, is_open=registration.is_open(data, turn))
             case Gone():
-                return independent.gone(data, turn, caller, client, word)
+                return independent.gone(data, turn, caller, client, message)
         if data.options.mode == STEPS:
             text = f"{data.name} is used in mode {STEPS}: its position is part of the model's state"
-            return Refused(word.id, data.name, "mode", text)
-        match word:
+            return Refused(message.id, data.name, "mode", text)
+        match message:
             case Ack():
-                return independent.acks(data, turn, caller, client, word)
+                return independent.acks(data, turn, caller, client, message)
             case Commit():
-                return independent.commit(data, turn, client, word)
+                return independent.commit(data, turn, client, message)
             case Rollback():
-                return independent.rollback(data, turn, client, word)
+                return independent.rollback(data, turn, client, message)
             case _:
-                raise TypeError(f"{type(word).__name__} is not a request for the table")
+                raise TypeError(f"{type(message).__name__} is not a request for the table")
 
     def _tell_readers(self, turn: LeaseTurn) -> None:
         """Whoever takes part hears which readers there are."""
@@ -273,16 +274,16 @@ class LeaseMachine:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def _find(self, word: Request) -> DataSet | Refused:
-        data = self.sets.get(word.dataset)
+    def _find(self, message: Request) -> DataSet | Refused:
+        data = self.sets.get(message.dataset)
         if data is None:
-            if not isinstance(word, Register | Open | ListFiles):
-                text = f"there are no data named {word.dataset}: rank 0 registers them, and each worker opens them"
-                return Refused(word.id, word.dataset, "unknown", text)
+            if not isinstance(message, Register | Open | ListFiles):
+                text = f"there are no data named {message.dataset}: rank 0 registers them, and each worker opens them"
+                return Refused(message.id, message.dataset, "unknown", text)
             if len(self.sets) >= MOST_SETS:
-                text = f"{word.dataset}: there are {MOST_SETS} data sets already"
-                return Refused(word.id, word.dataset, "unknown", text)
-            data = self.sets[word.dataset] = DataSet(word.dataset, self._values)
+                text = f"{message.dataset}: there are {MOST_SETS} data sets already"
+                return Refused(message.id, message.dataset, "unknown", text)
+            data = self.sets[message.dataset] = DataSet(message.dataset, self._values)
         return data
 
     def _load(self, name: str, kept: Mapping[str, bytes], turn: LeaseTurn) -> None:

@@ -59,7 +59,7 @@ class ReaderRegistry:
         return notes
 
     def ask_again(self, caller: Caller) -> None:
-        """It opens data: words to it may have been lost."""
+        """It opens data: earlier messages to it may be lost."""
         self._told.discard(caller)
         self.due = True
 

@@ -26,55 +26,55 @@ from edl.errors import DataError
 from edl.master.service import Caller, Effect
 
 
-def register(data: DataSet, turn: LeaseTurn, caller: Caller, word: Register) -> Answer:
+def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: Register) -> Answer:
     """These are the shards."""
-    if turn.ranks[caller] != RANK_0 and word.options.mode != INDEPENDENT:
+    if turn.ranks[caller] != RANK_0 and message.options.mode != INDEPENDENT:
         text = f"only rank 0 registers data; {data.name} was sent by rank {turn.ranks[caller]}"
-        return Refused(word.id, data.name, "rank", text)
-    blob = hashlib.blake2b(word.manifest, digest_size=16).digest()
-    if data.files is None or data.blob != blob or word.options != data.options:
+        return Refused(message.id, data.name, "rank", text)
+    blob = hashlib.blake2b(message.manifest, digest_size=16).digest()
+    if data.files is None or data.blob != blob or message.options != data.options:
         try:
-            files = FileList.decode(word.manifest)
+            files = FileList.decode(message.manifest)
             manifest = files.manifest
         except (DataError, LookupError) as error:
-            return Refused(word.id, data.name, "malformed", f"{data.name}: {error}")
-        if word.options != data.options or data.files is None or not data.files.extends(files):
-            difference = _difference(data, manifest, word.options)
+            return Refused(message.id, data.name, "malformed", f"{data.name}: {error}")
+        if message.options != data.options or data.files is None or not data.files.extends(files):
+            difference = _difference(data, manifest, message.options)
             if difference and _in_use(data):
                 text = f"{data.name} is in use and was registered otherwise: {difference}"
-                return Refused(word.id, data.name, "differs", f"{text}. Use another name for other data")
-            _replace(data, turn, files, word, difference)
+                return Refused(message.id, data.name, "differs", f"{text}. Use another name for other data")
+            _replace(data, turn, files, message, difference)
     data.blob = blob
-    return Registered(word.id, data.name, data.listed.digest, len(data.listed), data.known.records)
+    return Registered(message.id, data.name, data.listed.digest, len(data.listed), data.known.records)
 
 
-def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: Open) -> Answer | None:
+def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Open) -> Answer | None:
     """A worker takes part."""
     manifest = data.manifest
     if manifest is None:
         return None
-    problem = _unfit(data, manifest, turn, caller, word)
+    problem = _unfit(data, manifest, turn, caller, message)
     if problem:
         return problem
-    if word.digest and not data.listed.knows(word.digest):
+    if message.digest and not data.listed.knows(message.digest):
         return None  # a long list comes in parts; with rank 0's position all of it is there
     data.set_open(client, True)
     client.conflict = ""
     if data.is_independent:
-        return independent.open_(data, turn, caller, client, word)
-    if word.rank == RANK_0 and data.table is None:
+        return independent.open_(data, turn, caller, client, message)
+    if message.rank == RANK_0 and data.table is None:
         try:
-            _begin(data, turn, word)
+            _begin(data, turn, message)
         except DataError as error:
             data.set_open(client, False)
-            return Refused(word.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
-    client.claim = word
+            return Refused(message.id, data.name, "ledger", f"{data.name}: {error}{_was(data)}")
+    client.claim = message
     if data.table is not None:
         claim(data, turn, caller, client)
         if client.conflict:
             data.set_open(client, False)
-            return Refused(word.id, data.name, "ledger", client.conflict)
-    return opened(data, word.id, data.table.epoch if data.table else word.epoch)
+            return Refused(message.id, data.name, "ledger", client.conflict)
+    return opened(data, message.id, data.table.epoch if data.table else message.epoch)
 
 
 def is_open(data: DataSet, turn: LeaseTurn) -> bool:
@@ -88,52 +88,52 @@ def is_open(data: DataSet, turn: LeaseTurn) -> bool:
 
 def claim(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState) -> None:
     """Mode "steps": what a worker says that it has, once the table is there."""
-    word, table = client.claim, data.table
+    message, table = client.claim, data.table
     client.claim, client.returned = None, {}
-    if word is None or table is None or word.epoch != table.epoch:
+    if message is None or table is None or message.epoch != table.epoch:
         if table is not None:
             table.release(caller, turn.now_s)
         return
     # With a million shards nearly all are done by rank 0's position, and nothing is to be said about those.
-    granted = set(table.undone(shards_of(word.granted)))
-    client.returned = dict(word.returned)
+    granted = set(table.undone(shards_of(message.granted)))
+    client.returned = dict(message.returned)
     table.release(caller, turn.now_s, but=granted)
     for shard in granted:
         problem = table.hold(caller, shard, turn.now_s)
         if problem and shard not in data.quarantine:
-            client.conflict = f"{data.name}: rank {word.rank} says that it has been granted it, but {problem}"
-    for shard in table.undone(shards_of(word.finished)):
+            client.conflict = f"{data.name}: rank {message.rank} says that it has been granted it, but {problem}"
+    for shard in table.undone(shards_of(message.finished)):
         if table.holders.get(shard) == caller:
             table.take(caller, shard, max(table.ledger.count(shard), table.manifest.count(shard)), True)
     for shard, upto in client.returned.items():
         table.raise_count(shard, upto)
 
 
-def _begin(data: DataSet, turn: LeaseTurn, word: Open) -> None:
+def _begin(data: DataSet, turn: LeaseTurn, message: Open) -> None:
     """The round's position is the one that rank 0 brings."""
-    data.begin(data.fit(Ledger.decode(word.ledger)) if word.ledger else data.fresh(word.epoch))
+    data.begin(data.fit(Ledger.decode(message.ledger)) if message.ledger else data.fresh(message.epoch))
     for caller, client in data.clients.items():
         if client.claim is not None:
             claim(data, turn, caller, client)
 
 
-def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, word: Open) -> Refused | None:
+def _unfit(data: DataSet, manifest: Manifest, turn: LeaseTurn, caller: Caller, message: Open) -> Refused | None:
     rank = turn.ranks[caller]
-    if word.rank != rank:
-        text = f"{data.name}: this worker has rank {rank} in this round, not {word.rank}"
-        return Refused(word.id, data.name, "rank", text)
-    if word.digest and not data.listed.knows(word.digest) and (word.rank == RANK_0 or data.table is not None):
+    if message.rank != rank:
+        text = f"{data.name}: this worker has rank {rank} in this round, not {message.rank}"
+        return Refused(message.id, data.name, "rank", text)
+    if message.digest and not data.listed.knows(message.digest) and (message.rank == RANK_0 or data.table is not None):
         text = (
-            f"{data.name} has digest {manifest.digest[:12]} ({manifest.describe()}), not {word.digest[:12]}"
+            f"{data.name} has digest {manifest.digest[:12]} ({manifest.describe()}), not {message.digest[:12]}"
             f"{_was(data)}. All ranks must use the same files"
         )
-        return Refused(word.id, data.name, "differs", text)
-    numbers = [end - 1 for _, end in (*word.granted[-1:], *word.finished[-1:])]
-    numbers += [shard for shard, _ in word.returned] + [shard for shard, _, _ in word.acks]
-    shards = data.listed.at(word.epoch).shards if data.table is None else data.table.ledger.shards
-    if numbers and max(numbers) >= max(shards, data.listed.at(word.epoch).shards):
+        return Refused(message.id, data.name, "differs", text)
+    numbers = [end - 1 for _, end in (*message.granted[-1:], *message.finished[-1:])]
+    numbers += [shard for shard, _ in message.returned] + [shard for shard, _, _ in message.acks]
+    shards = data.listed.at(message.epoch).shards if data.table is None else data.table.ledger.shards
+    if numbers and max(numbers) >= max(shards, data.listed.at(message.epoch).shards):
         text = f"{data.name}: there is no shard {max(numbers)}; there are {shards}"
-        return Refused(word.id, data.name, "malformed", text)
+        return Refused(message.id, data.name, "malformed", text)
     return None
 
 
@@ -162,7 +162,7 @@ def _was(data: DataSet) -> str:
     return f" ({data.previous.difference(data.manifest)})"
 
 
-def _replace(data: DataSet, turn: LeaseTurn, files: FileList, word: Register, difference: str) -> None:
+def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: Register, difference: str) -> None:
     manifest = files.manifest
     if data.files is not None:
         turn.effects += file_additions.forget(data)
@@ -175,9 +175,9 @@ def _replace(data: DataSet, turn: LeaseTurn, files: FileList, word: Register, di
         turn.note(f"data {data.name} registered: {manifest.describe()}, {manifest.format}")
     else:
         turn.note(f"data {data.name} registered anew: {difference}")
-    data.files, data.options, data.table, data.broken = files, word.options, None, ""
+    data.files, data.options, data.table, data.broken = files, message.options, None, ""
     data.registered = len(files.segments)
-    turn.effects += keep_set(data, word.manifest)
+    turn.effects += keep_set(data, message.manifest)
     if data.is_independent:
         independent.begin(data, turn)
 

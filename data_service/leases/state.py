@@ -42,7 +42,7 @@ class ClientState:
     per_s: float = 0.0
     waited: float = 0.0
     heard_s: float = 0.0
-    """Last word about its leases (independent mode)."""
+    """Last message about its leases (independent mode)."""
     completed_s: float = 0.0
     """When it last finished a shard (independent mode)."""
 

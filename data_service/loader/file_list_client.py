@@ -117,8 +117,8 @@ class FileListClient:
         epoch = 0 if ledger is None else ledger.epoch + (ledger.done_shards == ledger.shards > 0)
         answer = Grown(0, self.name, "", 0)
         for part in pieces(found):
-            word = Grow(0, self.name, part.encode(), epoch, when, by_name, order)
-            answer = client.wait(client.ask(word), check, Grown)
+            message = Grow(0, self.name, part.encode(), epoch, when, by_name, order)
+            answer = client.wait(client.ask(message), check, Grown)
         return answer
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -144,13 +144,18 @@ class FileListClient:
         return self.grow(client, check, found, ledger, when, by_name=True, order=order).text
 
     def ordered(
-        self, client: LeaseClient, source: DataSource, word: AddFiles, ledger: Callable[[], Ledger | None], check: Check
+        self,
+        client: LeaseClient,
+        source: DataSource,
+        message: AddFiles,
+        ledger: Callable[[], Ledger | None],
+        check: Check,
     ) -> None:
         """Somebody outside has asked for more files; on a thread of its own, which nobody waits for."""
         try:
-            self.add(client, source, word.files, word.when, ledger(), check, word.order)
+            self.add(client, source, message.files, message.when, ledger(), check, message.order)
         except EdlError as error:
-            client.ask(Grow(0, self.name, order=word.order, error=str(error)))
+            client.ask(Grow(0, self.name, order=message.order, error=str(error)))
 
     def look_again(
         self, client: LeaseClient, source: DataSource, ledger: Ledger | None, check: Check, *, epoch_end: bool = False

@@ -134,11 +134,11 @@ class FilesMixin:
 
             pool = shared_pool(place.rank)
 
-        def news(word: Any) -> None:
-            if isinstance(word, Readers) and pool is not None:
-                pool.update(word.readers, word.authority)
-            elif isinstance(word, AddFiles):
-                self._on_thread(place, client, lambda check: self._order(client, source, word, check))
+        def news(message: Any) -> None:
+            if isinstance(message, Readers) and pool is not None:
+                pool.update(message.readers, message.authority)
+            elif isinstance(message, AddFiles):
+                self._on_thread(place, client, lambda check: self._order(client, source, message, check))
 
         client.on_news = news
 
@@ -147,8 +147,8 @@ class FilesMixin:
         if source.rescan_s and place.rank == 0:
             self._on_thread(place, client, lambda check: self._watch(client, source, check))
 
-    def _order(self, client: LeaseClient, source: DataSource, word: AddFiles, check: Callable[[], None]) -> None:
-        self._file_list.ordered(client, source, word, self._position_now, check)
+    def _order(self, client: LeaseClient, source: DataSource, message: AddFiles, check: Callable[[], None]) -> None:
+        self._file_list.ordered(client, source, message, self._position_now, check)
 
     def _watch(self, client: LeaseClient, source: DataSource, check: Callable[[], None]) -> None:
         while not client.ended.wait(source.rescan_s):

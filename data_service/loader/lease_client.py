@@ -36,8 +36,8 @@ _Answer = TypeVar("_Answer")
 class PendingRequest:
     """A request on its way, and its answer once it has arrived."""
 
-    def __init__(self, word: Any, *, again: bool = False) -> None:
-        self.word = word
+    def __init__(self, message: Any, *, again: bool = False) -> None:
+        self.message = message
         self.again = again
         """A repetition after a failover; no thread waits for its answer."""
         self.answer: Any = None
@@ -113,14 +113,14 @@ class LeaseClient:
         unreached: Iterable[int] = (),
     ) -> PendingRequest:
         """Ask for more shards, and say what became of earlier ones."""
-        word = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed), messages.ranges(unreached))
+        message = Lease(0, self.dataset, epoch, want, tuple(finished), tuple(failed), messages.ranges(unreached))
         with self._lock:
             if self._current(epoch):  # else it comes late, from a thread that reads for the epoch before
-                for shard, upto, _ in word.failed:
+                for shard, upto, _ in message.failed:
                     self._granted.discard(shard)
                     self._returned[shard] = upto
-                self._finished.update(shard for shard, _ in word.finished)
-        return self._ask(word)
+                self._finished.update(shard for shard, _ in message.finished)
+        return self._ask(message)
 
     def next_epoch(self, epoch: int, dropped: int, tell: bool) -> PendingRequest | None:
         """From here on it is about this epoch. ``tell``: rank 0 says so to the machine."""
@@ -149,9 +149,9 @@ class LeaseClient:
             self._acked.clear()
         return self._ask(Gone(0, self.dataset))
 
-    def ask(self, word: Any) -> PendingRequest:
+    def ask(self, message: Any) -> PendingRequest:
         """Anything else that has an answer."""
-        return self._ask(word)
+        return self._ask(message)
 
     def withdraw(self, asked: PendingRequest) -> None:
         """Do not wait for this answer any more."""
@@ -163,7 +163,7 @@ class LeaseClient:
 
     def ack(self, epoch: int, shards: tuple[tuple[int, int, bool], ...]) -> None:
         """Independent mode: these are consumed."""
-        word = Ack(0, self.dataset, epoch, shards)
+        message = Ack(0, self.dataset, epoch, shards)
         with self._lock:
             for shard, upto, complete in shards:
                 if complete:
@@ -171,8 +171,8 @@ class LeaseClient:
                     self._acked.pop(shard, None)
                 else:
                     self._acked[shard] = upto
-            self._unkept.append((0, word))
-        asked = self._ask(word)
+            self._unkept.append((0, message))
+        asked = self._ask(message)
         with self._lock:
             self._acks_due = [one for one in self._acks_due if not one.done.is_set()]
             self._acks_due.append(asked)
@@ -196,10 +196,10 @@ class LeaseClient:
             due[-1].done.wait(LOOK_S)
             check()
 
-    def tell(self, word: Any) -> None:
+    def tell(self, message: Any) -> None:
         """What has no answer."""
         if not self._closed:
-            self._transport.say(messages.encode(word), self._where()[0])
+            self._transport.say(messages.encode(message), self._where()[0])
 
     @property
     def heard(self) -> bool:
@@ -215,7 +215,9 @@ class LeaseClient:
             return asked.answer
         if isinstance(asked.answer, Refused):
             raise DataError(f"data set {self.dataset}: {asked.answer.text}")
-        raise DataError(f"data set {self.dataset}: {asked.answer!r:.200} is no answer to {type(asked.word).__name__}")
+        raise DataError(
+            f"data set {self.dataset}: {asked.answer!r:.200} is no answer to {type(asked.message).__name__}"
+        )
 
     def close(self) -> None:
         """Say no more. Nothing is answered any more."""
@@ -227,8 +229,8 @@ class LeaseClient:
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
-    def _ask(self, word: Any) -> PendingRequest:
-        asked = PendingRequest(word)
+    def _ask(self, message: Any) -> PendingRequest:
+        asked = PendingRequest(message)
         with self._lock:
             self._queue.append(asked)
         self._go_on()
@@ -241,70 +243,70 @@ class LeaseClient:
                 return
             asked = self._sent = self._queue.popleft()
             self._number, self._rank = self._where()
-            asked.word = replace(asked.word, id=_numbers.next())
-            if isinstance(asked.word, Open):
-                asked.word = replace(asked.word, rank=self._rank)
-            text, number = messages.encode(asked.word), self._number
+            asked.message = replace(asked.message, id=_numbers.next())
+            if isinstance(asked.message, Open):
+                asked.message = replace(asked.message, rank=self._rank)
+            text, number = messages.encode(asked.message), self._number
         self._transport.say(text, number)
 
-    def _heard(self, word: Any) -> None:
-        if word is None:
+    def _heard(self, message: Any) -> None:
+        if message is None:
             self._say_again()
-        elif getattr(word, "id", None) is None:
+        elif getattr(message, "id", None) is None:
             if self.on_news is not None:
-                self.on_news(word)
+                self.on_news(message)
         else:
-            self._answered(word)
+            self._answered(message)
         self._go_on()
 
-    def _answered(self, word: Any) -> None:
+    def _answered(self, message: Any) -> None:
         with self._lock:
             asked = self._sent
-            if asked is None or asked.word.id != word.id:
+            if asked is None or asked.message.id != message.id:
                 return  # to a question that has been asked again since
-            stale = isinstance(word, Refused) and word.kind == "stale"
+            stale = isinstance(message, Refused) and message.kind == "stale"
             if stale and self._lasting and self._where()[0] == self._number:
                 return  # the news of the next round is on its way, and all is said again then
             if not (stale and self._lasting):
                 self._sent = None
-            if isinstance(word, Refused) and word.kind == "old":
-                _numbers.rise_above(word.last)
+            if isinstance(message, Refused) and message.kind == "old":
+                _numbers.rise_above(message.last)
                 self._queue.appendleft(asked)
                 return
             if stale and not self._lasting:
                 self._closed = True  # the news of the end of this round is on its way
                 return
-            unknown = isinstance(word, Refused) and word.kind == "unopened" and self._open is not None
+            unknown = isinstance(message, Refused) and message.kind == "unopened" and self._open is not None
             if unknown:
                 self._queue.appendleft(asked)
         if unknown or stale:
             self._say_again()  # another Master, and the news of it is on its way
             return
         with self._lock:
-            if isinstance(word, Granted) and isinstance(asked.word, Lease) and self._current(asked.word.epoch):
-                for given in word.leases:
+            if isinstance(message, Granted) and isinstance(asked.message, Lease) and self._current(asked.message.epoch):
+                for given in message.leases:
                     self._granted.add(given.shard.index)
                     self._returned.pop(given.shard.index, None)
                     if self._lasting and given.upto:  # another Master wants to hear how far it was
                         self._acked[given.shard.index] = given.upto
-            self._remember(asked.word, word)
-        asked.answer = word
+            self._remember(asked.message, message)
+        asked.answer = message
         asked.done.set()
-        if asked.again and isinstance(word, Refused):
+        if asked.again and isinstance(message, Refused):
             # Whoever asks next is told why.
             with self._lock:
                 waiting, self._queue = list(self._queue), collections.deque()
             for one in waiting:
-                one.answer = word
+                one.answer = message
                 one.done.set()
 
-    def _remember(self, said: Any, word: Any) -> None:
-        if isinstance(word, Opened):
-            self._fence = word.fence
+    def _remember(self, said: Any, message: Any) -> None:
+        if isinstance(message, Opened):
+            self._fence = message.fence
             fresh = not (self._granted or self._acked or self._unkept)
             if self._lasting and self._open is not None and fresh:
-                self._open = replace(self._open, epoch=word.epoch)  # it begins where the others are
-            lost = {shard for shard, _ in word.refused}
+                self._open = replace(self._open, epoch=message.epoch)  # it begins where the others are
+            lost = {shard for shard, _ in message.refused}
             self._keep_refused(lost, self._acks())
             for shard in lost:
                 self._acked.pop(shard, None)
@@ -313,14 +315,18 @@ class LeaseClient:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it has gone along
         if isinstance(said, NextEpoch) and self._lasting and self._open is not None:
-            self._open = replace(self._open, epoch=getattr(word, "epoch", self._open.epoch))
+            self._open = replace(self._open, epoch=getattr(message, "epoch", self._open.epoch))
         if isinstance(said, Ack):
-            number = getattr(word, "number", -1)  # -1: refused, so there is nothing to keep
-            lost = {shard for shard, _ in word.refused} if isinstance(word, Done) else {one[0] for one in said.shards}
+            number = getattr(message, "number", -1)  # -1: refused, so there is nothing to keep
+            lost = (
+                {shard for shard, _ in message.refused}
+                if isinstance(message, Done)
+                else {one[0] for one in said.shards}
+            )
             if self._current(said.epoch):
                 self._keep_refused(lost, said.shards)
             self._unkept = [(number if ack.shards == said.shards else old, ack) for old, ack in self._unkept]
-        kept = getattr(word, "kept", 0)
+        kept = getattr(message, "kept", 0)
         self._unkept = [(number, ack) for number, ack in self._unkept if not number or number > kept]
 
     def _keep_refused(self, shards: set[int], acks: Iterable[tuple[int, int, bool]]) -> None:
@@ -345,14 +351,14 @@ class LeaseClient:
             if self._closed:
                 return
             pending = [asked for asked in (self._sent, *self._queue) if asked is not None and not asked.again]
-            pending = [asked for asked in pending if not isinstance(asked.word, Ack)]  # goes along with Open
-            kinds = {type(asked.word) for asked in pending}
+            pending = [asked for asked in pending if not isinstance(asked.message, Ack)]  # goes along with Open
+            kinds = {type(asked.message) for asked in pending}
             again: list[PendingRequest] = []
             if self._register is not None and Register not in kinds:
                 again.append(PendingRequest(self._register, again=True))
             if self._open is not None and Open not in kinds:
                 granted = self._granted
-                word = replace(
+                message = replace(
                     self._open,
                     ledger=position,
                     granted=messages.ranges(granted),
@@ -361,7 +367,7 @@ class LeaseClient:
                     acks=self._acks(),
                     fence=self._fence,
                 )
-                again.append(PendingRequest(word, again=True))
+                again.append(PendingRequest(message, again=True))
             self._sent = None
             self._queue = collections.deque(again + pending)
 

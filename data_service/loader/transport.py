@@ -67,18 +67,18 @@ class Dispatcher:
 
     def hear(self, text: str | None) -> None:
         """Dispatch a message from the Master; None when another Master has taken over."""
-        word: Any = None
+        message: Any = None
         if text is not None:
             try:
-                word = messages.decode(text)
+                message = messages.decode(text)
             except DataError as error:
-                sys.stderr.write(f"edl: a word about data could not be used: {error}\n")
+                sys.stderr.write(f"edl: a message about data could not be used: {error}\n")
                 return
-        dataset = getattr(word, "dataset", "")
+        dataset = getattr(message, "dataset", "")
         # Some messages, such as the list of readers, are for all.
         for heard in [self._heard.get(dataset)] if dataset else list(self._heard.values()):
             if heard is not None:
-                heard(word)
+                heard(message)
 
 
 class LinkTransport(Dispatcher):

@@ -89,8 +89,8 @@ class Open:
     """Of the manifest that the client believes to use; "" when it knows none."""
     granted: Ranges = ()
     """Mode "steps": every shard granted to this rank in this round and ``epoch``, but not those of ``returned``; empty
-    at a round's begin. All of them: rank 0 may have told another Master its position before the others' last words were
-    answered. Independent mode: what it has in hand."""
+    at a round's begin. All of them: rank 0 may have told another Master its position before the others' last messages
+    were answered. Independent mode: what it has in hand."""
     finished: Ranges = ()
     """Those of ``granted`` that it has said to be finished, or would have."""
     returned: tuple[tuple[int, int], ...] = ()
@@ -294,7 +294,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Told to each worker that opens data, and when it changes: processes that read for others (``flight.py``)."""
+    """Told to each worker that opens data, and when it changes: remote readers (``remote.flight``)."""
 
     readers: tuple[tuple[str, str, int, str], ...]
     """Name, host, port and secret of each."""
@@ -303,7 +303,7 @@ class Readers:
 
 
 Answer = Registered | Opened | Granted | Done | Listed | Grown | Refused
-Word = Request | Answer | Readers | AddFiles
+DataMessage = Request | Answer | Readers | AddFiles
 
 # --- text ------------------------------------------------------------------------------------------------------------
 
@@ -337,21 +337,21 @@ _BYTES = {"manifest", "data"}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {kind: tuple(one.name for one in fields(kind)) for kind in _NAMES}
 _dump = json.JSONEncoder(separators=(",", ":")).encode
-W = TypeVar("W", bound=Word)
+W = TypeVar("W", bound=DataMessage)
 
 
-def encode(word: Word) -> str:
-    """The JSON text of a word."""
-    kind = type(word)
+def encode(message: DataMessage) -> str:
+    """Encode a message as JSON."""
+    kind = type(message)
     body: dict[str, Any] = {"word": _NAMES[kind]}
     for name in _FIELDS[kind]:
-        body[name] = getattr(word, name)
+        body[name] = getattr(message, name)
     for name in _BYTES & body.keys():
         body[name] = base64.b64encode(body[name]).decode("ascii")
-    if isinstance(word, Register | Opened):
-        body["options"] = _options_body(word.options)
-    if isinstance(word, Granted):
-        body["leases"], body["files"], body["sizes"] = _pack(word.leases)
+    if isinstance(message, Register | Opened):
+        body["options"] = _options_body(message.options)
+    if isinstance(message, Granted):
+        body["leases"], body["files"], body["sizes"] = _pack(message.leases)
     return _dump(body)
 
 
@@ -364,17 +364,17 @@ def encode_granted(granted: Granted, rows: list[list[int]], files: list[str], si
     return _dump(body)
 
 
-def decode(text: str) -> Word:
-    """The word of a JSON text. Raises ``DataError`` naming what is wrong with it."""
+def decode(text: str) -> DataMessage:
+    """Decode a message from JSON. Raises ``DataError`` naming what is wrong with it."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"a word that is not JSON ({error}): {needs.short(text)}") from None
+        raise DataError(f"a message that is not JSON ({error}): {needs.short(text)}") from None
     kind = (
         _KINDS.get(body.get("word", "")) if isinstance(body, dict) and isinstance(body.get("word", ""), str) else None
     )
     if kind is None:
-        raise DataError(f"a word of no known kind (known: {', '.join(_KINDS)}): {needs.short(text)}")
+        raise DataError(f"a message of no known kind (known: {', '.join(_KINDS)}): {needs.short(text)}")
     values: dict[str, Any] = {}
     checks = _CHECKS[kind]
     for name, value in body.items():
@@ -388,23 +388,23 @@ def decode(text: str) -> Word:
     try:
         if kind is Granted:
             values["leases"] = _unpack(values.pop("leases"), values.pop("files"), values.pop("sizes"))
-        return cast(Word, kind(**values))
+        return cast(DataMessage, kind(**values))
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise DataError(f"{body['word']}: {error}") from None
 
 
 def expect(text: str, kind: type[W]) -> W:
-    """The word of a text that must be of this kind. Raises ``DataError``, with a refusal's own text if it is one."""
-    word = decode(text)
-    if isinstance(word, kind):
-        return word
-    if isinstance(word, Refused):
-        raise DataError(word.text)
+    """Decode a message that must be of this kind. Raises ``DataError``, with a refusal's own text if it is one."""
+    message = decode(text)
+    if isinstance(message, kind):
+        return message
+    if isinstance(message, Refused):
+        raise DataError(message.text)
     raise DataError(f"a {_NAMES[kind]} was expected: {needs.short(text)}")
 
 
 def salvage(text: str) -> tuple[int, str]:
-    """Id and data set of a word that ``decode`` refused, as far as it has any: the refusal repeats them."""
+    """Id and data set of a message that ``decode`` refused, as far as it has any; the refusal repeats them."""
     try:
         body = json.loads(text)
         return needs.natural(body.get("id", 0)), needs.short(needs.string(body.get("dataset", "")))

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Address(NamedTuple):
-    """A living reader, as in the word ``Readers``."""
+    """A living reader, as in the message ``Readers``."""
 
     id: str
     host: str

@@ -53,7 +53,7 @@ class Rule:
         self.kept = dict(kept or {})
         self.notes: list[str] = []
         self.flaws: dict[str, str] = {}
-        self.told: dict[Caller, messages.Word] = {}
+        self.told: dict[Caller, messages.DataMessage] = {}
         self.wakes: list[float] = []
         self.now_s = 100.0
         self.ids = 0
@@ -83,14 +83,14 @@ class Rule:
                 case WakeAt(at_s):
                     self.wakes.append(at_s)
 
-    def body(self, rank: int, body: str, round: int | None = None) -> messages.Word | None:
+    def body(self, rank: int, body: str, round: int | None = None) -> messages.DataMessage | None:
         number = Round(self.round if round is None else round)
         self.do(self.machine.step(Said(caller(rank), number, body), self.now_s))
         return self.told.get(caller(rank))
 
     def say(
         self, rank: int, kind: type[Any], *values: Any, round: int | None = None, **named: Any
-    ) -> messages.Word | None:
+    ) -> messages.DataMessage | None:
         self.ids += 1
         return self.body(rank, messages.encode(kind(self.ids, NAME, *values, **named)), round)
 
@@ -398,7 +398,7 @@ class TestFree:
 
 
 def test_words_survive_being_written() -> None:
-    words: list[messages.Word] = [
+    words: list[messages.DataMessage] = [
         Register(1, NAME, b"\0\1", PLAIN),
         Open(2, NAME, 3, 1, "x", "d", ((1, 2),), ((1, 2),), ((3, 4),), ((1, 2, True),), 5),
         Lease(3, NAME, 0, 9, ((1, 2),), ((3, 4, "why"),)),

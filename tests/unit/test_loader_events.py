@@ -197,7 +197,7 @@ def test_shards_that_the_position_has_are_not_taken_one_by_one(monkeypatch: pyte
     machine = LeaseMachine()
     machine.load({}, 0.0)
     machine.step(WorldBegan(bench.world(), taken_over=True), 0.0)
-    words: tuple[messages.Word, ...] = (
+    words: tuple[messages.DataMessage, ...] = (
         messages.Register(1, "d", manifest.encode()),
         messages.Open(2, "d", 0, ledger=ledger.encode(), granted=((0, 95),), finished=((0, 92),)),
     )
