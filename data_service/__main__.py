@@ -64,8 +64,8 @@ def scan_command(
     listed: bool,
 ) -> None:
     """Files, shards and records that the patterns stand for: files, folders, globs; local or URLs."""
+    from data_service.formats.options import Options
     from data_service.manifest import counted
-    from data_service.readers.options import Options
     from data_service.scan import scan
 
     manifest = scan(
@@ -117,11 +117,11 @@ def convert_command(
     workers: int,
 ) -> None:
     """Convert to Arrow IPC files in the folder OUTPUT. If it is interrupted, the same command goes on."""
-    from data_service.bar import conversion_bar
-    from data_service.convert import convert
+    from data_service.convert.conversion import convert
+    from data_service.convert.progress_bar import conversion_bar
+    from data_service.convert.recipe import Pack, Recipe, parsed_fill
+    from data_service.formats.options import Options
     from data_service.manifest import counted
-    from data_service.readers.options import Options
-    from data_service.recipe import Pack, Recipe, parsed_fill
 
     recipe = Recipe(
         columns=tuple(columns.split(",")) if columns else None,
@@ -154,7 +154,7 @@ def convert_command(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def reader(arguments: tuple[str, ...]) -> None:
     """Read and decode for trainers elsewhere; started by a launcher (--role=reader)."""
-    from data_service.serve import reader_command  # pyarrow.flight takes a moment to load
+    from data_service.remote.serve import reader_command  # pyarrow.flight takes a moment to load
 
     reader_command.main(args=list(arguments), prog_name="data_service reader", standalone_mode=False)
 

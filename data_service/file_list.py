@@ -28,7 +28,7 @@ SEGMENT_FILES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ListSegment:
     """Files that were added together."""
 
     epoch: int
@@ -53,7 +53,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ListVersion:
     """What a list is after some of its segments."""
 
     shards: int
@@ -69,7 +69,7 @@ class FileList:
 
     __slots__ = ("_counts", "_ends", "_heads", "_lock", "_parts", "_sizes", "segments")
 
-    def __init__(self, segments: Sequence[Segment] = ()) -> None:
+    def __init__(self, segments: Sequence[ListSegment] = ()) -> None:
         self.segments = list(segments)
         self._lock: AbstractContextManager[Any] = nullcontext()
         self._parts: list[Manifest] = []
@@ -115,7 +115,7 @@ class FileList:
                 self._parts = [first.joined(others, self.segments[len(self._counts) - 1].digest)]
             return self._parts[0]
 
-    def append(self, blob: bytes, epoch: int, *, named: bool = False, decoded: Manifest | None = None) -> Segment:
+    def append(self, blob: bytes, epoch: int, *, named: bool = False, decoded: Manifest | None = None) -> ListSegment:
         """More files. They join no epoch before one that earlier files wait for. Raises ``DataError``."""
         part = decoded or Manifest.decode(blob)
         with self._lock:
@@ -125,19 +125,19 @@ class FileList:
                 epoch = max(epoch, before.epoch)
                 if part.format != self._parts[0].format:
                     raise DataError(f"files of format {part.format} cannot join ones of format {self._parts[0].format}")
-            segment = Segment(epoch, named, *_after(before, part), blob)
+            segment = ListSegment(epoch, named, *_after(before, part), blob)
             self.segments.append(segment)
             self._take(part)
         return segment
 
-    def at(self, epoch: int) -> Version:
+    def at(self, epoch: int) -> ListVersion:
         """The list as this epoch sees it. The first segment is in all of them."""
         return self.version(bisect_right(self.segments, epoch, 1, key=lambda one: one.epoch))
 
-    def version(self, number: int) -> Version:
+    def version(self, number: int) -> ListVersion:
         """What it is, or was, with so many segments."""
         segment = self.segments[number - 1]
-        return Version(segment.shards, segment.digest, number)
+        return ListVersion(segment.shards, segment.digest, number)
 
     def knows(self, digest: str, shards: int | None = None) -> bool:
         """Whether this is the digest of this list, or of what it was at some time, most likely of late."""
@@ -246,11 +246,11 @@ class FileList:
             self._ends.append(end + len(head) + len(segment.blob))
 
 
-def _segment(head: dict[str, Any], blob: bytes) -> Segment:
-    return Segment(int(head["epoch"]), bool(head["named"]), int(head["shards"]), str(head["digest"]), blob)
+def _segment(head: dict[str, Any], blob: bytes) -> ListSegment:
+    return ListSegment(int(head["epoch"]), bool(head["named"]), int(head["shards"]), str(head["digest"]), blob)
 
 
-def _after(before: Segment | None, part: Manifest) -> tuple[int, str]:
+def _after(before: ListSegment | None, part: Manifest) -> tuple[int, str]:
     """Shards and digest of a list after these files have been appended."""
     if before is None:
         return len(part), part.digest

@@ -25,7 +25,7 @@ PYARROW_CLIENTS = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileS
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """A file that a pattern stands for."""
 
     path: str
@@ -47,7 +47,7 @@ class Storage:
         self._options = dict(options or {})
         self._clients: dict[str, Any] = {}
 
-    def find(self, pattern: str) -> Iterator[Found]:
+    def find(self, pattern: str) -> Iterator[FoundFile]:
         """The files of one pattern: a file, a folder with all below it, or a glob (``*``, ``?``, ``[…]``, ``**``).
 
         One after the other and in no order, so that ten million need no memory. In folders, names that begin with a dot
@@ -93,20 +93,20 @@ class Storage:
         status = os.stat(path)
         return (status.st_size, status.st_mtime_ns, status.st_ino)
 
-    def _find_remote(self, pattern: str) -> Iterator[Found]:
+    def _find_remote(self, pattern: str) -> Iterator[FoundFile]:
         system, inside = self._connect(pattern)
         system.invalidate_cache()
         if re.search(r"[*\[]", pattern) or ("?" in pattern and not pattern.startswith("http")):
             for name, entry in system.glob(inside, detail=True).items():
                 if entry["type"] == "file":
-                    yield Found(system.unstrip_protocol(name), int(entry["size"] or 0), named=True)
+                    yield FoundFile(system.unstrip_protocol(name), int(entry["size"] or 0), named=True)
             return
         try:
             entry = system.info(inside)
         except FileNotFoundError:
             raise _not_there(pattern) from None
         if entry["type"] == "file":
-            yield Found(pattern, int(entry["size"] or 0), named=True)
+            yield FoundFile(pattern, int(entry["size"] or 0), named=True)
             return
         for folder, folders, names in system.walk(inside, detail=True):
             for name in [name for name in folders if _hidden(name)]:
@@ -114,7 +114,7 @@ class Storage:
             for name, entry in names.items():
                 if name and not _hidden(name):
                     path = system.unstrip_protocol(f"{folder.rstrip('/')}/{name}")
-                    yield Found(path, int(entry["size"] or 0), named=False)
+                    yield FoundFile(path, int(entry["size"] or 0), named=False)
 
     def _connect(self, url: str) -> tuple[Any, str]:
         protocol = url.partition("://")[0]
@@ -144,19 +144,19 @@ class Storage:
         return client
 
 
-def _find_local(pattern: str) -> Iterator[Found]:
+def _find_local(pattern: str) -> Iterator[FoundFile]:
     path = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(path):
         yield from _below(path, ())
     elif os.path.exists(path):
-        yield Found(path, os.stat(path).st_size, named=True)
+        yield FoundFile(path, os.stat(path).st_size, named=True)
     elif not re.search(r"[*?\[]", pattern):
         raise _not_there(path)
     else:
         yield from _matching("/", path.strip("/").split("/"))
 
 
-def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[FoundFile]:
     """All files below a folder. A link to a folder that it lies in is not followed for ever."""
     with _while_it_exists():
         status = os.stat(folder)
@@ -172,7 +172,7 @@ def _below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
                 yield from _file(entry, named=False)
 
 
-def _matching(folder: str, parts: list[str]) -> Iterator[Found]:
+def _matching(folder: str, parts: list[str]) -> Iterator[FoundFile]:
     """Files below the folder whose path from there matches the parts of a glob, one part a level."""
     part, *rest = parts
     if not re.search(r"[*?\[]", part):
@@ -181,7 +181,7 @@ def _matching(folder: str, parts: list[str]) -> Iterator[Found]:
             yield from _matching(path, rest)
         elif not rest and os.path.isfile(path):
             with _while_it_exists():
-                yield Found(path, os.stat(path).st_size, named=True)
+                yield FoundFile(path, os.stat(path).st_size, named=True)
         return
     if part == "**" and rest:
         yield from _matching(folder, rest)  # "**" is no folder, or this and more
@@ -202,10 +202,10 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def _file(entry: os.DirEntry[str], *, named: bool) -> Iterator[Found]:
+def _file(entry: os.DirEntry[str], *, named: bool) -> Iterator[FoundFile]:
     with _while_it_exists():
         if entry.is_file():
-            yield Found(entry.path, entry.stat().st_size, named=named)
+            yield FoundFile(entry.path, entry.stat().st_size, named=named)
 
 
 def _while_it_exists() -> contextlib.AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """Which records of an epoch are consumed: whole shards as a bitmap, begun ones with the count of their records.
 
-It is part of the model's state in mode "steps", the same on all ranks, and the Master's own in mode "free".
+It is part of the model's state in mode "steps", the same on all ranks, and the Master's own in independent mode.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from data_service.file_list import REPLACED
-from data_service.filesystems import Found, Storage, is_url
+from data_service.filesystems import FoundFile, Storage, is_url
+from data_service.formats import open_reader
+from data_service.formats.options import Options, format_of
 from data_service.manifest import FORMATS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
-from data_service.readers import open_reader
-from data_service.readers.options import Options, format_of
 from edl.errors import DataError, SettingError
 
 if TYPE_CHECKING:
-    from data_service.readers.common import FileReader, Split
+    from data_service.formats.file_reader import FileReader, FileSplit
 
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
@@ -43,7 +43,7 @@ def scan(
     storage_options: Mapping[str, Any] | None = None,
     options: Options | None = None,
     say: Say | None = None,
-    known: Known | None = None,
+    known: KnownFiles | None = None,
 ) -> Manifest:
     """The shards of all files, in the order of their names; with ``known``, of those that are not known yet.
 
@@ -86,7 +86,7 @@ def scan(
 
 
 @dataclass
-class Known:
+class KnownFiles:
     """A list of files that is held against what is found."""
 
     sizes: Mapping[str, int]
@@ -97,7 +97,7 @@ class Known:
     unready: Callable[[str, DataError], None] | None = None
     """Told of new files that cannot be listed, and why; they are left out. None: the first one ends the scan."""
 
-    def others(self, files: list[Found]) -> list[Found]:
+    def others(self, files: list[FoundFile]) -> list[FoundFile]:
         """Files that are not known. Raises ``DataError`` for known ones that have another size now."""
         changed = [
             f"{file.path} ({file.size_bytes:,} bytes instead of {self.sizes[file.path]:,})"
@@ -111,7 +111,7 @@ class Known:
 
 
 def _is_ready(
-    file: Found,
+    file: FoundFile,
     kind: str,
     columns: Sequence[str] | None,
     storage_options: Mapping[str, Any] | None,
@@ -130,7 +130,7 @@ def _is_ready(
     return True
 
 
-def _check_settled(files: list[Found], storage: Storage | None) -> None:
+def _check_settled(files: list[FoundFile], storage: Storage | None) -> None:
     """Raises ``DataError`` for a file that has grown since it was found: it is just being written."""
     for file in files if storage is not None else ():
         if is_url(file.path):
@@ -171,7 +171,7 @@ def _settled(
         return given
     import pyarrow as pa
 
-    from data_service.readers.lines import merged_types
+    from data_service.formats.lines import merged_types
 
     step = max(1, len(files) // SAMPLED_FILES)
     schemas = []
@@ -188,9 +188,9 @@ def _settled(
     return replace(given, types={**found, **given.types})
 
 
-def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) -> tuple[str, list[Found]]:
+def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) -> tuple[str, list[FoundFile]]:
     """The format, and all files in the order of their names, each once."""
-    found: dict[str, Found] = {}
+    found: dict[str, FoundFile] = {}
     kinds: dict[str, str] = {}
     ignored: list[str] = []
     for pattern in patterns:
@@ -218,21 +218,21 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
     return format or next(iter(kinds)), [found[path] for path in sorted(found)]
 
 
-def _found(pattern: str, format: str | None, storage: Storage) -> Iterator[Found]:
+def _found(pattern: str, format: str | None, storage: Storage) -> Iterator[FoundFile]:
     try:
         yield from _found_or_named(pattern, format, storage)
     except OSError as error:
         raise DataError(f"{pattern}: cannot be listed: {error}. Check the path and its permissions") from error
 
 
-def _found_or_named(pattern: str, format: str | None, storage: Storage) -> Iterator[Found]:
+def _found_or_named(pattern: str, format: str | None, storage: Storage) -> Iterator[FoundFile]:
     if format != "user":
         yield from storage.find(pattern)
         return
     try:
         first = next(storage.find(pattern), None)
     except (DataError, SettingError):
-        yield Found(pattern, 0, named=True)  # a name that means something to the user's functions
+        yield FoundFile(pattern, 0, named=True)  # a name that means something to the user's functions
         return
     if first is not None:
         yield from storage.find(pattern)
@@ -252,7 +252,7 @@ def _check_kinds(kinds: dict[str, str], format: str | None) -> None:
 
 def _manifest(
     kind: str,
-    files: list[Found],
+    files: list[FoundFile],
     reader: FileReader[Any],
     sizes: tuple[int, int],
     say: Say,
@@ -281,14 +281,14 @@ def _manifest(
 
 
 def _split_all(
-    files: list[Found],
+    files: list[FoundFile],
     reader: FileReader[Any],
     sizes: tuple[int, int],
     unready: Callable[[str, DataError], None] | None = None,
-) -> Iterator[tuple[Found, list[Split]]]:
+) -> Iterator[tuple[FoundFile, list[FileSplit]]]:
     """Each file's shards, in order; a few files are looked at at a time. All are compared with the first."""
 
-    def split(file: Found) -> list[Split] | None:
+    def split(file: FoundFile) -> list[FileSplit] | None:
         if not file.size_bytes and reader.format != "user":
             return []
         try:
@@ -306,7 +306,7 @@ def _split_all(
             yield file, splits
         if splits is not None and file.size_bytes:
             break  # an empty one has no columns that others could be compared with
-    waiting: deque[tuple[Found, Future[list[Split] | None]]] = deque()
+    waiting: deque[tuple[FoundFile, Future[list[FileSplit] | None]]] = deque()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="scan") as pool:
         try:
             for file in rest:
@@ -320,7 +320,7 @@ def _split_all(
                 future.cancel()
 
 
-def _taken(file: Found, splits: Future[list[Split] | None]) -> Iterator[tuple[Found, list[Split]]]:
+def _taken(file: FoundFile, splits: Future[list[FileSplit] | None]) -> Iterator[tuple[FoundFile, list[FileSplit]]]:
     found = splits.result()
     if found is not None:
         yield file, found

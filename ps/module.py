@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service import trainers
+from data_service.loader import trainers
 from edl.errors import PsError, SettingError, StateError
 from edl.worker import session as sessions
 from ps import dense

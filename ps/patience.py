@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from data_service import trainers
+from data_service.loader import trainers
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
 from edl.worker.session import note

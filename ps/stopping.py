@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from data_service import trainers
+from data_service.loader import trainers
 from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
 from edl.worker.session import note

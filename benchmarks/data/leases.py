@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
+from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
-from data_service.machine import LeaseMachine
 from data_service.manifest import Manifest, ManifestBuilder
-from data_service.wire import Granted, Lease, Open, Options, Register, decode, encode
+from data_service.protocol.messages import Granted, Lease, Open, Options, Register, decode, encode
 from edl.adapters.clock import SystemClock
 from edl.adapters.transport import Connection, MasterServer
 from edl.config import JobSpec, NodeRange, Timeouts

@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
-from data_service.convert import convert
-from data_service.readers import open_reader
-from data_service.readers.arrays import to_numpy
-from data_service.recipe import Pack, Recipe
+from data_service.convert.conversion import convert
+from data_service.convert.recipe import Pack, Recipe
+from data_service.formats import open_reader
+from data_service.formats.arrays import to_numpy
 from data_service.scan import scan
 
 FLOATS, IDS, BATCH = 13, 26, 65536

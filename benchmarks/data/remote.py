@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
+from data_service.formats import Reader, open_reader
 from data_service.manifest import Manifest, ShardRef
-from data_service.readers import Reader, open_reader
-from data_service.remote import Pool, RemoteReader
+from data_service.remote.client import Pool, RemoteReader
 from data_service.scan import scan
 
 SECRET = "benchmark"  # noqa: S105 - of readers on this host that live for seconds

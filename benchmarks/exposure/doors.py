@@ -18,7 +18,7 @@ from benchmarks.common.launchers import REPOSITORY
 from benchmarks.exposure import probes, stranger
 from benchmarks.exposure.ports import Told, running
 from benchmarks.exposure.sockets import Listening, listening
-from data_service.flight import Ticket
+from data_service.remote.flight import Ticket
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 

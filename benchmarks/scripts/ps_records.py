@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from data_service import trainers
-from data_service.loader import Loader
-from data_service.post import LonePost, Post
+from data_service.loader import trainers
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import IndependentContext, WorkerContext
 from ps.client import Client
 from ps.module import part
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
@@ -28,8 +28,8 @@ PUSHES = TableSpec("pushes", 1, Optimizer(Rule.ADD), Initial(Start.ZEROS))
 class Data(Loader):
     """Of numpy."""
 
-    def _make_post(self) -> Post:
-        return LonePost()
+    def _make_context(self) -> WorkerContext:
+        return IndependentContext()
 
     def _tensor(self, array: Any) -> Any:
         return array

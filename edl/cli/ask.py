@@ -131,7 +131,7 @@ class SetReader:
 
 
 class OrderReader:
-    """Waits until a worker has looked at the files of an order (``data_service.growing``)."""
+    """Waits until a worker has looked at the files of an order (``data_service.leases.file_additions``)."""
 
     def __init__(self, dataset: str, number: int) -> None:
         self._begin = f"data {dataset}: order {number} ("

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from data_service.machine import LeaseMachine
+from data_service.leases.machine import LeaseMachine
 from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies

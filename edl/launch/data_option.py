@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_service.source import NAME, VARIABLE, declared
+from data_service.loader.source import NAME, VARIABLE, declared
 from edl.errors import SettingError
 
 _HOW = "Write NAME=PATTERN[,PATTERN…][;KEY=VALUE…], such as train=/data/*.parquet;shuffle=no"

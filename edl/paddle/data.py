@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from data_service.loader import Loader
-from data_service.post import Post, WorkerPost
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import SessionContext, WorkerContext
 from edl.paddle.framework import FRAMEWORK
 
 _WIDER = {"uint16": np.int32, "uint32": np.int64}
@@ -19,8 +19,8 @@ class Data(Loader):
     """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors in the host's memory, by
     column."""
 
-    def _make_post(self) -> Post:
-        return WorkerPost(FRAMEWORK)
+    def _make_context(self) -> WorkerContext:
+        return SessionContext(FRAMEWORK)
 
     def _tensor(self, array: Any) -> Any:
         wider = _WIDER.get(str(array.dtype))

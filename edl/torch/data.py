@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from data_service.loader import Loader
-from data_service.post import Post, WorkerPost
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import SessionContext, WorkerContext
 from edl.torch.framework import current
 
 
 class Data(Loader):
     """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors, by column."""
 
-    def _make_post(self) -> Post:
-        return WorkerPost(current())
+    def _make_context(self) -> WorkerContext:
+        return SessionContext(current())
 
     def _tensor(self, array: Any) -> Any:
         return torch.from_numpy(array)

@@ -72,9 +72,9 @@ def _hashed(texts: Any) -> Array:
 
 def read(path: str, batch_size: int) -> Iterator[dict[str, Array]]:
     """Batches of one file, in its order, raw or prepared. For the held-out set."""
-    from data_service.readers import open_reader
-    from data_service.readers.arrays import to_numpy
-    from data_service.readers.options import Options
+    from data_service.formats import open_reader
+    from data_service.formats.arrays import to_numpy
+    from data_service.formats.options import Options
     from data_service.scan import scan
 
     raw = is_raw(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from clicks import read
 
-from data_service.readers.arrays import from_numpy
+from data_service.formats.arrays import from_numpy
 
 BATCH = 16384
 

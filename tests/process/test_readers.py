@@ -20,9 +20,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc
 
+from data_service.formats import open_reader
 from data_service.manifest import ShardRef
-from data_service.readers import open_reader
-from data_service.remote import Pool, RemoteReader
+from data_service.remote.client import Pool, RemoteReader
 from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
 from edl.types import JobId
@@ -345,7 +345,7 @@ def test_a_reader_that_has_left_the_list_is_waited_for_less(shard: ShardRef) -> 
 def test_a_reader_frozen_from_the_start_is_given_up_and_its_trainer_can_end(shard: ShardRef) -> None:
     program = (
         "import json, sys\n"
-        "from data_service.remote import Pool, RemoteReader\n"
+        "from data_service.remote.client import Pool, RemoteReader\n"
         "from data_service.manifest import ShardRef\n"
         "pool = Pool(); pool.update(json.loads(sys.argv[1])); ref = ShardRef(*json.loads(sys.argv[2]))\n"
         "print(RemoteReader(pool, 'set', 'ipc', policy='only', patience_s=1.0).read(ref).num_rows, flush=True)"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from data_service.list_words import AddFiles
-from data_service.table import Table
-from data_service.wire import (
-    FREE,
+from data_service.leases.lease_table import LeaseTable
+from data_service.protocol.file_list_messages import AddFiles
+from data_service.protocol.messages import (
+    INDEPENDENT,
     MORE,
     Ack,
     Commit,
@@ -78,7 +78,7 @@ class FreeSim:
         self.manifest = made_up(rng, rng.choice(("ipc", "text")))
         counts = map(self.manifest.count, range(len(self.manifest)))
         self.sizes = [rng.choice((0, 1, 3, 6)) if count < 0 else count for count in counts]
-        self.options = Options(rng.randrange(100), rng.random() < 0.7, FREE, failures=rng.randint(1, 3))
+        self.options = Options(rng.randrange(100), rng.random() < 0.7, INDEPENDENT, failures=rng.randint(1, 3))
         self.poison = {shard: rng.randint(0, size) for shard, size in enumerate(self.sizes) if rng.random() < 0.1}
         self.faults = rng.choice((0.0, 0.01, 0.03, 0.08))
         self.epochs = rng.randint(1, 3)
@@ -92,7 +92,7 @@ class FreeSim:
         self.former: list[Trainer] = []
         self.owner: dict[Record, Trainer] = {}
         """Of the present epoch: who has processed what the Master counts."""
-        self.table: Table | None = None
+        self.table: LeaseTable | None = None
         self.life = 0
         """Which Master it is the table of."""
         self.now = (0, 0)
@@ -244,7 +244,7 @@ class FreeSim:
 
     # --- the Master's account ----------------------------------------------------------------------------------------
 
-    def _counts(self, table: Table) -> dict[int, int]:
+    def _counts(self, table: LeaseTable) -> dict[int, int]:
         ledger = table.ledger
         return {shard: size if ledger.is_done(shard) else ledger.count(shard) for shard, size in enumerate(self.sizes)}
 
@@ -253,7 +253,7 @@ class FreeSim:
         data = self.shell.machine.sets.get(NAME)
         if data is None or data.table is None:
             return
-        now = (data.table.epoch, data.free.fence)
+        now = (data.table.epoch, data.independent.fence)
         if now != self.now:
             if self.table is not None and self.life == self.shell.lives and now[1] == self.now[1]:
                 self._compare(self._counts(self.table), speaker)  # the last word of an epoch may also have ended it
@@ -288,7 +288,7 @@ class FreeSim:
     def _counted(self, speaker: Trainer | None, record: Record) -> None:
         """Somebody has said it; perhaps long ago, when its word had to wait, and perhaps it is dead."""
         data = self.shell.machine.sets[NAME]
-        by = data.free.doers.get(record[0]) or data.position.holders.get(record[0])
+        by = data.independent.doers.get(record[0]) or data.position.holders.get(record[0])
         likely = self.trainers.get(by) if by else None
         for one in (likely, speaker, *self.trainers.values(), *self.former):
             said = one.said.get(record[0], 0) if one and (one.epoch, one.fence) == self.now else 0
@@ -443,7 +443,7 @@ class FreeSim:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def _check_epochs(self) -> None:
-        left_out = self.shell.machine.sets[NAME].poison
+        left_out = self.shell.machine.sets[NAME].quarantine
         if set(left_out) - set(self.poison):
             raise Violation(f"shards {sorted(set(left_out) - set(self.poison))} were left out and can be read")
         if left_out and f"data/{NAME}" not in self.shell.flaws:

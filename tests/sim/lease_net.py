@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from data_service.machine import LeaseMachine
+from data_service.leases.lease_table import BACK, DONE, LEASED, QUARANTINED, LeaseTable
+from data_service.leases.machine import LeaseMachine
+from data_service.leases.shard_order import FRESH
 from data_service.manifest import Manifest, ManifestBuilder
-from data_service.order import FRESH
-from data_service.table import BACK, DONE, LEASED, QUARANTINED, Table
 from edl.master.service import Caller, Event, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
@@ -55,7 +55,7 @@ def world_of(number: int, slots: list[int]) -> World:
     return World(Round(number), tuple(members), 0)
 
 
-def table_violations(table: Table) -> list[str]:
+def table_violations(table: LeaseTable) -> list[str]:
     """What contradicts itself in a table."""
     states = [table.state(shard) for shard in range(table.ledger.shards)]
     held = {shard for hand in table.hands.values() for shard in hand}

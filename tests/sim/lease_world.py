@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from data_service.file_list import FileList
 from data_service.ledger import Ledger
-from data_service.list_words import NEXT_EPOCH, NOW, AddFiles, Grow, Grown
-from data_service.wire import (
+from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, Grow, Grown
+from data_service.protocol.messages import (
     FINISHED,
     MORE,
     Granted,
@@ -471,7 +471,7 @@ class StepsSim:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def _check_history(self) -> None:
-        left_out = set(self.shell.machine.sets[NAME].poison)
+        left_out = set(self.shell.machine.sets[NAME].quarantine)
         if left_out and f"data/{NAME}" not in self.shell.flaws:
             raise Violation("shards are left out and nobody is told")
         for epoch in range(self.epochs):

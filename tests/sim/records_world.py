@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-import data_service.client as client_module
-from data_service import redoing, wire
-from data_service.client import Asked, Client
+import data_service.loader.lease_client as client_module
+from data_service.loader import replay
+from data_service.loader.lease_client import LeaseClient, PendingRequest
+from data_service.loader.replay import Batch, LostTrainer, RecordRange
+from data_service.loader.trainers import trainers
 from data_service.manifest import ManifestBuilder
-from data_service.redoing import Batch, Ended, Piece
-from data_service.trainers import trainers
-from data_service.wire import Given, Opened, Options
+from data_service.protocol import messages
+from data_service.protocol.messages import Given, Opened, Options
 from edl.master.service import Caller, WorldBegan
 from edl.types import NodeId
 from ps.hashing import buckets_of
@@ -103,7 +104,7 @@ class Work:
     """One push: its batches, and under which number it was made before."""
 
     batches: list[Batch]
-    redo: Ended | None = None
+    redo: LostTrainer | None = None
 
 
 @dataclass(eq=False)
@@ -121,10 +122,10 @@ class Trainer:
     works: list[Work] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.client = Client(Line(self.sim, self), NAME, 1, 0, lambda: "", lambda: (1, self.caller.slot))
+        self.client = LeaseClient(Line(self.sim, self), NAME, 1, 0, lambda: "", lambda: (1, self.caller.slot))
         self.life = self.live()
 
-    def wait(self, asked: Asked) -> Any:
+    def wait(self, asked: PendingRequest) -> Any:
         while not asked.done.is_set():
             yield
         return asked.answer
@@ -174,9 +175,9 @@ class Trainer:
                 server = self.sim.server_of(home(number))
                 found = yield from self.ask_server(server, self.sim.fencing(server, number))
                 self.said[number] = found
-            one = redoing.decode(self.said[number][1], NAME, epoch, number, self.said[number][0])
+            one = replay.decode(self.said[number][1], NAME, epoch, number, self.said[number][0])
             ended += [one] if one else []
-        plan = redoing.plan(granted.leases, ended)
+        plan = replay.plan(granted.leases, ended)
         if plan.acks:
             self.client.ack(epoch, tuple(plan.acks))
         self.works += [Work(list(one.batches), one) for one in plan.redos]
@@ -192,7 +193,7 @@ class Trainer:
                 size = given.shard.end - given.shard.begin
                 upto = min(size, given.upto + left)
                 left -= upto - given.upto
-                pieces.append(Piece(given.shard, given.upto, upto, upto == size))
+                pieces.append(RecordRange(given.shard, given.upto, upto, upto == size))
                 if upto == size:
                     self.leases.pop(0)
                 else:
@@ -207,7 +208,7 @@ class Trainer:
         if work.redo is not None:
             name = (work.redo.trainer, work.redo.seq)
         else:
-            text = redoing.encode(NAME, epoch, self.client.unkept(), work.batches)
+            text = replay.encode(NAME, epoch, self.client.unkept(), work.batches)
             server = sim.server_of(home(self.number))
             good = yield from self.ask_server(server, sim.declaring(server, self.number, self.seq, text))
             if not good:
@@ -254,7 +255,7 @@ class RecordSim:
             begin += records
         self.records = begin
         self.manifest = builder.build()
-        self.options = Options(rng.randrange(100), True, wire.FREE)
+        self.options = Options(rng.randrange(100), True, messages.INDEPENDENT)
         self.epochs = rng.randint(1, 2)
         self.faults = rng.choice((0.002, 0.01, 0.03))
         self.servers = [Pserver(self, range(0, BUCKETS // 2)), Pserver(self, range(BUCKETS // 2, BUCKETS))]
@@ -319,7 +320,7 @@ class RecordSim:
 
         return action
 
-    def keys(self, piece: Piece) -> list[int]:
+    def keys(self, piece: RecordRange) -> list[int]:
         """Two of each record: its own, and one that it shares."""
         first = piece.ref.begin
         own = range(first + piece.begin, first + piece.upto)
@@ -356,8 +357,8 @@ class RecordSim:
         elif kind < 0.5 and self.answers:
             caller, body = self.answers.pop(0)
             trainer = self.people[caller]
-            if trainer.client._line.heard is not None:  # type: ignore[attr-defined]
-                trainer.client._line.heard(wire.decode(body))  # type: ignore[attr-defined]
+            if trainer.client._transport.heard is not None:  # type: ignore[attr-defined]
+                trainer.client._transport.heard(messages.decode(body))  # type: ignore[attr-defined]
         elif kind < 0.55:
             self.shell.pass_time(self.rng.choice((0.01, 0.1, 1.0, 3.0)))
         elif kind < 0.75:
@@ -395,8 +396,8 @@ class RecordSim:
             self.flight, self.answers = [], []
             self.shell.start(self.world)
             for one in self.people.values():
-                if one.client._line.heard is not None:  # type: ignore[attr-defined]
-                    one.client._line.heard(None)  # type: ignore[attr-defined]
+                if one.client._transport.heard is not None:  # type: ignore[attr-defined]
+                    one.client._transport.heard(None)  # type: ignore[attr-defined]
 
     def check(self) -> None:
         """Every record is in its row exactly once an epoch."""

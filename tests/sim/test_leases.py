@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from data_service import counting, free, growing, leasing, machine
-from data_service.dataset import Client, DataSet, Turn
-from data_service.table import Table
+from data_service.leases import consumption, file_additions, grants, independent, machine
+from data_service.leases.lease_table import LeaseTable
+from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from edl.errors import DataError
 from edl.master.service import Caller, WakeAt
 from tests.sim.lease_free import FreeSim
@@ -98,22 +98,22 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def never_waits(patch: pytest.MonkeyPatch) -> None:
     """A new Master gives out shards before everybody has said what it has."""
-    patch.setattr(leasing, "is_open", lambda data, turn: data.table is not None)
+    patch.setattr(grants, "is_open", lambda data, turn: data.table is not None)
 
 
 def believes_nobody(patch: pytest.MonkeyPatch) -> None:
     """A new Master takes no notice of what workers say that they have."""
-    patch.setattr(Table, "hold", lambda self, by, shard, now_s: "")
+    patch.setattr(LeaseTable, "hold", lambda self, by, shard, now_s: "")
 
 
 def reads_on_from_the_start(patch: pytest.MonkeyPatch) -> None:
     """A begun shard is given out as if it were not."""
-    grant = Table.grant
+    grant = LeaseTable.grant
 
-    def granted(self: Table, *args: object) -> list[tuple[int, int]]:
+    def granted(self: LeaseTable, *args: object) -> list[tuple[int, int]]:
         return [(shard, 0) for shard, _ in grant(self, *args)]  # type: ignore[arg-type]
 
-    patch.setattr(Table, "grant", granted)
+    patch.setattr(LeaseTable, "grant", granted)
 
 
 def does_it_again(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def does_it_again(patch: pytest.MonkeyPatch) -> None:
     request = machine.LeaseMachine._request
 
     def asked(
-        self: machine.LeaseMachine, turn: Turn, data: DataSet, caller: Caller, client: Client, word: object
+        self: machine.LeaseMachine, turn: LeaseTurn, data: DataSet, caller: Caller, client: ClientState, word: object
     ) -> None:
         request(self, turn, data, caller, client, word)  # type: ignore[arg-type]
         client.last = -1
@@ -131,61 +131,61 @@ def does_it_again(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_lost_leases(patch: pytest.MonkeyPatch) -> None:
     """A lease whose answer was lost stays with who never heard of it."""
-    patch.setattr(Table, "release", lambda self, holder, now_s, but=(): 0)
+    patch.setattr(LeaseTable, "release", lambda self, holder, now_s, but=(): 0)
 
 
 def leaves_nothing_out(patch: pytest.MonkeyPatch) -> None:
     """A shard that nobody can read goes round and round."""
-    patch.setattr(leasing, "_quarantine", lambda data, turn, table, shard, attempts: None)
+    patch.setattr(grants, "_quarantine", lambda data, turn, table, shard, attempts: None)
 
 
 def tells_nobody(patch: pytest.MonkeyPatch) -> None:
     """Shards are left out silently."""
-    patch.setattr(leasing, "flaw", lambda data: WakeAt(1e9))
+    patch.setattr(grants, "flaw", lambda data: WakeAt(1e9))
 
 
 def drops_what_is_held(patch: pytest.MonkeyPatch) -> None:
     """An epoch is over when nothing is pending."""
-    patch.setattr(Table, "finished", property(lambda self: self.pending == 0))
+    patch.setattr(LeaseTable, "finished", property(lambda self: self.pending == 0))
 
 
 def takes_anybodys_word(patch: pytest.MonkeyPatch) -> None:
     """An acknowledgement counts whoever has the shard."""
-    take = Table.take
+    take = LeaseTable.take
 
-    def taken(self: Table, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
+    def taken(self: LeaseTable, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
         return take(self, self.holders.get(shard, by), shard, upto, complete)
 
-    patch.setattr(Table, "take", taken)
+    patch.setattr(LeaseTable, "take", taken)
 
 
 def has_no_fence(patch: pytest.MonkeyPatch) -> None:
     """After a rollback, what was leased before it still counts."""
 
-    def opened(data: DataSet, turn: Turn, caller: Caller, client: Client, word: object) -> object:
-        refused = free._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
-        data.free.awaited.discard(caller)
-        data.free.callers.add(caller)
+    def opened(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, word: object) -> object:
+        refused = independent._claims(data, turn, data.position, caller, word)  # type: ignore[arg-type]
+        data.independent.awaited.discard(caller)
+        data.independent.callers.add(caller)
         client.heard_s = turn.now_s
-        return counting.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
+        return consumption.opened(data, word.id, data.position.epoch, refused)  # type: ignore[attr-defined]
 
-    patch.setattr(free, "open_", opened)
+    patch.setattr(independent, "open_", opened)
 
 
 def never_gives_up(patch: pytest.MonkeyPatch) -> None:
     """The shards of a silent or dead trainer stay with it."""
-    patch.setattr(free, "silence_s", lambda data: 1e9)
-    patch.setattr(free, "world_began", lambda data, turn: None)
+    patch.setattr(independent, "silence_s", lambda data: 1e9)
+    patch.setattr(independent, "world_began", lambda data, turn: None)
 
 
 def forgets_what_was_added(patch: pytest.MonkeyPatch) -> None:
     """Files that have joined are not kept: the next Master does not know them."""
-    patch.setattr(growing, "load", lambda data, kept: None)
+    patch.setattr(file_additions, "load", lambda data, kept: None)
 
 
 def joins_in_name_only(patch: pytest.MonkeyPatch) -> None:
     """Files are in the list of the epoch, and nobody gives them out."""
-    patch.setattr(growing, "extend", lambda data: None)
+    patch.setattr(file_additions, "extend", lambda data: None)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from data_service import redoing
-from data_service.client import Client
+from data_service.loader import replay
+from data_service.loader.lease_client import LeaseClient
 from ps.intents import Intent, Intents, home
 from tests.sim.lease_net import Violation
 from tests.sim.records_world import RecordSim
@@ -37,20 +37,20 @@ def nothing_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_redone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redoing, "decode", lambda *_: None)
+    monkeypatch.setattr(replay, "decode", lambda *_: None)
 
 
 def refusals_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Client, "_keep_refused", lambda *_: None)
+    monkeypatch.setattr(LeaseClient, "_keep_refused", lambda *_: None)
 
 
 def redone_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = redoing.decode
+    real = replay.decode
 
     def changed(text: str, dataset: str, epoch: int, trainer: int, seq: int) -> Any:
         return real(text, dataset, epoch, trainer, seq + 1)
 
-    monkeypatch.setattr(redoing, "decode", changed)
+    monkeypatch.setattr(replay, "decode", changed)
 
 
 @pytest.mark.parametrize(

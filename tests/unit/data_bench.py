@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_service.cutting import Cut
-from data_service.lines import Line, Switchboard
-from data_service.loader import Loader
-from data_service.machine import LeaseMachine
-from data_service.post import Place
+from data_service.leases.machine import LeaseMachine
+from data_service.loader.batching import StepSizes
+from data_service.loader.loader import Loader
+from data_service.loader.transport import Dispatcher, MasterTransport
+from data_service.loader.worker_context import RankAssignment
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.master.service import Caller, Effect, Event, Fail, Flaw, Keep, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -27,7 +27,7 @@ NODE = NodeId("n")
 LIMIT_S = 30.0
 
 
-class Board(Switchboard):
+class Board(Dispatcher):
     """One worker's line."""
 
     def __init__(self, bench: Bench, slot: int) -> None:
@@ -131,8 +131,8 @@ class Bench:
         return found
 
 
-class BenchPost:
-    """``data_service.post.Post`` on a bench."""
+class BenchContext:
+    """``data_service.loader.worker_context.Post`` on a bench."""
 
     def __init__(self, bench: Bench, slot: int, environment: Mapping[str, str] | None = None) -> None:
         self.bench = bench
@@ -140,10 +140,10 @@ class BenchPost:
         self.variables = environment or {}
         self.exchanges = 0
 
-    def place(self) -> Place:
-        return Place(self.bench.round, self.slot, self.bench.size)
+    def place(self) -> RankAssignment:
+        return RankAssignment(self.bench.round, self.slot, self.bench.size)
 
-    def line(self) -> Line:
+    def transport(self) -> MasterTransport:
         return self.bench.boards[self.slot]
 
     def check(self, number: int) -> None:
@@ -160,9 +160,9 @@ class BenchPost:
     def settings(self) -> int:
         return self.bench.settings.number
 
-    def cut(self, batch_size: int, place: Place) -> tuple[Cut, StepPlan]:
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
         plan = step_plan(self.bench.settings, batch_size, place.world_size)
-        return Cut(plan.sizes(place.rank), self.bench.settings.number), plan
+        return StepSizes(plan.sizes(place.rank), self.bench.settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
         return self.variables
@@ -170,7 +170,7 @@ class BenchPost:
     def anew(self) -> bool:
         return False
 
-    def alone(self) -> BenchPost:
+    def independent(self) -> BenchContext:
         return self
 
     def where(self) -> tuple[int, int] | None:
@@ -181,10 +181,10 @@ class ArrayData(Loader):
     """``Data`` of numpy."""
 
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
-        self.bench_post = BenchPost(bench, slot, named.pop("environment", None))
+        self.bench_post = BenchContext(bench, slot, named.pop("environment", None))
         super().__init__(*arguments, **named)
 
-    def _make_post(self) -> BenchPost:
+    def _make_context(self) -> BenchContext:
         return self.bench_post
 
     def _tensor(self, array: Any) -> Any:

@@ -13,10 +13,10 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 from pyarrow import ipc
 
+from data_service.formats import open_reader
+from data_service.formats.arrays import from_numpy
+from data_service.formats.options import Options
 from data_service.manifest import Manifest, ShardRef
-from data_service.readers import open_reader
-from data_service.readers.arrays import from_numpy
-from data_service.readers.options import Options
 
 ROWS = 1000
 

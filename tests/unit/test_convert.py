@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from data_service.__main__ import commands
-from data_service.convert import DONE, LOCK, PLAN, Progress, convert, tasks_of
-from data_service.readers import open_reader
-from data_service.readers.arrays import to_numpy
-from data_service.readers.options import Options
-from data_service.recipe import Pack, Recipe, parsed_fill
+from data_service.convert.conversion import DONE, LOCK, PLAN, ConversionProgress, convert, tasks_of
+from data_service.convert.recipe import Pack, Recipe, parsed_fill
+from data_service.formats import open_reader
+from data_service.formats.arrays import to_numpy
+from data_service.formats.options import Options
 from data_service.scan import scan
 from edl.errors import DataError, SettingError
 
@@ -71,7 +71,7 @@ PACKED = Recipe(
 
 
 def test_columns_are_packed_and_nothing_is_lost(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[ConversionProgress] = []
     done = convert(inputs(tmp_path / "in"), str(tmp_path / "out"), PACKED, progress=seen.append)
     assert (done.records, done.found) == (3 * ROWS, 0)
     assert done.files == len(outputs(tmp_path / "out")) > 3
@@ -212,7 +212,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
 
-    def meanwhile(now: Progress) -> None:
+    def meanwhile(now: ConversionProgress) -> None:
         with pytest.raises(DataError, match="another conversion is writing here"):
             convert(source, str(out), PACKED)
 
@@ -222,7 +222,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 def test_a_strange_file_at_the_end_is_told(tmp_path: Path) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
 
-    def meanwhile(now: Progress) -> None:
+    def meanwhile(now: ConversionProgress) -> None:
         (out / "part-99999.arrow").write_bytes(b"")
 
     with pytest.raises(DataError, match=r"part-99999\.arrow should not be there"):
@@ -250,8 +250,8 @@ def test_a_damaged_input_is_told_and_the_rest_is_kept(tmp_path: Path, workers: i
 
 PROGRAM = """
 import sys
-from data_service.convert import convert
-from data_service.recipe import Pack, Recipe
+from data_service.convert.conversion import convert
+from data_service.convert.recipe import Pack, Recipe
 
 if __name__ == "__main__":
     recipe = Recipe(packs=(Pack("dense", ("I*",)),), fill={"I2": -1}, shard_records=256, file_bytes=20_000, seed=7)

@@ -6,15 +6,26 @@ from typing import Any
 
 import pytest
 
-from data_service import wire
-from data_service.client import Client
-from data_service.lines import Switchboard
+from data_service.loader.lease_client import LeaseClient
+from data_service.loader.transport import Dispatcher
 from data_service.manifest import ShardRef
-from data_service.wire import Done, Given, Granted, Lease, NextEpoch, Open, Opened, Options, Refused, Register
+from data_service.protocol import messages
+from data_service.protocol.messages import (
+    Done,
+    Given,
+    Granted,
+    Lease,
+    NextEpoch,
+    Open,
+    Opened,
+    Options,
+    Refused,
+    Register,
+)
 from edl.errors import DataError
 
 
-class Wire(Switchboard):
+class Wire(Dispatcher):
     """Remembers what is said."""
 
     def __init__(self) -> None:
@@ -23,11 +34,11 @@ class Wire(Switchboard):
 
     def say(self, text: str, number: int) -> None:
         assert number == 3
-        self.said.append(wire.decode(text))
+        self.said.append(messages.decode(text))
 
     def answer(self, word: type[Any], **fields: Any) -> None:
         """To what was said last."""
-        self.hear(wire.encode(word(self.said[-1].id, "d", **fields)))
+        self.hear(messages.encode(word(self.said[-1].id, "d", **fields)))
 
     def grant(self, *shards: int, state: str = "more") -> None:
         leases = tuple(Given(ShardRef(shard, "f", 0, 9, 9), 0) for shard in shards)
@@ -43,15 +54,15 @@ def line() -> Wire:
 
 
 @pytest.fixture
-def client(line: Wire) -> Client:
-    return Client(line, "d", 3, 0, lambda: "position")
+def client(line: Wire) -> LeaseClient:
+    return LeaseClient(line, "d", 3, 0, lambda: "position")
 
 
 def never() -> None:
     raise AssertionError("it has to wait")
 
 
-def test_one_thing_after_the_other(line: Wire, client: Client) -> None:
+def test_one_thing_after_the_other(line: Wire, client: LeaseClient) -> None:
     opened, lease = client.open(0, ""), client.lease(0, 2)
     assert [type(word) for word in line.said] == [Open] and line.said[0].ledger == "position"
     line.open()
@@ -62,24 +73,24 @@ def test_one_thing_after_the_other(line: Wire, client: Client) -> None:
 
 
 def test_only_rank_0_tells_the_position(line: Wire) -> None:
-    Client(line, "d", 3, 1, lambda: "position").open(0, "")
+    LeaseClient(line, "d", 3, 1, lambda: "position").open(0, "")
     assert line.said[0].ledger == ""
     line.hear(None)
     assert line.said[1].ledger == ""
 
 
-def test_an_answer_to_something_else_is_ignored(line: Wire, client: Client) -> None:
+def test_an_answer_to_something_else_is_ignored(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 2)
-    line.hear(wire.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
-    line.hear(wire.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
+    line.hear(messages.encode(Granted(line.said[-1].id - 1, "d", 0, (), "more")))
+    line.hear(messages.encode(Granted(line.said[-1].id, "other", 0, (), "more")))
     assert not lease.done.is_set()
     line.grant()
     assert lease.done.is_set()
 
 
-def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None:
+def test_all_is_said_again_to_another_master(line: Wire, client: LeaseClient) -> None:
     client.register(b"manifest", Options())
-    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.Registered, digest="x", shards=9, records=81)
     client.open(0, "")
     line.open()
     client.lease(0, 4)
@@ -88,7 +99,7 @@ def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None
     asked = len(line.said)
     line.hear(None)
     assert line.said[asked] == Register(line.said[asked - 1].id + 1, "d", b"manifest", Options())
-    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.Registered, digest="x", shards=9, records=81)
     again = line.said[-1]
     assert isinstance(again, Open) and again.ledger == "position"
     assert (again.granted, again.finished, again.returned) == (((1, 4),), ((2, 3),), ((7, 4),))
@@ -96,11 +107,11 @@ def test_all_is_said_again_to_another_master(line: Wire, client: Client) -> None
     assert line.said[-1].finished == ((2, 9),) and line.said[-1].id > again.id
     line.grant(7)
     line.hear(None)
-    line.answer(wire.Registered, digest="x", shards=9, records=81)
+    line.answer(messages.Registered, digest="x", shards=9, records=81)
     assert (line.said[-1].granted, line.said[-1].returned) == (((1, 4), (7, 8)), ()), "it has been granted again"
 
 
-def test_another_failover_while_it_is_said_again(line: Wire, client: Client) -> None:
+def test_another_failover_while_it_is_said_again(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
     lease = client.lease(0, 4)
@@ -112,7 +123,7 @@ def test_another_failover_while_it_is_said_again(line: Wire, client: Client) -> 
     assert client.wait(lease, never, Granted).leases
 
 
-def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: Client) -> None:
+def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
     client.lease(0, 4)
@@ -125,7 +136,7 @@ def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: Client) -> 
     assert (again.epoch, again.granted) == (1, ())
 
 
-def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Client) -> None:
+def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
     line.answer(Refused, kind="old", text="higher", last=1 << 50)
     assert line.said[-1].id == (1 << 50) + 1 and not lease.done.is_set()
@@ -133,14 +144,14 @@ def test_numbers_go_on_above_those_of_the_process_before(line: Wire, client: Cli
     assert lease.done.is_set()
 
 
-def test_a_refusal_is_an_error_with_its_text(line: Wire, client: Client) -> None:
+def test_a_refusal_is_an_error_with_its_text(line: Wire, client: LeaseClient) -> None:
     opened = client.open(0, "")
     line.answer(Refused, kind="differs", text="other files: b.parquet")
     with pytest.raises(DataError, match=r"data set d: other files: b\.parquet"):
         client.wait(opened, never, Opened)
 
 
-def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: Client) -> None:
+def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
     lease = client.lease(0, 1)
@@ -150,7 +161,7 @@ def test_a_refusal_of_what_is_said_again_reaches_who_waits(line: Wire, client: C
         client.wait(lease, never, Granted)
 
 
-def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: Client) -> None:
+def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, client: LeaseClient) -> None:
     lease = client.lease(0, 1)
     line.answer(Refused, kind="stale", text="round 4")
     client.lease(0, 1)
@@ -163,20 +174,20 @@ def test_after_a_stale_answer_it_waits_for_the_end_of_the_round(line: Wire, clie
         client.wait(lease, check, Granted)
 
 
-def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: Client) -> None:
+def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: LeaseClient) -> None:
     client.lease(0, 1)
     client.close()
     client.lease(0, 1)
     line.hear(None)
     assert len(line.said) == 1
-    other = Client(line, "d", 3, 0, lambda: "")
+    other = LeaseClient(line, "d", 3, 0, lambda: "")
     client.close()
     lease = other.lease(0, 1)
     line.grant()
     assert lease.done.is_set(), "closing twice does not silence who came after it"
 
 
-def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: Client) -> None:
+def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: LeaseClient) -> None:
     """A reading thread may be about to ask when the epoch ends."""
     client.open(0, "")
     line.open()

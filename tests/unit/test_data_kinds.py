@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_service.readers import open_reader
-from data_service.readers.arrays import take, to_numpy
-from data_service.readers.options import Options
-from data_service.readers.ragged import Ragged, RaggedColumn, joined
+from data_service.formats import open_reader
+from data_service.formats.arrays import take, to_numpy
+from data_service.formats.options import Options
+from data_service.formats.ragged import Ragged, RaggedColumn, joined
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
 from tests.unit.data_bench import ArrayData, Bench
@@ -192,7 +192,7 @@ def test_a_file_out_of_reach_is_never_left_out(bench: Bench, tmp_path: Path) -> 
     data._detach()
     assert sorted(found) == [*range(10), *range(20, 30)], "the others come meanwhile"
     assert "nobody can reach" in failures[0] and "(3 attempts: worker 0 on n: " in failures[0]
-    assert not bench.flaws and not bench.machine.sets["d"].poison
+    assert not bench.flaws and not bench.machine.sets["d"].quarantine
 
 
 def test_an_error_with_a_number_is_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service import file_list, growing
-from data_service.dataset import DataSet
-from data_service.file_list import FileList, Segment, Version
-from data_service.keeping import Shelf
-from data_service.list_words import Listed, ListFiles
+from data_service import file_list
+from data_service.file_list import FileList, ListSegment, ListVersion
+from data_service.leases import file_additions
+from data_service.leases.chunked_values import ChunkedValues
+from data_service.leases.state import DataSet
 from data_service.manifest import Manifest, ManifestBuilder
+from data_service.protocol.file_list_messages import Listed, ListFiles
 from edl.errors import DataError
 
 MANY = 300
@@ -129,26 +130,26 @@ class Epoch(int):
 
 
 def test_an_epoch_is_found_by_halves() -> None:
-    files = FileList([Segment(Epoch(number), False, number, str(number), b"") for number in range(1024)])
+    files = FileList([ListSegment(Epoch(number), False, number, str(number), b"") for number in range(1024)])
     Epoch.compared = 0
-    assert files.at(777) == Version(777, "777", 778)
+    assert files.at(777) == ListVersion(777, "777", 778)
     assert Epoch.compared <= 11
 
 
 def listed(files: FileList) -> DataSet:
-    data = DataSet("d", Shelf())
+    data = DataSet("d", ChunkedValues())
     data.files = files
     return data
 
 
 def test_parts_of_a_list_are_not_encoded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "PART_BYTES", 1000)
+    monkeypatch.setattr(file_additions, "PART_BYTES", 1000)
     data = listed(grown())
     encoded = data.listed.encode()
     heads = Counted(monkeypatch, json, "dumps", lambda *_: 1)
     found = b""
     while True:
-        answer = growing.list_files(data, ListFiles(1, "d", len(found)))
+        answer = file_additions.list_files(data, ListFiles(1, "d", len(found)))
         assert isinstance(answer, Listed) and answer.total == len(encoded)
         found += answer.data
         if not answer.data:
@@ -156,7 +157,7 @@ def test_parts_of_a_list_are_not_encoded_anew(monkeypatch: pytest.MonkeyPatch) -
     assert found == encoded
     assert heads.total <= MANY
     data.listed.append(manifest(MANY).encode(), 0)
-    answer = growing.list_files(data, ListFiles(1, "d", len(found)))
+    answer = file_additions.list_files(data, ListFiles(1, "d", len(found)))
     assert isinstance(answer, Listed) and answer.data == data.listed.segments[-1].encode()
 
 

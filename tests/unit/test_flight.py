@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
-from data_service import flight, remote
-from data_service.flight import ReaderServer, Ticket, cut
+from data_service.formats import Reader, open_reader
+from data_service.formats.options import Options
 from data_service.manifest import Manifest, ShardRef
-from data_service.readers import Reader, open_reader
-from data_service.readers.options import Options
-from data_service.remote import Pool, RemoteReader
+from data_service.remote import client as remote
+from data_service.remote import flight
+from data_service.remote.client import Pool, RemoteReader
+from data_service.remote.flight import ReaderServer, Ticket, batches_of
 from data_service.scan import scan
 from edl.arithmetic.permutation import Permutation
 from edl.errors import DataError, DataFunctionError, SettingError, UsageError
@@ -281,7 +282,7 @@ def test_a_function_that_fails_on_a_record_is_told_as_it_would_be_here(tmp_path:
     with serving() as (pool, _), pytest.raises(UsageError, match="ValueError: seven is not allowed") as there:
         remote_reader(pool, decode=name).read(ref)
     with pytest.raises(DataFunctionError) as alone:
-        list(cut(here.read(ref), None, 0, 0, failing, name))
+        list(batches_of(here.read(ref), None, 0, 0, failing, name))
     assert str(alone.value) in str(there.value)
 
 

@@ -15,11 +15,11 @@ import pyarrow.flight as fl
 import pytest
 from pyarrow import ipc
 
-from data_service.door import calling_at
-from data_service.flight import ReaderServer, Ticket
+from data_service.formats import Reader, open_reader
 from data_service.manifest import ShardRef
-from data_service.readers import Reader, open_reader
-from data_service.remote import Pool, RemoteReader
+from data_service.remote.client import Pool, RemoteReader
+from data_service.remote.flight import ReaderServer, Ticket
+from data_service.remote.tls import client_arguments
 from edl.adapters.identity import NAME, identity_of
 from edl.types import JobId
 from edl.wire.secret import Secret
@@ -88,7 +88,7 @@ def test_a_trainer_asks_no_reader_that_cannot_prove_that_it_belongs_to_the_job(s
 
 def anonymous(port: int) -> fl.FlightClient:
     """It believes the reader, and has no certificate to show."""
-    ours = calling_at(HOST, port, OURS)
+    ours = client_arguments(HOST, port, OURS)
     return fl.FlightClient(**{name: ours[name] for name in ("location", "tls_root_certs", "override_hostname")})
 
 
@@ -100,7 +100,7 @@ def credulous(port: int) -> fl.FlightClient:
 def self_made(port: int) -> fl.FlightClient:
     """Its certificate says the same and was signed by nobody that counts."""
     own = identity_of(Secret(b"x" * 32))
-    ours = {**calling_at(HOST, port, OURS), "cert_chain": own.client, "private_key": own.key}
+    ours = {**client_arguments(HOST, port, OURS), "cert_chain": own.client, "private_key": own.key}
     assert ours["override_hostname"] == NAME
     return fl.FlightClient(**ours)
 
@@ -154,7 +154,10 @@ def test_whoever_listens_on_the_way_learns_neither_records_nor_the_readers_secre
 
 def test_a_worker_that_makes_certificates_imports_no_grpc() -> None:
     """It takes longer than a recovery."""
-    program = f"from data_service.door import calling_at; import sys; calling_at('h', 1, '{OURS}'); print(*sys.modules)"
+    program = (
+        "import sys; from data_service.remote.tls import client_arguments; "
+        f"client_arguments('h', 1, '{OURS}'); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = done.stdout.split()
     assert "cryptography.x509" in modules and "grpc" not in modules

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from data_service.free import LEAST_SILENCE_S, MOST_ENDED
+from data_service.leases.independent import LEAST_SILENCE_S, MOST_ENDED
+from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
-from data_service.machine import LeaseMachine
 from data_service.manifest import Manifest, ManifestBuilder
-from data_service.wire import (
-    FREE,
+from data_service.protocol.messages import (
+    INDEPENDENT,
     STEPS,
     Ack,
     Commit,
@@ -49,7 +49,7 @@ def listed() -> Manifest:
 class Master:
     """A machine, two trainers, a clock."""
 
-    def __init__(self, mode: str = FREE, slots: int = 2) -> None:
+    def __init__(self, mode: str = INDEPENDENT, slots: int = 2) -> None:
         self.machine = LeaseMachine()
         self.machine.load({}, 0.0)
         self.now_s = 0.0
@@ -136,7 +136,7 @@ def test_going_back_is_done_once_for_each_history(master: Master) -> None:
 def test_another_masters_machine_remembers_the_history(master: Master) -> None:
     ledger = master.ask(0, Commit, name="cut-1").ledger
     master.ask(0, Rollback, name="cut-1", ledger=ledger, history=5)
-    assert master.machine.sets["d"].free.history == 5
+    assert master.machine.sets["d"].independent.history == 5
 
 
 def test_a_position_of_other_data_is_refused(master: Master) -> None:

@@ -9,14 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service import wire
-from data_service.keeping import PART_BYTES, Shelf
+from data_service.leases.chunked_values import PART_BYTES, ChunkedValues
+from data_service.leases.machine import LeaseMachine
+from data_service.leases.shard_order import ShardOrder
+from data_service.leases.throughput import duration, scaled
 from data_service.ledger import Ledger
-from data_service.machine import LeaseMachine
 from data_service.manifest import Manifest
-from data_service.order import Order
-from data_service.progress import duration, scaled
-from data_service.wire import Ack, Commit, Done, Granted, Lease, NextEpoch, Open, Opened, Options, Refused, Register
+from data_service.protocol import messages
+from data_service.protocol.messages import (
+    Ack,
+    Commit,
+    Done,
+    Granted,
+    Lease,
+    NextEpoch,
+    Open,
+    Opened,
+    Options,
+    Refused,
+    Register,
+)
 from edl.errors import DataError
 from edl.master.service import Caller, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan, WorldEnded
 from edl.types import NodeId, Round
@@ -41,7 +53,7 @@ class Rule:
         self.kept = dict(kept or {})
         self.notes: list[str] = []
         self.flaws: dict[str, str] = {}
-        self.told: dict[Caller, wire.Word] = {}
+        self.told: dict[Caller, messages.DataMessage] = {}
         self.wakes: list[float] = []
         self.now_s = 100.0
         self.ids = 0
@@ -63,7 +75,7 @@ class Rule:
                     if not value:
                         del self.kept[name]
                 case Tell(to, body):
-                    self.told[to] = wire.decode(body)
+                    self.told[to] = messages.decode(body)
                 case Note(text):
                     self.notes.append(text)
                 case Flaw(name, text):
@@ -71,14 +83,16 @@ class Rule:
                 case WakeAt(at_s):
                     self.wakes.append(at_s)
 
-    def body(self, rank: int, body: str, round: int | None = None) -> wire.Word | None:
+    def body(self, rank: int, body: str, round: int | None = None) -> messages.DataMessage | None:
         number = Round(self.round if round is None else round)
         self.do(self.machine.step(Said(caller(rank), number, body), self.now_s))
         return self.told.get(caller(rank))
 
-    def say(self, rank: int, kind: type[Any], *values: Any, round: int | None = None, **named: Any) -> wire.Word | None:
+    def say(
+        self, rank: int, kind: type[Any], *values: Any, round: int | None = None, **named: Any
+    ) -> messages.DataMessage | None:
         self.ids += 1
-        return self.body(rank, wire.encode(kind(self.ids, NAME, *values, **named)), round)
+        return self.body(rank, messages.encode(kind(self.ids, NAME, *values, **named)), round)
 
     def get(self, kind: type[W], rank: int, word: type[Any], *values: Any, **named: Any) -> W:
         """The answer, which must be of this kind."""
@@ -87,7 +101,7 @@ class Rule:
         return answer
 
     def start(self, options: Options = PLAIN, manifest: Manifest | None = None) -> Rule:
-        self.get(wire.Registered, 0, Register, (manifest or small()).encode(), options)
+        self.get(messages.Registered, 0, Register, (manifest or small()).encode(), options)
         for rank in range(self.world.size):
             self.get(Opened, rank, Open, rank)
         return self
@@ -127,7 +141,7 @@ class TestSteps:
     def test_open_waits_for_the_registration_and_a_lease_for_the_ledger(self) -> None:
         rule = Rule()
         assert rule.say(1, Open, 1) is None
-        rule.get(wire.Registered, 0, Register, small().encode(), PLAIN)
+        rule.get(messages.Registered, 0, Register, small().encode(), PLAIN)
         assert isinstance(rule.told[caller(1)], Opened)
         assert rule.say(1, Lease, 0, 1) is None
         rule.get(Opened, 0, Open, 0)
@@ -199,14 +213,14 @@ class TestSteps:
 
     def test_a_request_said_twice_is_done_once(self) -> None:
         rule = Rule().start()
-        text = wire.encode(Lease(50, NAME, 0, 1))
+        text = messages.encode(Lease(50, NAME, 0, 1))
         first = rule.body(0, text)
         assert rule.body(0, text) == first
         assert numbers(rule.lease(1)) == [1]
-        refused = rule.body(0, wire.encode(Lease(49, NAME, 0, 1)))
+        refused = rule.body(0, messages.encode(Lease(49, NAME, 0, 1)))
         assert isinstance(refused, Refused)
         assert (refused.kind, refused.last) == ("old", 50)
-        other = rule.body(0, wire.encode(Lease(50, NAME, 0, 2)))
+        other = rule.body(0, messages.encode(Lease(50, NAME, 0, 2)))
         assert isinstance(other, Refused)
 
 
@@ -272,9 +286,9 @@ class TestRefusals:
         refused = rule.get(Refused, 0, Register, small(sizes=(10,)).encode(), Options(seed=5))
         assert refused.kind == "differs"
         assert "1 file removed: part-1; seed=5 instead of 0; shuffle=True instead of False" in refused.text
-        rule.get(wire.Registered, 0, Register, small().encode(), PLAIN)
+        rule.get(messages.Registered, 0, Register, small().encode(), PLAIN)
         rule.begin(1)
-        rule.get(wire.Registered, 0, Register, small(sizes=(10,)).encode(), PLAIN)
+        rule.get(messages.Registered, 0, Register, small(sizes=(10,)).encode(), PLAIN)
         old = Ledger.of(small(), shuffle=False).encode()
         refused = rule.get(Refused, 0, Open, 0, ledger=old)
         assert refused.kind == "ledger"
@@ -302,7 +316,7 @@ class TestRefusals:
     def test_unknown_data_and_who_has_not_opened(self) -> None:
         rule = Rule()
         assert rule.get(Refused, 0, Lease, 0, 1).kind == "unknown"
-        rule.get(wire.Registered, 0, Register, small().encode(), PLAIN)
+        rule.get(messages.Registered, 0, Register, small().encode(), PLAIN)
         assert rule.get(Refused, 0, Lease, 0, 1).kind == "unopened"
 
     @given(
@@ -365,41 +379,43 @@ class TestFree:
         rule.get(Done, 0, Ack, 0, ((0, 2, False),))
         rule.get(Done, 0, Commit, "one")
         rule.get(Done, 0, Ack, 0, ((0, 4, True),))
-        assert rule.get(Refused, 0, wire.Rollback, "two").text.startswith("train has no position named two; it has one")
-        rule.get(Done, 0, wire.Rollback, "one")
+        assert rule.get(Refused, 0, messages.Rollback, "two").text.startswith(
+            "train has no position named two; it has one"
+        )
+        rule.get(Done, 0, messages.Rollback, "one")
         assert rule.get(Refused, 0, Ack, 0, ((0, 4, True),)).kind == "unopened"
         opened = rule.get(Opened, 0, Open, 0, granted=((0, 1),))
         assert (opened.fence, [shard for shard, _ in opened.refused]) == (1, [0])
         assert rule.lease(0, 1).leases[0].upto == 2
         after = Rule(2, rule.kept, taken_over=True)
-        assert list(after.machine.sets[NAME].free.commits) == ["one"]
+        assert list(after.machine.sets[NAME].independent.commits) == ["one"]
 
     def test_gone_gives_back_at_once(self) -> None:
         rule = self.started()
         rule.lease(0, 1)
-        rule.get(Done, 0, wire.Gone)
+        rule.get(Done, 0, messages.Gone)
         assert numbers(rule.lease(1, 1)) == [0]
 
 
 def test_words_survive_being_written() -> None:
-    words: list[wire.Word] = [
+    words: list[messages.DataMessage] = [
         Register(1, NAME, b"\0\1", PLAIN),
         Open(2, NAME, 3, 1, "x", "d", ((1, 2),), ((1, 2),), ((3, 4),), ((1, 2, True),), 5),
         Lease(3, NAME, 0, 9, ((1, 2),), ((3, 4, "why"),)),
-        Granted(4, NAME, 0, (wire.Given(small().ref(2), 1),), "more", ((1, "no"),), 1, 2),
+        Granted(4, NAME, 0, (messages.Given(small().ref(2), 1),), "more", ((1, "no"),), 1, 2),
         Refused(5, NAME, "old", "text", 9),
     ]
-    assert [wire.decode(wire.encode(word)) for word in words] == words
-    assert wire.ranges([5, 1, 2, 3]) == ((1, 4), (5, 6))
+    assert [messages.decode(messages.encode(word)) for word in words] == words
+    assert messages.ranges([5, 1, 2, 3]) == ((1, 4), (5, 6))
     with pytest.raises(DataError, match="want=-1: a whole number of at least 0"):
-        wire.decode('{"word":"lease","id":1,"dataset":"a","epoch":0,"want":-1}')
+        messages.decode('{"word":"lease","id":1,"dataset":"a","epoch":0,"want":-1}')
 
 
 @given(st.integers(1, 60), st.integers(0, 5), st.booleans(), st.data())
 def test_an_order_gives_each_fresh_shard_once(shards: int, seed: int, shuffle: bool, data: st.DataObject) -> None:
     states = bytearray(data.draw(st.lists(st.sampled_from([0, 3]), min_size=shards, max_size=shards)))
     fresh = {shard for shard, state in enumerate(states) if state == 0}
-    order = Order(shards, seed, 0, shuffle, shards - len(fresh))
+    order = ShardOrder(shards, seed, 0, shuffle, shards - len(fresh))
     found = []
     for _ in range(len(fresh)):
         found.append(order.next(states))
@@ -411,14 +427,14 @@ def test_an_order_comes_back_to_what_was_left_behind() -> None:
     states = bytearray([3]) * 60_000
     for shard in (7, 59_999):
         states[shard] = 0
-    order = Order(60_000, 1, 0, True, 59_998)
+    order = ShardOrder(60_000, 1, 0, True, 59_998)
     first = order.next(states)
     states[first] = 2
     assert {first, order.next(states)} == {7, 59_999}
 
 
 def test_long_values_are_kept_in_parts() -> None:
-    shelf, store = Shelf(), dict[str, bytes]()
+    shelf, store = ChunkedValues(), dict[str, bytes]()
 
     def put(value: bytes) -> None:
         for keep in shelf.put("a", value):
@@ -428,11 +444,11 @@ def test_long_values_are_kept_in_parts() -> None:
 
     for value in (b"x" * (2 * PART_BYTES + 5), b"short", b"y" * PART_BYTES):
         put(value)
-        assert Shelf().get(store, "a") == value
+        assert ChunkedValues().get(store, "a") == value
         assert max(map(len, store.values())) <= PART_BYTES + 1
     del store[next(name for name in store if name != "a")]
     with pytest.raises(DataError, match="not whole"):
-        Shelf().get(store, "a")
+        ChunkedValues().get(store, "a")
 
 
 def test_numbers_for_people() -> None:

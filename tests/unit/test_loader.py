@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service.readers.options import Options
-from data_service.source import VARIABLE
+from data_service.formats.options import Options
+from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.messages import NO_SETTINGS
 from edl.worker.boundary import RoundOver
@@ -541,7 +541,7 @@ def test_exchanges_are_few_when_data_are_ready(bench: Bench, files: str) -> None
         data, steps = make(rank), 0
         for _ in data:
             steps += 1
-            feed = data._feed
+            feed = data._prefetcher
             while feed is not None and steps % 8 == 0 and len(feed._steps) < 8 and not feed._idle:
                 threading.Event().wait(0.001)
         return steps, data.bench_post.exchanges

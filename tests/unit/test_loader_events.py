@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service import wire
+from data_service.formats.options import Options
+from data_service.leases.lease_table import LeaseTable
+from data_service.leases.machine import LeaseMachine
 from data_service.ledger import Ledger
-from data_service.machine import LeaseMachine
 from data_service.manifest import ManifestBuilder
-from data_service.readers.options import Options
-from data_service.table import Table
-from data_service.wire import Done, Granted, NextEpoch
+from data_service.protocol import messages
+from data_service.protocol.messages import Done, Granted, NextEpoch
 from edl.errors import DataError, StateError
 from edl.master.service import Caller, Said, WorldBegan
 from edl.types import Round
@@ -45,7 +45,7 @@ class Eventful(Bench):
         self.came = False
 
     def said(self, slot: int, text: str, number: int) -> None:
-        if self.came or not isinstance(wire.decode(text), NextEpoch):
+        if self.came or not isinstance(messages.decode(text), NextEpoch):
             super().said(slot, text, number)
             return
         self.came = True
@@ -62,7 +62,7 @@ class Eventful(Bench):
 
     def _listen(self, board: Any, hear: Any) -> None:
         def heard(text: str | None) -> None:
-            word = None if text is None else wire.decode(text)
+            word = None if text is None else messages.decode(text)
             if self.late and isinstance(word, Done) and not self.granted.is_set():
                 return
             hear(text)
@@ -136,7 +136,7 @@ def test_what_was_announced_and_cannot_be_read_again_is_an_error(tmp_path: Path)
     training = Training(bench, make, 1)
 
     def disturb(rank: int, commit: int) -> None:
-        held = training.loaders[0]._feed.held  # type: ignore[union-attr]
+        held = training.loaders[0]._prefetcher.held  # type: ignore[union-attr]
         for _ in range(50):
             if not broken.is_set() and held.reported & held.leases.keys():
                 broken.set()
@@ -185,24 +185,24 @@ def test_shards_that_the_position_has_are_not_taken_one_by_one(monkeypatch: pyte
     for shard in range(90):
         ledger.take(shard, 1, True)
     looked: list[int] = []
-    hold = Table.hold
+    hold = LeaseTable.hold
 
-    def counted(table: Table, by: Caller, shard: int, now_s: float) -> str:
+    def counted(table: LeaseTable, by: Caller, shard: int, now_s: float) -> str:
         looked.append(shard)
         return hold(table, by, shard, now_s)
 
-    monkeypatch.setattr(Table, "hold", counted)
+    monkeypatch.setattr(LeaseTable, "hold", counted)
     bench = Bench()
     bench.begin(1)
     machine = LeaseMachine()
     machine.load({}, 0.0)
     machine.step(WorldBegan(bench.world(), taken_over=True), 0.0)
-    words: tuple[wire.Word, ...] = (
-        wire.Register(1, "d", manifest.encode()),
-        wire.Open(2, "d", 0, ledger=ledger.encode(), granted=((0, 95),), finished=((0, 92),)),
+    words: tuple[messages.DataMessage, ...] = (
+        messages.Register(1, "d", manifest.encode()),
+        messages.Open(2, "d", 0, ledger=ledger.encode(), granted=((0, 95),), finished=((0, 92),)),
     )
     for word in words:
-        machine.step(Said(Caller(NODE, 0), Round(1), wire.encode(word)), 0.0)
+        machine.step(Said(Caller(NODE, 0), Round(1), messages.encode(word)), 0.0)
     table = machine.sets["d"].position
     assert sorted(looked) == [90, 91, 92, 93, 94]
     assert table.ledger.done_shards == 92 and sorted(table.holders) == [92, 93, 94]

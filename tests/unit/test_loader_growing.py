@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data_service import orders
 from data_service.file_list import files_of
-from data_service.orders import Wanted
-from data_service.wire import Done, Opened
+from data_service.protocol import add_request
+from data_service.protocol.add_request import AddRequest
+from data_service.protocol.messages import Done, Opened
 from edl.errors import DataError, SettingError
 from edl.master.service import Answered, Ordered
 from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
@@ -210,21 +210,21 @@ def test_nothing_is_looked_for_before_the_first_list_is_there(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first scan may take longer than the time between two looks."""
-    from data_service.listing import Listing
+    from data_service.loader.file_list_client import FileListClient
 
     looked: list[int] = []
-    look, register = Listing.look_again, Listing.register
+    look, register = FileListClient.look_again, FileListClient.register
 
-    def looking(self: Listing, *rest: Any, **named: Any) -> None:
+    def looking(self: FileListClient, *rest: Any, **named: Any) -> None:
         looked.append(len(self.files.segments))
         look(self, *rest, **named)
 
-    def slowly(self: Listing, *rest: Any) -> None:
+    def slowly(self: FileListClient, *rest: Any) -> None:
         threading.Event().wait(0.1)  # many times the time between two looks
         register(self, *rest)
 
-    monkeypatch.setattr(Listing, "look_again", looking)
-    monkeypatch.setattr(Listing, "register", slowly)
+    monkeypatch.setattr(FileListClient, "look_again", looking)
+    monkeypatch.setattr(FileListClient, "register", slowly)
     bench.begin(1)
     data = maker(bench, folder, rescan=0.005)(0)
     next(iter(data))
@@ -240,7 +240,7 @@ def test_an_order_from_outside(bench: Bench, folder: Path) -> None:
 
     def order(dataset: str, files: list[str], when: str = "now") -> Answered:
         with bench.lock:
-            body = orders.encode(Wanted(dataset, tuple(files), when))
+            body = add_request.encode(AddRequest(dataset, tuple(files), when))
             effects = bench.machine.step(Ordered(len(answers), "me", body), 0.0)
         bench._do(effects)
         answers.extend(one for one in effects if isinstance(one, Answered))
@@ -273,7 +273,7 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
     bench.end()
     data._detach()
     bench.begin(1)
-    body = orders.encode(Wanted("d", (str(folder / "new"),)))
+    body = add_request.encode(AddRequest("d", (str(folder / "new"),)))
     more(folder)
     effects = bench.machine.step(Ordered(1, "me", body), 0.0)
     bench._do(effects)
@@ -324,7 +324,7 @@ def test_a_named_position_knows_its_files(bench: Bench, folder: Path) -> None:
     other = Bench()
     other.begin(1)
     again = maker(other, folder, mode="free")(0)
-    again._listing.restore(files_of(position))
+    again._file_list.restore(files_of(position))
     _, client = again._connect()
     client.wait(client.rollback("c1", position, 1), lambda: None, Done)
     client.wait(client.open(0, ""), lambda: None, Opened)
@@ -386,11 +386,13 @@ def test_a_file_that_was_replaced_after_it_was_listed_is_noticed(bench: Bench, f
 
 def test_many_segments_are_one_list(bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many files that the list is scanned, registered and told in parts."""
-    from data_service import file_list, growing, listing
+    from data_service import file_list
+    from data_service.leases import file_additions
+    from data_service.loader import file_list_client
 
     monkeypatch.setattr(file_list.pieces, "__defaults__", (3,))
-    monkeypatch.setattr(listing, "LARGE_BYTES", 100)
-    monkeypatch.setattr(growing, "PART_BYTES", 64)
+    monkeypatch.setattr(file_list_client, "LARGE_BYTES", 100)
+    monkeypatch.setattr(file_additions, "PART_BYTES", 64)
     more(folder, "data")
     training = Training(bench, maker(bench, folder), epochs=2)
     training.disturb = lambda rank, commit: bench.end() if (rank, commit) == (0, 9) else None

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from data_service import trainers
-from data_service.post import Place
-from data_service.trainers import Trainers
+from data_service.loader import trainers
+from data_service.loader.trainers import Trainers
+from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
-from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchPost, drawn, on_threads, write_ipc
+from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
 RECORDS = 600
 
 
-class LonePost(BenchPost):
+class LonePost(BenchContext):
     """A worker that goes on."""
 
     def alone(self) -> LonePost:
@@ -27,18 +27,18 @@ class LonePost(BenchPost):
     def where(self) -> tuple[int, int]:
         return self.bench.round, self.slot
 
-    def place(self) -> Place:
-        return Place(*self.where(), self.bench.size)
+    def place(self) -> RankAssignment:
+        return RankAssignment(*self.where(), self.bench.size)
 
     def over(self, number: int) -> bool:
         return False
 
 
-class LoneData(ArrayData):
+class IndependentBenchData(ArrayData):
     def __init__(self, bench: Bench, slot: int, *arguments: Any, **named: Any) -> None:
         super().__init__(bench, slot, *arguments, mode="free", **named)
 
-    def _make_post(self) -> BenchPost:
+    def _make_context(self) -> BenchContext:
         self.bench_post = LonePost(self.bench_post.bench, self.bench_post.slot)
         return self.bench_post
 
@@ -58,13 +58,13 @@ def bench() -> Bench:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", Trainers())
-    for module in ("loader", "lone"):
-        monkeypatch.setattr(f"data_service.{module}.trainers", trainers.trainers)
+    for module in ("loader", "independent"):
+        monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 
 
-def make(bench: Bench, files: str, slot: int = 0, **options: Any) -> LoneData:
-    return LoneData(bench, slot, "d", files, **{"batch_size": 8, "shard_records": 25, **options})
+def make(bench: Bench, files: str, slot: int = 0, **options: Any) -> IndependentBenchData:
+    return IndependentBenchData(bench, slot, "d", files, **{"batch_size": 8, "shard_records": 25, **options})
 
 
 def ids(batch: dict[str, Any]) -> list[int]:
@@ -193,7 +193,7 @@ def test_one_that_was_away_for_epochs_goes_on_with_the_others(bench: Bench, file
     steps = iter(slow)
     used = ids(next(steps))
     slow.done()
-    slow._end_feed()
+    slow._end_prefetcher()
     assert slow._client is not None
     slow._client.gone().done.wait(LIMIT_S)
     rest = [record for batch in quick for record in ids(batch)]
@@ -238,7 +238,7 @@ def test_batches_count_when_they_are_done(bench: Bench, files: str) -> None:
 def test_with_pushes_they_count_when_those_are_acknowledged(bench: Bench, files: str) -> None:
     bench.begin(1)
     trainers.hold()
-    data, evaluation = make(bench, files), LoneData(bench, 0, "e", files, batch_size=8, acknowledge="next")
+    data, evaluation = make(bench, files), IndependentBenchData(bench, 0, "e", files, batch_size=8, acknowledge="next")
     steps, looks = iter(data), iter(evaluation)
     next(steps)
     mark = trainers.mark()
@@ -265,7 +265,7 @@ def test_the_last_batches_of_an_epoch_are_pushed_though_the_script_collects_more
         trainers.pushed()
 
     trainers.joined(1, push, lambda number: (-1, ""))
-    monkeypatch.setattr("data_service.loader.trainers", trainers.trainers)
+    monkeypatch.setattr("data_service.loader.loader.trainers", trainers.trainers)
     seen: list[int] = []
 
     def train() -> None:
@@ -304,8 +304,8 @@ def test_settling_waits_for_the_master(bench: Bench, files: str) -> None:
 def test_a_wait_that_only_this_worker_can_end_is_told(
     bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("data_service.lone.SAY_S", 0.05)
-    monkeypatch.setattr("data_service.lone.IDLE_S", 0.01)
+    monkeypatch.setattr("data_service.loader.independent.SAY_S", 0.05)
+    monkeypatch.setattr("data_service.loader.independent.IDLE_S", 0.01)
     idle = threading.Event()
     trainers.on_idle(idle.set)
     bench.begin(1)
@@ -351,7 +351,7 @@ def test_acknowledge_is_for_free_data(bench: Bench, files: str) -> None:
 
 
 def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_service.loader.GONE_S", 60.0)  # the machine may be busy
+    monkeypatch.setattr("data_service.loader.loader.GONE_S", 60.0)  # the machine may be busy
     bench.begin(1)
     data = make(bench, files)
     seen = ids(next(iter(data)))
@@ -363,7 +363,9 @@ def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str, monkeyp
 # --- positions by name -----------------------------------------------------------------------------------------------
 
 
-def cut_after(bench: Bench, data: LoneData, steps: Iterator[Any], batches: int) -> tuple[list[int], dict[str, str]]:
+def cut_after(
+    bench: Bench, data: IndependentBenchData, steps: Iterator[Any], batches: int
+) -> tuple[list[int], dict[str, str]]:
     used = [record for _ in range(batches) for record in ids(next(steps))]
     trainers.pushed()
     trainers.settle()

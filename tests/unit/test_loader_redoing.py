@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_service import trainers
+from data_service.formats.file_reader import FileReader
+from data_service.leases.lease_table import RETRY_WAIT_S
+from data_service.loader import trainers
+from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
-from data_service.readers.common import FileReader
-from data_service.table import PATIENCE_S
-from data_service.trainers import Trainers
 from edl.errors import UnreachableData
 from tests.unit.data_bench import Bench, write_ipc
-from tests.unit.test_loader_lone import LoneData, ids
+from tests.unit.test_loader_lone import IndependentBenchData, ids
 
 RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 
@@ -25,8 +25,8 @@ RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trainers, "trainers", Trainers())
-    for module in ("client", "feed", "loader", "loader_files", "lone"):
-        monkeypatch.setattr(f"data_service.{module}.trainers", trainers.trainers)
+    for module in ("lease_client", "prefetcher", "loader", "files_mixin", "independent"):
+        monkeypatch.setattr(f"data_service.loader.{module}.trainers", trainers.trainers)
     yield
 
 
@@ -78,7 +78,7 @@ def test_each_record_counts_once_wherever_the_script_pushes(tmp_path: Path, befo
     bench, rows, said = Bench(), Rows(), dict[int, tuple[int, str]]()
     bench.begin(1)
     first = Trainer(rows, 1, said)
-    data = LoneData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
+    data = IndependentBenchData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
     for number, batch in enumerate(data):
         first.collected += ids(batch)
         if number == 2 * OF_A_PUSH - 1:
@@ -89,7 +89,7 @@ def test_each_record_counts_once_wherever_the_script_pushes(tmp_path: Path, befo
     data._detach(wait=True)
     second = Trainer(rows, 2, said)
     trainers.trainers._sets.clear()
-    data = LoneData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
+    data = IndependentBenchData(bench, 0, "d", str(tmp_path / "*.arrow"), batch_size=BATCH, shard_records=10)
     for number, batch in enumerate(data, before):
         second.collected += ids(batch)
         if number % OF_A_PUSH == OF_A_PUSH - 1:
@@ -119,7 +119,7 @@ class Readings:
             return read(reader, ref)
 
         def pass_time() -> bool:
-            bench.now_s += PATIENCE_S  # so that who has failed gets the shard again: nobody else is there
+            bench.now_s += RETRY_WAIT_S  # so that who has failed gets the shard again: nobody else is there
             return False
 
         bench.lose = pass_time
@@ -129,7 +129,7 @@ class Readings:
 def die_in_a_push(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any) -> None:
     """The second push, of the records 12 to 23, reaches some rows; nobody hears that it does."""
     first = Trainer(rows, 1, said)
-    data = LoneData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
+    data = IndependentBenchData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
     for number, batch in enumerate(data):
         first.collected += ids(batch)
         if number == 2 * OF_A_PUSH - 1:
@@ -142,9 +142,11 @@ def die_in_a_push(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[
     trainers.trainers._sets.clear()
 
 
-def train_on(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any) -> LoneData:
+def train_on(
+    bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any
+) -> IndependentBenchData:
     second = Trainer(rows, 2, said)
-    data = LoneData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
+    data = IndependentBenchData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
     for number, batch in enumerate(data):
         second.collected += ids(batch)
         if number % OF_A_PUSH == OF_A_PUSH - 1:
@@ -186,8 +188,8 @@ def test_a_shard_whose_push_nobody_can_read_is_left_out_and_the_script_goes_on(
     readings = Readings(monkeypatch, bench)
     readings.failing[HOME] = 100, OSError("broken")
     data = train_on(bench, str(tmp_path), rows, said, shard_records=10)
-    assert list(bench.machine.sets["d"].poison) == [HOME] and readings.counts[HOME] == 3
-    assert bench.machine.sets["d"].poison[HOME].upto == 2, "what the first push had of it is used"
+    assert list(bench.machine.sets["d"].quarantine) == [HOME] and readings.counts[HOME] == 3
+    assert bench.machine.sets["d"].quarantine[HOME].upto == 2, "what the first push had of it is used"
     assert [rows.counts[one] for one in range(24)] == [reached[one] for one in range(24)]
     assert all(rows.counts[one] == 1 for one in range(24, RECORDS))
     data.close()

@@ -10,7 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from data_service import trainers  # noqa: E402
+from data_service.loader import trainers  # noqa: E402
 from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from ps.local import Local  # noqa: E402

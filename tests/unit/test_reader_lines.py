@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_service.readers import open_reader
-from data_service.readers.options import Options
+from data_service.formats import open_reader
+from data_service.formats.options import Options
 from data_service.scan import scan
 from edl.errors import DataError, SettingError
 from tests.unit.reader_files import ROWS, read_all, write_csv, write_jsonl
@@ -199,8 +199,8 @@ def test_packed_files_are_one_shard(tmp_path: Path, pack: Callable[[bytes], byte
 def test_files_are_read_in_blocks_that_end_between_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr("data_service.readers.lines.BLOCK_BYTES", 37)
-    monkeypatch.setattr("data_service.readers.lines.HEAD_BYTES", 5)
+    monkeypatch.setattr("data_service.formats.lines.BLOCK_BYTES", 37)
+    monkeypatch.setattr("data_service.formats.lines.HEAD_BYTES", 5)
     texts = [f'a "{i}"\nb,\r\n{"c" * (i % 50)}' for i in range(60)]
     lines = [
         '"the\nnumber",text',

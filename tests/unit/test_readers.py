@@ -20,10 +20,10 @@ import pytest
 from pyarrow import fs
 
 from data_service.filesystems import Storage
+from data_service.formats import open_reader
+from data_service.formats.arrays import check_types, from_numpy, take, to_numpy
+from data_service.formats.options import Options, format_of, packing_of
 from data_service.manifest import ShardRef
-from data_service.readers import open_reader
-from data_service.readers.arrays import check_types, from_numpy, take, to_numpy
-from data_service.readers.options import Options, format_of, packing_of
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
 from tests.unit.reader_files import (
@@ -51,7 +51,7 @@ def test_shards_of_binary_formats_are_all_records_in_order(tmp_path: Path, name:
 
 def test_pieces_of_row_groups_are_small_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path / "a.parquet", numbers(), 500)
-    monkeypatch.setattr("data_service.readers.parquet.PIECE_RECORDS", 30)
+    monkeypatch.setattr("data_service.formats.parquet.PIECE_RECORDS", 30)
     for begin, end in ((0, 1000), (75, 80), (610, 999), (90, 610)):
         pieces = list(open_reader("parquet").pieces(ShardRef(0, str(tmp_path / "a.parquet"), begin, end, end - begin)))
         assert max(piece.num_rows for piece in pieces) <= 30

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from data_service.machine import LeaseMachine
+from data_service.leases.machine import LeaseMachine
+from data_service.leases.reader_registry import ReaderRegistry
 from data_service.manifest import ManifestBuilder
-from data_service.readers_known import ReadersKnown
-from data_service.wire import Open, Options, Readers, Refused, Register, decode, encode
+from data_service.protocol.messages import Open, Options, Readers, Refused, Register, decode, encode
 from edl.master.service import Caller, Effect, KeyGone, KeyPut, Note, Said, Tell, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
@@ -91,7 +91,7 @@ def test_a_worker_hears_once_however_many_data_sets_it_opens() -> None:
 
 @pytest.mark.parametrize("authority", ["", "of the readers"])
 def test_workers_hear_by_what_to_know_the_readers_of_a_job_with_a_secret(authority: str) -> None:
-    known = ReadersKnown(authority)
+    known = ReaderRegistry(authority)
     known.changed(key(FIRST))
     (told,) = known.tell({A})
     assert isinstance(told, Tell)
@@ -147,7 +147,7 @@ def test_a_worker_cannot_say_which_readers_there_are() -> None:
 
 
 def test_the_status_names_them() -> None:
-    known = ReadersKnown()
+    known = ReaderRegistry()
     assert known.report() == ()
     for number in range(10):
         value = b'{"host": "h", "port": 5, "secret": "s"}'

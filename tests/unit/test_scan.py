@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_service import scan as scanning
-from data_service.filesystems import Found
+from data_service.filesystems import FoundFile
+from data_service.formats.options import PACKED, SUFFIXES, Options
 from data_service.manifest import Manifest
-from data_service.readers.options import PACKED, SUFFIXES, Options
 from data_service.scan import scan, settle_types
 from edl.errors import DataError, SettingError
 
@@ -163,7 +163,7 @@ def test_a_file_that_is_being_written_is_told(tmp_path: Path, monkeypatch: pytes
     lines(tmp_path / "b.txt")
     split = scanning._split_all
 
-    def while_it_grows(files: list[Found], *rest: Any) -> Any:
+    def while_it_grows(files: list[FoundFile], *rest: Any) -> Any:
         yield from split(files, *rest)
         with (tmp_path / "b.txt").open("a") as file:
             file.write("more\n")
@@ -212,7 +212,7 @@ def test_what_is_known_is_not_opened_again(tmp_path: Path) -> None:
     for name in "abc":
         lines(tmp_path / f"{name}.txt")
     before = scan(str(tmp_path / "a.txt"))
-    known = scanning.Known(dict(before.paths_and_sizes()), str(tmp_path / "a.txt"))
+    known = scanning.KnownFiles(dict(before.paths_and_sizes()), str(tmp_path / "a.txt"))
     (tmp_path / "b.txt").write_text("")
     found = scan(str(tmp_path), known=known)
     assert [Path(path).name for path, _ in found.paths_and_sizes()] == ["b.txt", "c.txt"]
@@ -243,7 +243,7 @@ def test_a_scan_does_not_run_ahead_of_who_takes_its_shards(monkeypatch: pytest.M
             begun.append(file)
             return []
 
-    files = [Found(str(number), 1, named=True) for number in range(100)]
+    files = [FoundFile(str(number), 1, named=True) for number in range(100)]
     found = scanning._split_all(files, Reader(), (1, 1))  # type: ignore[arg-type]
     for number, (file, _) in enumerate(found):
         assert file is files[number]
@@ -280,7 +280,7 @@ def test_types_are_settled_over_the_beginnings_of_files(tmp_path: Path) -> None:
 
 
 def test_the_readers_are_only_loaded_when_they_are_needed() -> None:
-    program = "import data_service.scan, data_service.readers, data_service.filesystems, sys; print(*sys.modules)"
+    program = "import data_service.scan, data_service.formats, data_service.filesystems, sys; print(*sys.modules)"
     finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"numpy", "pyarrow", "fsspec"} & set(finished.stdout.split()) == set()
 

@@ -9,24 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.window import Offer, Ready, Segment, Supply, Tail, Window, decode, encode, plan, tail_named
+from data_service.loader.window import (
+    Offer,
+    ShardProgress,
+    StepOffer,
+    Supply,
+    Tail,
+    Window,
+    decode,
+    encode,
+    plan,
+    tail_named,
+)
 from edl.errors import DataError, SettingError
 from edl.worker.exchange import FIRST_BYTES, exchange
 
-ONE, TWO = Segment(1, 8, False), Segment(2, 5, True)
+ONE, TWO = ShardProgress(1, 8, False), ShardProgress(2, 5, True)
 
 
-def ready(*samples: int) -> tuple[Ready, ...]:
-    return tuple(Ready(count, (Segment(count, count, True),)) for count in samples)
+def ready(*samples: int) -> tuple[StepOffer, ...]:
+    return tuple(StepOffer(count, (ShardProgress(count, count, True),)) for count in samples)
 
 
 offers = st.builds(
     Offer,
     st.lists(
         st.builds(
-            Ready,
+            StepOffer,
             st.integers(1, 1000),
-            st.lists(st.builds(Segment, st.integers(0, 10**6), st.integers(0, 10**9), st.booleans())).map(tuple),
+            st.lists(st.builds(ShardProgress, st.integers(0, 10**6), st.integers(0, 10**9), st.booleans())).map(tuple),
         ),
         max_size=4,
     ).map(tuple),
@@ -53,7 +64,7 @@ def test_what_is_no_offer_is_refused(data: bytes) -> None:
 def test_the_window_is_as_long_as_all_can_fill_it() -> None:
     window = plan([Offer(ready(8, 8, 5), Supply.MORE), Offer(ready(8, 7), Supply.DRY)], Tail.PAD)
     assert [step.samples for step in window.steps] == [(8, 8), (8, 7)] and not window.over
-    assert window.steps[1].taken == (Segment(8, 8, True), Segment(7, 7, True)), "in the order of the ranks"
+    assert window.steps[1].taken == (ShardProgress(8, 8, True), ShardProgress(7, 7, True)), "in the order of the ranks"
 
 
 @pytest.mark.parametrize(("tail", "samples"), [(Tail.PAD, (8, 6)), (Tail.JOIN, (8, 0))])

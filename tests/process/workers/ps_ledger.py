@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from data_service import trainers
-from data_service.loader import Loader
-from data_service.post import LonePost, Post
+from data_service.loader import trainers
+from data_service.loader.loader import Loader
+from data_service.loader.worker_context import IndependentContext, WorkerContext
 from edl.worker import trainer
 from ps.client import Client
 from ps.module import part
@@ -27,8 +27,8 @@ COUNT = TableSpec("count", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))
 class Data(Loader):
     """Of numpy."""
 
-    def _make_post(self) -> Post:
-        return LonePost()
+    def _make_context(self) -> WorkerContext:
+        return IndependentContext()
 
     def _tensor(self, array: Any) -> Any:
         return array

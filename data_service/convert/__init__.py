@@ -1,0 +1,1 @@
+"""Conversion of any readable format to Arrow IPC files, the format that loads fastest."""

@@ -1,0 +1,502 @@
+"""Any input to the fast format: Arrow IPC files that are mapped into memory, with columns packed side by side.
+
+The work is cut into tasks, one output file each, by nothing but the inputs and the recipe. A file is written under
+another name, brought to the disk and renamed, and then noted in a list; so a conversion that was killed goes on with
+the same command, and ends with the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import connection
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import ipc
+
+from data_service.convert.recipe import Recipe
+from data_service.formats import open_reader
+from data_service.formats.options import Options
+from data_service.manifest import UNKNOWN, Manifest, ShardRef, counted
+from data_service.scan import SHARD_BYTES, Say, scan, settle_types
+from edl.arithmetic.permutation import Permutation, key
+from edl.errors import DataError, EdlError, SettingError
+
+VERSION = 1
+PLAN = "_convert.json"
+DONE = "_done.jsonl"
+LOCK = "_lock"
+UNFINISHED = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionTask:
+    """Shards that make one output file."""
+
+    output: str
+    """Its name."""
+    refs: tuple[ShardRef, ...]
+    size_bytes: int
+    """Of the input, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One finished output file, or why there is none."""
+
+    output: str
+    records: int = 0
+    size_bytes: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionProgress:
+    """How far a conversion is. Bytes are of the input."""
+
+    done_bytes: int
+    total_bytes: int
+    files: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What lies in the output folder."""
+
+    files: int
+    records: int
+    size_bytes: int
+    found: int
+    """Files among them that an earlier run had finished."""
+
+
+@dataclass(frozen=True)
+class ConversionJob:
+    """What a process needs to know to do tasks."""
+
+    output: str
+    format: str
+    recipe: Recipe
+    options: Options
+    storage_options: dict[str, Any]
+
+
+def convert(
+    patterns: str | Sequence[str],
+    output: str,
+    recipe: Recipe | None = None,
+    *,
+    format: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    workers: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+    say: Say | None = None,
+    progress: Callable[[ConversionProgress], None] | None = None,
+) -> Converted:
+    """Write all records of the inputs (see ``scan``) as Arrow IPC files into a local folder, or go on with that.
+
+    ``workers``: processes; each holds a batch, or a whole output file if records are shuffled. Raises ``DataError`` for
+    inputs that cannot be read, and for a folder that holds anything else than this very conversion.
+    """
+    recipe = recipe or Recipe()
+    if "://" in output:
+        raise SettingError("OUTPUT", output, "must be a local folder", "Copy the files to the store when it is done")
+    if workers < 1:
+        raise SettingError("--workers", workers, "must be at least 1")
+    if workers > 1 and any("<" in getattr(one, "__qualname__", "") for one in _functions(options)):
+        raise SettingError("--workers", workers, "other processes cannot import a function that is not of a module")
+    access: dict[str, Any] = {"storage_options": storage_options}
+    columns = recipe.needed(None)
+    size: dict[str, Any] = {"shard_records": recipe.shard_records, "shard_bytes": shard_bytes}
+    manifest = scan(patterns, format, columns=columns, options=options, say=say, **size, **access)
+    settled = settle_types(manifest, columns, options=options, **access)
+    job = ConversionJob(os.path.abspath(output), manifest.format, recipe, settled, dict(storage_options or {}))
+    if manifest.files and job.format != "user":
+        ConversionWorker(job).try_out(manifest.files[0].path)
+    try:
+        os.makedirs(job.output, exist_ok=True)
+    except OSError as error:
+        raise SettingError("OUTPUT", output, f"cannot be made ({error})") from None
+    _refuse_foreign(job.output)
+    with _locked(job.output):
+        return _run(job, manifest, workers, progress or (lambda now: None))
+
+
+def _functions(options: Options | None) -> tuple[Any, ...]:
+    return (options.read, options.shards) if options is not None else ()
+
+
+def tasks_of(manifest: Manifest, file_bytes: int) -> list[ConversionTask]:
+    """Neighbouring shards, together about as many bytes of input as asked for, by manifest and size alone."""
+    tasks: list[ConversionTask] = []
+    refs: list[ShardRef] = []
+    size = 0.0
+
+    def end() -> None:
+        tasks.append(ConversionTask(f"part-{len(tasks):05d}.arrow", tuple(refs), round(size)))
+
+    for file in manifest.files:
+        shards = [manifest.ref(index) for index in range(file.first, file.first + file.shards)]
+        whole = sum(ref.end - ref.begin for ref in shards) or 1
+        for ref in shards:
+            part = file.size_bytes * (ref.end - ref.begin) / whole if file.size_bytes else _guessed(ref)
+            if refs and size + part > file_bytes:
+                end()
+                refs, size = [], 0.0
+            refs.append(ref)
+            size += part
+    if refs:
+        end()
+    return tasks
+
+
+def _guessed(ref: ShardRef) -> int:
+    """Bytes of a shard of something that is no file."""
+    return 1024 * ref.records if ref.records != UNKNOWN else SHARD_BYTES
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    with open(os.path.join(folder, LOCK), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{folder}: another conversion is writing here. Wait for it, or stop it") from None
+        yield
+
+
+def _claim(job: ConversionJob, manifest: Manifest) -> None:
+    """Make the folder this conversion's, or see that it is. Raises ``DataError`` for any other."""
+    plan = {
+        "version": VERSION,
+        "inputs": manifest.digest,
+        "files": len(manifest.files),
+        "format": job.format,
+        "recipe": json.loads(json.dumps(asdict(job.recipe))),
+        "options": _in_words(job.options),
+    }
+    path = os.path.join(job.output, PLAN)
+    try:
+        with open(path, encoding="utf-8") as file:
+            before = json.load(file)
+    except FileNotFoundError:
+        _refuse_foreign(job.output)
+        _write_plan(job, plan)
+        return
+    except ValueError as error:
+        raise DataError(f"{path}: is damaged ({error}). Remove the folder and convert again") from None
+    differing = _differing(before, plan)
+    if differing and _is_begun(job.output):
+        advice = "Give the same inputs and options to go on with it, or another folder"
+        raise DataError(f"{job.output}: holds a conversion with other {', '.join(differing)}. {advice}")
+    if differing:  # such as options with which no file could be written, and which have been corrected
+        _write_plan(job, plan)
+
+
+def _write_plan(job: ConversionJob, plan: dict[str, Any]) -> None:
+    path = os.path.join(job.output, PLAN)
+    with open(path + UNFINISHED, "w", encoding="utf-8") as file:
+        json.dump(plan, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + UNFINISHED, path)
+    _sync(job.output)
+
+
+def _differing(before: Any, plan: dict[str, Any]) -> list[str]:
+    """What another plan has otherwise, by the names that users give it: of a recipe its parts."""
+    if not isinstance(before, dict):
+        return list(plan)
+    found = [name for name in plan if before.get(name) != plan[name]]
+    recipe = before.get("recipe")
+    if "recipe" in found and isinstance(recipe, dict):
+        place = found.index("recipe")
+        found[place : place + 1] = [name for name, value in plan["recipe"].items() if recipe.get(name) != value]
+    return found
+
+
+def _is_begun(folder: str) -> bool:
+    """Whether any output file, or a note of one, is there."""
+    return any(name not in (LOCK, PLAN) and not name.endswith(UNFINISHED) for name in os.listdir(folder))
+
+
+def _refuse_foreign(folder: str) -> None:
+    """Before anything is put there. Raises ``DataError`` for a folder that holds something and no plan."""
+    names = os.listdir(folder)
+    others = sorted(name for name in names if name not in (LOCK, PLAN + UNFINISHED))
+    if others and PLAN not in names:
+        text = f"{folder}: holds {others[0]} and is no conversion's folder. Name another one, or an empty one"
+        raise DataError(text)
+
+
+def _in_words(options: Options) -> dict[str, Any]:
+    """For the plan: functions by name, though they may not be importable by it."""
+    for name in ("read", "shards"):
+        function = getattr(options, name)
+        if callable(function):
+            changed: Any = {name: f"{function.__module__}:{function.__qualname__}"}
+            options = replace(options, **changed)
+    return options.plain()
+
+
+def _finished(job: ConversionJob) -> dict[str, Written]:
+    """Output files that are noted and are there. What is not noted is written again."""
+    found: dict[str, Written] = {}
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(job.output, DONE), encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # it was killed while it wrote this line
+                note = json.loads(line)
+                written = Written(str(note["output"]), int(note["records"]), int(note["size_bytes"]))
+                with contextlib.suppress(FileNotFoundError):
+                    if os.stat(os.path.join(job.output, written.output)).st_size == written.size_bytes:
+                        found[written.output] = written
+    return found
+
+
+def _note(job: ConversionJob, task: ConversionTask, written: Written) -> None:
+    first, last = task.refs[0], task.refs[-1]
+    note = {
+        "output": written.output,
+        "records": written.records,
+        "size_bytes": written.size_bytes,
+        "inputs": [[first.file, first.begin], [last.file, last.end]],
+    }
+    with open(os.path.join(job.output, DONE), "a", encoding="utf-8") as file:
+        file.write("\n" if file.tell() else "")  # the last line may be half of one
+        file.write(json.dumps(note) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    job: ConversionJob, manifest: Manifest, workers: int, progress: Callable[[ConversionProgress], None]
+) -> Converted:
+    _claim(job, manifest)
+    for name in os.listdir(job.output):
+        if name.endswith(UNFINISHED):
+            os.unlink(os.path.join(job.output, name))
+    tasks = tasks_of(manifest, job.recipe.file_bytes)
+    done = _finished(job)
+    sizes = {task.output: task.size_bytes for task in tasks}
+    found = len(done)
+
+    def report() -> None:
+        so_far = sum(sizes.get(name, 0) for name in done)
+        progress(ConversionProgress(so_far, sum(sizes.values()), len(done), sum(one.records for one in done.values())))
+
+    report()
+    left = [task for task in tasks if task.output not in done]
+    for task, written in _work(job, left, workers):
+        if written.error:
+            so_far = f"{len(done):,} of {counted(len(tasks), 'output file')} finished"
+            raise DataError(f"{written.error} ({so_far}; the same command goes on)")
+        _note(job, task, written)
+        done[written.output] = written
+        report()
+    return _checked(job, manifest, done, found)
+
+
+def _work(job: ConversionJob, tasks: list[ConversionTask], workers: int) -> Iterator[tuple[ConversionTask, Written]]:
+    """Each task with what came of it, in the order in which they end."""
+    if workers == 1 or len(tasks) < 2:
+        worker = ConversionWorker(job)
+        for task in tasks:
+            yield task, worker.do(task)
+        return
+    rest = iter(tasks)
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of pyarrow's threads
+    with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (job,)) as pool:
+        running: dict[Future[Written], ConversionTask] = {}
+        try:
+            while True:
+                for task in rest:
+                    running[pool.submit(_do, task)] = task
+                    if len(running) >= 2 * workers:
+                        break
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        except BrokenProcessPool:
+            advice = "Out of memory? Take fewer --workers; the same command goes on where it stopped"
+            raise DataError(f"a process that converts was killed. {advice}") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _checked(job: ConversionJob, manifest: Manifest, done: dict[str, Written], found: int) -> Converted:
+    """Read the ends of all output files. Raises ``DataError`` when they hold anything else than was written."""
+    records = sum(one.records for one in done.values())
+    if manifest.records not in (UNKNOWN, records):
+        raise DataError(
+            f"{job.output}: {records:,} records were written, of {manifest.records:,}. Convert again elsewhere"
+        )
+    there = {name for name in os.listdir(job.output) if not name.startswith((".", "_"))}
+    if there != set(done):
+        strange = sorted(there ^ set(done))[0]
+        raise DataError(f"{job.output}: {strange} should not be there, or should. Convert again elsewhere")
+    if done:
+        written = scan(job.output, "ipc", shard_records=job.recipe.shard_records)
+        if written.records != records:
+            raise DataError(f"{job.output}: holds {written.records:,} records, {records:,} were written. Convert again")
+    return Converted(len(done), records, sum(one.size_bytes for one in done.values()), found)
+
+
+# --- a process that works --------------------------------------------------------------------------------------------
+
+
+class ConversionWorker:
+    """Does tasks, one after the other."""
+
+    def __init__(self, job: ConversionJob) -> None:
+        self._job = job
+        self._reader: Any = None
+
+    def do(self, task: ConversionTask) -> Written:
+        """Never raises what a user can mend: an error of ours has to reach the process that asked."""
+        try:
+            return self._write(task)
+        except EdlError as error:
+            return Written(task.output, error=str(error))
+        except OSError as error:
+            return Written(task.output, error=f"{self._job.output}: cannot be written: {error}")
+        except pa.ArrowException as error:
+            return Written(task.output, error=f"{task.refs[0].file} and following: {error}")
+
+    def try_out(self, file: str) -> None:
+        """The recipe on a table without records: what fits no file is found before the folder is begun.
+
+        Raises ``DataError`` and ``SettingError``.
+        """
+        self._job.recipe.applied(self._opened(file).schema(file).empty_table(), file)
+
+    def _write(self, task: ConversionTask) -> Written:
+        path = os.path.join(self._job.output, task.output)
+        unfinished = os.path.join(self._job.output, f".{task.output}.{os.getpid()}{UNFINISHED}")
+        compression = self._job.recipe.compression
+        options = ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+        records = 0
+        writer = None
+        try:
+            with pa.OSFile(unfinished, "wb") as sink:
+                for batch in self._batches(task):
+                    if writer is None:
+                        writer = ipc.new_file(sink, batch.schema, options=options)
+                    writer.write_batch(batch)
+                    records += batch.num_rows
+                if writer is not None:
+                    writer.close()
+            with open(unfinished, "rb+") as file:
+                os.fsync(file.fileno())
+            size = os.stat(unfinished).st_size
+            os.replace(unfinished, path)
+            _sync(self._job.output)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+        return Written(task.output, records, size)
+
+    def _batches(self, task: ConversionTask) -> Iterator[pa.RecordBatch]:
+        """All records in batches of one size, but for the last; at least one, which may be empty."""
+        size = self._job.recipe.shard_records
+        waiting: list[pa.Table] = []
+        rows, first = 0, True
+        for table in self._tables(task):
+            waiting.append(table)
+            rows += table.num_rows
+            if rows < size:
+                continue
+            whole = pa.concat_tables(waiting).combine_chunks()
+            for begin in range(0, rows - size + 1, size):
+                yield _one_batch(whole.slice(begin, size))
+                first = False
+            rest = rows % size
+            waiting, rows = ([whole.slice(whole.num_rows - rest)] if rest else []), rest
+        if waiting and (rows or first):
+            yield _one_batch(pa.concat_tables(waiting))
+
+    def _tables(self, task: ConversionTask) -> Iterator[pa.Table]:
+        tables = self._plain_tables(task)
+        if self._job.recipe.seed is None:
+            yield from tables
+            return
+        whole = pa.concat_tables(list(tables)).combine_chunks()
+        order = Permutation(whole.num_rows, key(self._job.recipe.seed, task.output)).array(0, whole.num_rows)
+        yield whole.take(pa.array(order))
+
+    def _plain_tables(self, task: ConversionTask) -> Iterator[pa.Table]:
+        recipe = self._job.recipe
+        reader = self._opened(task.refs[0].file)
+        empty = True
+        for ref in task.refs:
+            for piece in reader.pieces(ref):
+                empty = empty and not piece.num_rows
+                yield recipe.applied(piece, ref.file)
+        if empty and self._job.format != "user":
+            yield recipe.applied(reader.schema(task.refs[0].file).empty_table(), task.refs[0].file)
+
+    def _opened(self, file: str) -> Any:
+        if self._reader is None:
+            job = self._job
+            access: dict[str, Any] = {"storage_options": job.storage_options, "options": job.options}
+            columns = job.recipe.needed(None)
+            if columns is None and job.recipe.columns is not None and job.format != "user":
+                columns = job.recipe.needed(open_reader(job.format, **access).schema(file).names)
+            self._reader = open_reader(job.format, columns, **access)
+        return self._reader
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+_worker: ConversionWorker | None = None
+
+
+def _begin(job: ConversionJob) -> None:
+    """In a new process: it ends when the one that started it does, and leaves Ctrl-C to that one."""
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _worker = ConversionWorker(job)
+
+
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
+
+
+def _do(task: ConversionTask) -> Written:
+    if _worker is None:
+        raise RuntimeError("a task before the first job")
+    return _worker.do(task)

@@ -1,0 +1,84 @@
+"""Readers: one shard of a file in, one ``pyarrow.Table`` out. ``docs/data-formats.md`` says what each format can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from data_service.formats.options import Options
+from data_service.manifest import FORMATS
+from edl.errors import SettingError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from data_service.formats.file_reader import FileReader
+    from data_service.manifest import ShardRef
+
+
+class Reader(Protocol):
+    """What a loader needs; readers of files (``open_reader``) and readers on other nodes have it."""
+
+    def read(self, ref: ShardRef) -> pa.Table:
+        """The records of exactly this shard, in the order of the file. From any thread.
+
+        All tables of a reader have the same columns of the same types. Raises ``DataError`` with the file, the shard
+        and what to do when the file is gone, damaged, changed since it was scanned, or unlike the others.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of open files. Tables that were handed out stay valid."""
+        ...
+
+
+def open_reader(
+    format: str,
+    columns: Sequence[str] | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+) -> FileReader[Any]:
+    """A reader of files of one format (``Manifest.format``).
+
+    ``columns``: only these, in this order; default all, in the order of the first file. ``storage_options``: for
+    fsspec, when the files are URLs. Raises ``SettingError`` for an unknown format, or if pyarrow is not installed.
+    """
+    if format not in FORMATS:
+        raise SettingError("format", format, f"no such format; there are {', '.join(FORMATS)}")
+    if columns is not None and (not columns or len(set(columns)) != len(columns)):
+        raise SettingError("columns", ",".join(columns), "must name at least one column, and none twice")
+    try:
+        import numpy  # noqa: F401 - all of them need both
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        advice = "Run: pip install 'edl[data]'"
+        raise SettingError("format", format, f"needs a package that is not installed ({error})", advice) from None
+    from data_service.filesystems import Storage
+
+    given = (tuple(columns) if columns is not None else None, Storage(storage_options), (options or Options()))
+    match format:
+        case "ipc":
+            from data_service.formats.ipc import IpcReader
+
+            return IpcReader(*given)
+        case "parquet":
+            from data_service.formats.parquet import ParquetReader
+
+            return ParquetReader(*given)
+        case "csv":
+            from data_service.formats.delimited import CsvReader
+
+            return CsvReader(*given)
+        case "jsonl":
+            from data_service.formats.jsonl import JsonReader
+
+            return JsonReader(*given)
+        case "text":
+            from data_service.formats.text import TextReader
+
+            return TextReader(*given)
+        case _:
+            from data_service.formats.user import UserReader
+
+            return UserReader(*given)

@@ -1,0 +1,175 @@
+"""From tables to arrays: without a copy where the values lie side by side, and by name where it cannot be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from data_service.formats.ragged import RaggedColumn
+from edl.errors import UnsupportedData
+
+Array: TypeAlias = NDArray[Any]
+
+
+def to_numpy(table: pa.Table, fill: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Each column as an array with one row a record.
+
+    Numbers keep their type; fixed-size lists and binaries have one more dimension; dates and timestamps become
+    ``datetime64``; texts and bytes become objects; lists that differ in length become a ``RaggedColumn``. ``fill``:
+    what stands for null in a column. Without it null is NaN in a column of floats, NaT in one of dates, None among
+    texts, and an error elsewhere: an array of integers would silently become one of floats. In a column of lists it
+    stands for nulls among their values, and null lists are empty. Lists of such lists, structs, maps, decimals, and
+    nulls where ``fill`` is needed raise ``UnsupportedData``.
+
+    Numbers are not copied if they lie in one piece, as in a shard of an IPC file; such arrays can only be read.
+    """
+    return {name: _array(name, table.column(name), (fill or {}).get(name)) for name in table.column_names}
+
+
+def take(table: pa.Table, indices: Array, fill: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The records at these indices, in this order, in new arrays that may be written to. Others are not touched."""
+    found: dict[str, Any] = {}
+    chosen = np.asarray(indices, np.int64)
+    for name in table.column_names:
+        column = table.column(name)
+        if column.num_chunks == 1 and is_plain(column.type) and not column.null_count:
+            found[name] = _array(name, column, None).take(chosen, axis=0)
+        else:
+            found[name] = _writable(_array(name, column.take(pa.array(chosen)), (fill or {}).get(name)))
+    return found
+
+
+def from_numpy(array: Array) -> pa.Array:
+    """The other way: all dimensions but the first become fixed-size lists."""
+    if array.ndim <= 1:
+        return pa.array(array)
+    values = pa.array(np.ascontiguousarray(array).reshape(-1))
+    for size in reversed(array.shape[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return values
+
+
+def _array(name: str, column: pa.ChunkedArray, fill: Any) -> Any:
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if is_ragged(column.type):
+        if is_ragged(column.type.value_type):
+            raise unsupported(name, column.type)
+        return _ragged(name, column, fill)
+    if fill is not None and column.null_count:
+        column = filled(name, column, fill)
+    chunks = [_chunk(name, chunk) for chunk in column.chunks]
+    if len(chunks) == 1:
+        return chunks[0]
+    return np.concatenate(chunks) if chunks else _chunk(name, pa.array([], column.type))
+
+
+def _chunk(name: str, chunk: pa.Array) -> Array:
+    kind = chunk.type
+    if pa.types.is_fixed_size_list(kind):
+        _no_nulls(name, chunk)
+        values = _chunk(name, chunk.flatten())
+        return values.reshape(len(chunk), kind.list_size, *values.shape[1:])
+    if pa.types.is_fixed_size_binary(kind):
+        _no_nulls(name, chunk)
+        width = kind.byte_width
+        data = np.frombuffer(chunk.buffers()[1] or b"", np.uint8)
+        return data[chunk.offset * width : (chunk.offset + len(chunk)) * width].reshape(len(chunk), width)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        _no_nulls(name, chunk)
+        return np.asarray(chunk.to_numpy(zero_copy_only=False))
+    if pa.types.is_floating(kind) or _is_time(kind):
+        return np.asarray(chunk.to_numpy(zero_copy_only=False))
+    if _is_text(kind):
+        return np.asarray(chunk.to_numpy(zero_copy_only=False), dtype=object)
+    raise unsupported(name, kind)
+
+
+def _ragged(name: str, column: pa.ChunkedArray, fill: Any) -> RaggedColumn:
+    """Lists that differ in length: all their values one after the other, and where each list begins."""
+    if column.null_count and fill is None:
+        _no_nulls(name, column.combine_chunks())
+    values, ends, total = [], [np.zeros(1, np.int64)], 0
+    for chunk in column.chunks:
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False), np.int64)
+        # ``flatten`` leaves out what lies behind null lists.
+        values.append(_array(name, pa.chunked_array([chunk.flatten()]), fill))
+        ends.append(total + np.cumsum(lengths))
+        total += int(lengths.sum())
+    if not values:
+        values.append(_array(name, pa.chunked_array([pa.array([], column.type.value_type)]), None))
+    return RaggedColumn(np.concatenate(values) if len(values) > 1 else values[0], np.concatenate(ends))
+
+
+def is_ragged(kind: pa.DataType) -> bool:
+    """Whether it is one of lists that differ in length."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def unsupported(name: str, kind: pa.DataType) -> UnsupportedData:
+    """There is no array of such a column."""
+    advice = "Leave it out (columns=…), turn it into numbers or lists of numbers, or read with a function (decode=…)"
+    return UnsupportedData(f"column {name} is {kind}, of which there is no array. {advice}")
+
+
+def check_types(schema: pa.Schema, file: str) -> None:
+    """Raises ``UnsupportedData`` for a column that could not be handed out, before anything is read."""
+    for field in schema:
+        kind = field.type
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        if pa.types.is_dictionary(kind) or is_ragged(kind):
+            kind = kind.value_type
+        while pa.types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        types = pa.types
+        plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        if not (plain or _is_text(kind) or _is_time(kind) or types.is_fixed_size_binary(kind) or types.is_null(kind)):
+            raise UnsupportedData(f"{file}: {unsupported(field.name, field.type)}")
+
+
+def filled(name: str, column: pa.ChunkedArray, fill: Any) -> pa.ChunkedArray:
+    """The column with a value in the place of nulls. Raises ``UnsupportedData`` if it does not fit the type."""
+    try:
+        return pc.fill_null(column, pa.scalar(fill, column.type))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise UnsupportedData(
+            f"column {name} is {column.type}: {fill!r} cannot stand for null in it ({error})"
+        ) from None
+
+
+def _no_nulls(name: str, chunk: pa.Array) -> None:
+    if chunk.null_count:
+        advice = f"Say what stands for it: fill={{{name!r}: 0}}, or convert with --fill {name}=0"
+        raise UnsupportedData(f"column {name} is {chunk.type} and has {chunk.null_count} nulls. {advice}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_duration(kind))
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether its values lie side by side."""
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    types = pa.types
+    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_fixed_size_binary(kind)
+    return bool(numeric or types.is_timestamp(kind) or types.is_date64(kind) or types.is_duration(kind))
+
+
+def _writable(array: Any) -> Any:
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,131 @@
+"""CSV, and what else has values between delimiters."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+from numpy.typing import NDArray
+
+from data_service.filesystems import Storage
+from data_service.formats.file_reader import OpenFile, short
+from data_service.formats.lines import LineFile, LineReader, column_types, with_types
+from data_service.formats.options import Options
+from edl.errors import DataError
+
+NEWLINE = 10
+QUOTED_NEWLINE = (
+    "it holds a newline between quotes, so that nobody can begin in its middle. Give quoted_newlines=True (each file "
+    'is one shard then; python -m data_service convert makes files that can be split), or quote="" if quotes are '
+    "characters like others"
+)
+
+
+class CsvReader(LineReader):
+    """The header is read once for each file and belongs to no shard."""
+
+    format = "csv"
+
+    def __init__(self, columns: tuple[str, ...] | None, storage: Storage, options: Options) -> None:
+        super().__init__(columns, storage, options)
+        self.can_split = not options.quoted_newlines
+        self._types = column_types(dict(options.types))
+        self._quote = ord(options.quote) if options.quote else -1
+
+    def edge(self, data: bytes) -> int:
+        """See ``LineReader.edge``; a newline between quotes ends nothing."""
+        if not self.options.quoted_newlines or self._quote < 0:
+            return super().edge(data)
+        newlines, odd = self._newlines(data)
+        outside = newlines[~odd]
+        return int(outside[-1]) + 1 if len(outside) else 0
+
+    def header(self, file: str, head: bytes, first: int) -> tuple[tuple[str, ...], int]:
+        """See ``LineReader.header``."""
+        if not self.options.header:
+            return self.options.names, first
+        end = self._first_line(head[first:]) + first
+        try:
+            text = head[first:end].decode()
+        except UnicodeDecodeError as error:
+            advice = "Is it CSV? Give header=False if it has none"
+            raise DataError(f"{file}: its header is not UTF-8 ({error}). {advice}") from None
+        dialect: dict[str, Any] = {"delimiter": self.delimiter(file), "quoting": csv.QUOTE_NONE}
+        if self._quote >= 0:
+            dialect |= {"quoting": csv.QUOTE_MINIMAL, "quotechar": self.options.quote}
+        names = next(csv.reader(io.StringIO(text, newline=""), **dialect), [])
+        if not names:
+            raise DataError(
+                f"{file}: its first line is empty, and should name the columns. Give header=False and names"
+            )
+        return tuple(names), end
+
+    def delimiter(self, file: str) -> str:
+        """See ``LineReader.delimiter``."""
+        tabs = ".tsv" in file.lower().rpartition("/")[2]
+        return self.options.delimiter or ("\t" if tabs else ",")
+
+    def checked_edge(self, file: str, line: bytes) -> None:
+        """See ``LineReader.checked_edge``."""
+        if self._quote >= 0 and line.count(self._quote) % 2:
+            raise DataError(f"{file}: {QUOTED_NEWLINE}")
+
+    def inferred(self, file: str, head: bytes, opened: LineFile) -> pa.Schema:
+        """See ``LineReader.inferred``."""
+        self._check_quotes(head, file)
+        if not head.strip():
+            names = opened.names
+            return with_types(pa.schema([(name, pa.null()) for name in names]), self._types)
+        try:
+            table = self._table(head, opened, None, self._types)
+        except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+            raise DataError(f"{file}: is no CSV that can be read: {short(error)}. {self.unlike}") from error
+        return with_types(table.schema, self._types)
+
+    def parsed(self, data: bytes, opened: OpenFile[LineFile]) -> pa.Table:
+        """See ``LineReader.parsed``."""
+        types = {field.name: field.type for field in opened.schema}
+        return self._table(data, opened.handle, opened.schema.names, types)
+
+    def _parsed(self, data: bytes, opened: OpenFile[LineFile], file: str) -> pa.Table:
+        self._check_quotes(data, file)
+        return super()._parsed(data, opened, file)
+
+    def _table(self, data: bytes, file: LineFile, columns: list[str] | None, types: dict[str, pa.DataType]) -> pa.Table:
+        block = min(len(data) + 2, (1 << 31) - 1)  # all of it: a line must lie within one block
+        names = list(file.names)
+        return pacsv.read_csv(
+            pa.BufferReader(data if data.endswith(b"\n") else data + b"\n"),
+            pacsv.ReadOptions(column_names=names, autogenerate_column_names=not names, block_size=block),
+            pacsv.ParseOptions(
+                delimiter=file.delimiter,
+                quote_char=self.options.quote or False,
+                newlines_in_values=self.options.quoted_newlines,
+            ),
+            pacsv.ConvertOptions(column_types=types, include_columns=columns or []),
+        )
+
+    def _check_quotes(self, data: bytes, file: str) -> None:
+        """Raises ``DataError`` for a newline between quotes, where none is expected: lines are wrong then."""
+        if self._quote < 0 or self.options.quoted_newlines or self._quote not in data:
+            return
+        if self._newlines(data)[1].any() or data.count(self._quote) % 2:
+            raise DataError(f"{file}: {QUOTED_NEWLINE}")
+
+    def _first_line(self, data: bytes) -> int:
+        if not self.options.quoted_newlines or self._quote < 0:
+            return data.find(b"\n") + 1 or len(data)
+        newlines, odd = self._newlines(data)
+        outside = newlines[~odd]
+        return int(outside[0]) + 1 if len(outside) else len(data)
+
+    def _newlines(self, data: bytes) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Where newlines are, and whether each has an odd number of quotes before it, which is to say: is quoted."""
+        characters = np.frombuffer(data, np.uint8)
+        newlines = np.flatnonzero(characters == NEWLINE)
+        quotes = np.flatnonzero(characters == self._quote)
+        return newlines, np.searchsorted(quotes, newlines) % 2 == 1

@@ -1,0 +1,154 @@
+"""What a data set's files are like: given once, the same for scanning, for reading here and for readers elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from data_service.manifest import LINE_FORMATS
+from edl.errors import SettingError
+
+SUFFIXES: Mapping[str, str] = {
+    ".arrow": "ipc",
+    ".arrows": "ipc",
+    ".ipc": "ipc",
+    ".feather": "ipc",
+    ".parquet": "parquet",
+    ".parq": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+}
+"""The format that a file's name says it has."""
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+"""Behind the suffix of a line format: the file is read as a whole, since nobody can begin in its middle."""
+
+ReadFunction = Callable[[str, int, int], Any]
+"""``(file, begin, end)`` to a ``pyarrow.Table``, a list of dicts, or a dict of arrays or lists."""
+ShardsFunction = Callable[[str], Iterable[tuple[int, int, int]]]
+"""``file`` to its shards: ``(begin, end, records)``, in which records is -1 when it is not known. The function that
+reads gets begin and end as they are; they mean what the two functions agree upon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to read the files. All can be said in JSON, functions as ``"module:function"``."""
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    """CSV and JSON lines: pyarrow's name of a column's type, such as ``float32``. Others are taken from the beginning
+    of each file, so give them where an early value looks like another type: ``3`` in a column of ``3.5``."""
+    delimiter: str = ""
+    """CSV: one character. Default: a tab where the file's name ends in ``.tsv``, else a comma."""
+    quote: str = '"'
+    """CSV: one character; ``""`` where quotes are characters like others."""
+    quoted_newlines: bool = False
+    """CSV: values may hold newlines. Each file is then one shard: nobody can begin in its middle."""
+    header: bool = True
+    """CSV: whether each file begins with the names of its columns."""
+    names: tuple[str, ...] = ()
+    """CSV without header: the names of the columns."""
+    read: ReadFunction | str | None = None
+    """``format="user"``: reads a shard."""
+    shards: ShardsFunction | str | None = None
+    """``format="user"``: lists the shards of a file. Without it a file is one shard, from 0 to its size in bytes."""
+    open_files: int = 16
+    """How many files a reader keeps open, at least 1."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("delimiter", self.delimiter, 0), ("quote", self.quote, 0)):
+            if not least <= len(value.encode()) <= 1:
+                raise SettingError(name, repr(value), "must be one ASCII character, or empty")
+        if self.header and self.names:
+            raise SettingError("names", ",".join(self.names), "for files without header", "Give header=False as well")
+        if self.open_files < 1:
+            raise SettingError("open_files", self.open_files, "must be at least 1")
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Options:
+        """From names and values, of JSON or as texts: ``types=a:float32,b:int64``, ``names=a,b``, ``header=false``.
+
+        Raises ``SettingError`` for a name that is none of ours, and for a value that cannot be understood.
+        """
+        known = {one.name for one in fields(cls)}
+        for name in plain:
+            if name not in known:
+                raise SettingError(name, plain[name], f"no such option; there are {', '.join(sorted(known))}")
+        return cls(**{name: _parsed(name, value) for name, value in plain.items()})
+
+    def plain(self) -> dict[str, Any]:
+        """What differs from the defaults, for JSON. Raises ``SettingError`` for a function not given by name."""
+        usual = Options()
+        differing = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if getattr(self, one.name) != getattr(usual, one.name)
+        }
+        for name, value in differing.items():
+            if callable(value):
+                advice = f'Give it as text: {name}="package.module:{getattr(value, "__name__", "function")}"'
+                raise SettingError(name, value, "a function cannot be sent to another process", advice)
+            if isinstance(value, Mapping | tuple):
+                differing[name] = dict(value) if isinstance(value, Mapping) else list(value)
+        return differing
+
+    def resolved(self) -> Options:
+        """With the functions that were given by name. Raises ``SettingError`` when there is no such function."""
+        return replace(self, read=_function("read", self.read), shards=_function("shards", self.shards))
+
+
+def format_of(file: str) -> str:
+    """The format that a file's name says it has; empty if it says none."""
+    name = file.lower().rpartition("/")[2]
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    kind = SUFFIXES.get(name[name.rfind(".") :], "") if "." in name else ""
+    return "" if packing_of(file) and kind not in LINE_FORMATS else kind
+
+
+def packing_of(file: str) -> str:
+    """pyarrow's name of the compression of a whole file, by its suffix; empty if it has none."""
+    return next((codec for suffix, codec in PACKED.items() if file.lower().endswith(suffix)), "")
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if name == "names":
+        return tuple(value.split(",") if isinstance(value, str) else value)
+    if not isinstance(value, str):
+        return value
+    match name:
+        case "types":
+            pairs = [part.rpartition(":") for part in value.split(",")]
+            if not all(column and kind for column, _, kind in pairs):
+                raise SettingError(name, value, "must be COLUMN:TYPE[,…]", "For example types=price:float32")
+            return {column.strip(): kind.strip() for column, _, kind in pairs}
+        case "header" | "quoted_newlines":
+            if value.lower() not in ("true", "false", "1", "0"):
+                raise SettingError(name, value, "must be true or false")
+            return value.lower() in ("true", "1")
+        case "open_files":
+            if not value.isdecimal():
+                raise SettingError(name, value, "must be a number")
+            return int(value)
+        case "delimiter":
+            return {"tab": "\t", "\\t": "\t"}.get(value, value)
+        case _:
+            return value
+
+
+def _function(name: str, given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    module, _, attribute = given.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingError(name, given, f"cannot be imported ({error})", "Give package.module:function") from None
+    if not callable(found):
+        raise SettingError(name, given, "is not a function")
+    return found

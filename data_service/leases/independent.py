@@ -1,0 +1,347 @@
+"""Independent mode: trainers that do not step together. The Master's ledger is the truth, and is in the store within a
+second.
+
+What was acknowledged after the last write to the store is said again by those who did, so a new Master gives nothing
+out before everybody who took part has opened again, or a time is over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from data_service.file_list import with_files
+from data_service.leases.consumption import opened, take, unopened
+from data_service.leases.lease_table import BACK, LeaseTable, who
+from data_service.leases.shard_order import FRESH
+from data_service.leases.state import ClientState, DataSet, IndependentState, LeaseTurn
+from data_service.ledger import Ledger
+from data_service.manifest import counted
+from data_service.protocol.messages import Ack, Answer, Commit, Done, Gone, Open, Opened, Refused, Rollback, shards_of
+from edl.errors import DataError
+from edl.master.service import Caller
+from edl.types import NodeId
+
+KEEP_EVERY_S = 1.0
+COMMITS = 8
+"""So many named positions are remembered; the oldest goes first."""
+TAKE_OVER_WAIT_S = 10.0
+DOERS = 4096
+MOST_ENDED = 256
+"""So many lost trainers are named to others, or as many as there were at a time; pservers remember as many."""
+KEPT_DOERS = 256
+"""For so many of the last shards it is remembered, and kept, who has acknowledged records of them last."""
+LEAST_SILENCE_S = 30.0
+SILENCE_FACTOR = 8.0
+"""A worker that says nothing about its leases for this many times the time that 95 of 100 shards take is given up."""
+
+Refusals = tuple[tuple[int, str], ...]
+
+
+def begin(data: DataSet, turn: LeaseTurn) -> None:
+    """Nothing of a newly registered set is consumed."""
+    data.begin(data.fresh(0))
+    data.independent = IndependentState()
+    keep(data, turn)
+
+
+def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Open) -> Opened:
+    """A worker takes part, possibly with shards in hand and acknowledgements that may be lost."""
+    table, now = data.position, data.independent
+    replaced = now.trainers.get(caller, 0) != message.trainer
+    if replaced:
+        lost(data, caller)
+        if message.trainer:
+            now.trainers[caller] = message.trainer
+            now.crowd = max(now.crowd, len(now.trainers))
+    if message.fence == now.fence and message.epoch == table.epoch:
+        refused = _claims(data, turn, table, caller, message)
+        if refused and message.trainer:
+            _ended(now, message.trainer)  # others may have these shards, and have to know what it had begun
+    else:
+        table.release(caller, turn.now_s)
+        since = "the position was rolled back" if message.fence != now.fence else f"it is epoch {table.epoch}"
+        shards = {*shards_of(message.granted), *(shard for shard, _, _ in message.acks)}
+        refused = tuple((shard, f"{since}: what was leased before does not count") for shard in sorted(shards))
+    now.awaited.discard(caller)
+    client.heard_s = client.completed_s = turn.now_s
+    if caller not in now.callers or replaced:
+        now.callers.add(caller)
+        keep(data, turn)
+    return opened(data, message.id, table.epoch, refused)
+
+
+def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, complete: bool) -> str:
+    """Records of a shard are consumed. Returns why that does not count, if so."""
+    table, client = data.position, data.clients[caller]
+    since_s = table.hands.get(caller, {}).get(shard, turn.now_s)
+    problem = take(data, turn, caller, shard, upto, complete)
+    if problem:
+        return problem
+    data.independent.number += 1
+    data.independent.dirty = True
+    client.heard_s = turn.now_s
+    _remember(data.independent, shard, caller)
+    if complete:
+        data.independent.times_s.append(turn.now_s - max(since_s, client.completed_s))
+        client.completed_s = turn.now_s
+    return ""
+
+
+def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Ack) -> Answer | None:
+    """The same for a list of them."""
+    table, now = data.table, data.independent
+    if not client.opened:
+        return unopened(data, client, message.id)
+    if table is None or now.awaited:
+        return None
+    refused: list[tuple[int, str]] = []
+    for shard, upto, complete in message.shards:
+        if message.epoch == table.epoch:
+            problem = ack(data, turn, caller, shard, upto, complete)
+        else:
+            problem = f"shard {shard} was leased in epoch {message.epoch}; {data.name} is in epoch {table.epoch}"
+        if problem:
+            refused.append((shard, problem))
+    return Done(message.id, data.name, table.epoch, tuple(refused), now.number, now.kept)
+
+
+def commit(data: DataSet, turn: LeaseTurn, client: ClientState, message: Commit) -> Answer | None:
+    """Give the present position a name."""
+    table, now = data.table, data.independent
+    if not client.opened:
+        return unopened(data, client, message.id)
+    if table is None or now.awaited:
+        return None
+    now.commits.pop(message.name, None)
+    now.commits[message.name] = table.ledger.encode()
+    while len(now.commits) > COMMITS:
+        del now.commits[next(iter(now.commits))]
+    _keep_commits(data, turn)
+    keep(data, turn)
+    position = with_files(now.commits[message.name], data.listed)
+    return Done(message.id, data.name, table.epoch, number=now.number, kept=now.kept, ledger=position)
+
+
+def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollback) -> Answer | None:
+    """Back to a named position; all leases are void."""
+    table, now = data.table, data.independent
+    if not client.opened:
+        return unopened(data, client, message.id)
+    if table is None or now.awaited:
+        return None
+    if message.history and message.history <= now.history:
+        return Done(message.id, data.name, table.epoch, number=now.number, kept=now.kept)
+    if message.ledger:
+        try:
+            ledger = data.fit(Ledger.decode(message.ledger))
+        except DataError as error:
+            return Refused(message.id, data.name, "ledger", f"{data.name}: {error}")
+    elif message.name in now.commits:
+        ledger = data.fit(Ledger.decode(now.commits[message.name]))
+    else:
+        known = ", ".join(now.commits) or "none"
+        text = f"{data.name} has no position named {message.name}; it has {known} (the last {COMMITS} are remembered)"
+        return Refused(message.id, data.name, "commit", text)
+    data.begin(ledger)
+    now.history = max(now.history, message.history)
+    data.failures = {}
+    now.fence += 1
+    now.doers.clear()
+    now.trainers.clear()
+    now.ended.clear()
+    for one in data.clients.values():
+        data.set_open(one, False)
+    keep(data, turn)
+    turn.note(f"data {data.name}: back to the position {message.name}")
+    return Done(message.id, data.name, data.position.epoch, number=now.number, kept=now.kept)
+
+
+def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
+    """A worker takes no more part."""
+    epoch = 0
+    if data.table is not None:
+        epoch = data.table.epoch
+        if data.is_independent:
+            data.table.release(caller, turn.now_s)
+            data.set_open(client, False)
+            data.independent.callers.discard(caller)
+            data.independent.trainers.pop(caller, None)
+            data.independent.awaited.discard(caller)
+            keep(data, turn)
+    return Done(message.id, data.name, epoch, number=data.independent.number, kept=data.independent.kept)
+
+
+def world_began(data: DataSet, turn: LeaseTurn) -> None:
+    """Workers that are not in it are gone; the others have to open again."""
+    now, table = data.independent, data.table
+    if table is None:
+        return
+    for caller in [one for one, hand in table.hands.items() if one not in turn.ranks]:
+        if table.release(caller, turn.now_s):
+            now.dirty = True
+        del table.hands[caller]
+    for caller in [one for one in now.trainers if one not in turn.ranks]:
+        lost(data, caller)
+        now.dirty = True
+    now.callers = {one for one in now.callers if one in turn.ranks}
+    now.awaited &= now.callers
+    if now.awaited:
+        now.until_s = turn.now_s + TAKE_OVER_WAIT_S
+        turn.wake(now.until_s)
+
+
+def tick(data: DataSet, turn: LeaseTurn) -> None:
+    """Look at the deadlines."""
+    now, table = data.independent, data.table
+    if table is None:
+        return
+    if now.awaited and turn.world is not None and turn.now_s >= now.until_s:
+        names = ", ".join(who(one) for one in sorted(now.awaited))
+        turn.note(f"data {data.name}: leases go on without {names}, not heard of for {TAKE_OVER_WAIT_S:g} s")
+        for caller in sorted(now.awaited):
+            lost(data, caller)
+        now.dirty = True
+        now.awaited.clear()
+    if now.check_s and turn.now_s >= now.check_s:
+        now.check_s = 0.0
+        limit_s = silence_s(data)
+        for caller, hand in table.hands.items():
+            client = data.clients.get(caller)
+            if hand and (client is None or turn.now_s >= client.heard_s + limit_s):
+                shards = table.release(caller, turn.now_s)
+                lost(data, caller)
+                turn.note(
+                    f"data {data.name}: {who(caller)} said nothing about its leases for {limit_s:.0f} s; "
+                    f"{counted(shards, 'shard')} go to others"
+                )
+
+
+def lost(data: DataSet, caller: Caller) -> None:
+    """The trainer in this place is gone, or counts as gone: others go on with what it had in hand."""
+    _ended(data.independent, data.independent.trainers.pop(caller, 0))
+
+
+def _ended(now: IndependentState, trainer: int) -> None:
+    if trainer and trainer not in now.ended:
+        now.ended.append(trainer)
+        del now.ended[: -max(MOST_ENDED, now.crowd)]
+        now.dirty = True
+
+
+def settle(data: DataSet, turn: LeaseTurn) -> None:
+    """At the end of a step: write what is due, ask to be woken for what will be."""
+    now, table = data.independent, data.table
+    if table is None:
+        return
+    if now.dirty:
+        if turn.now_s >= now.kept_s + KEEP_EVERY_S:
+            keep(data, turn)
+        else:
+            turn.wake(now.kept_s + KEEP_EVERY_S)
+    if now.awaited and turn.world is not None:
+        turn.wake(now.until_s)
+    if table.holders:
+        if not now.check_s:
+            heard = [data.clients[one].heard_s for one, hand in table.hands.items() if hand and one in data.clients]
+            now.check_s = min(heard, default=turn.now_s) + silence_s(data)
+        turn.wake(now.check_s)
+
+
+def silence_s(data: DataSet) -> float:
+    """So long a worker may say nothing about its leases."""
+    times = sorted(data.independent.times_s)
+    usual_s = times[min(len(times) - 1, int(0.95 * len(times)))] if times else 0.0
+    return max(LEAST_SILENCE_S, SILENCE_FACTOR * usual_s)
+
+
+def keep(data: DataSet, turn: LeaseTurn) -> None:
+    """The position into the store."""
+    now, table = data.independent, data.position
+    last = list(now.doers.items())[-KEPT_DOERS:]
+    head = {
+        "number": now.number,
+        "fence": now.fence,
+        "history": now.history,
+        "callers": [[one.node, one.slot] for one in sorted(now.callers)],
+        "doers": [[shard, one.node, one.slot] for shard, one in last],
+        "trainers": [[one.node, one.slot, trainer] for one, trainer in sorted(now.trainers.items())],
+        "ended": now.ended,
+    }
+    value = json.dumps(head).encode("ascii") + b"\n" + table.ledger.encode().encode("ascii")
+    turn.effects += data.values.put(f"free/{data.name}", value)
+    now.kept, now.kept_s, now.dirty = now.number, turn.now_s, False
+
+
+def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
+    """What ``keep`` wrote. Raises ``DataError``."""
+    name = f"free/{data.name}"
+    if name not in kept:
+        raise DataError(f"{name} is missing in the store")
+    head_text, _, ledger_text = data.values.get(kept, name).partition(b"\n")
+    now = data.independent = IndependentState()
+    try:
+        head = json.loads(head_text)
+        now.number = now.kept = int(head["number"])
+        now.fence = int(head["fence"])
+        now.history = int(head.get("history", 0))
+        now.callers = {Caller(NodeId(str(node)), int(slot)) for node, slot in head["callers"]}
+        now.trainers = {Caller(NodeId(str(n)), int(slot)): int(one) for n, slot, one in head.get("trainers", ())}
+        now.ended = [int(one) for one in head.get("ended", ())]
+        now.crowd = max(len(now.trainers), len(now.ended))
+        doers = {int(shard): Caller(NodeId(str(node)), int(slot)) for shard, node, slot in head["doers"]}
+        if f"commits/{data.name}" in kept:
+            now.commits = dict(json.loads(data.values.get(kept, f"commits/{data.name}")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{name} in the store is damaged: {error}") from None
+    data.begin(data.fit(Ledger.decode(ledger_text.decode("ascii", "replace"))))
+    now.doers = doers
+    now.awaited = set(now.callers)
+
+
+def _remember(now: IndependentState, shard: int, caller: Caller) -> None:
+    now.doers.pop(shard, None)
+    now.doers[shard] = caller
+    if len(now.doers) > DOERS:
+        del now.doers[next(iter(now.doers))]
+
+
+def _keep_commits(data: DataSet, turn: LeaseTurn) -> None:
+    value = json.dumps(list(data.independent.commits.items())).encode("ascii")
+    turn.effects += data.values.put(f"commits/{data.name}", value)
+
+
+def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, message: Open) -> Refusals:
+    """What a worker says to have done and to have.
+
+    It may have been silent for so long that others have read on. Then the count of a shard in its hands is not the one
+    that it knows, and a shard that it has finished has been finished by somebody else.
+    """
+    refused: dict[int, str] = {}
+    may = (FRESH, BACK) if data.independent.awaited else (FRESH,)
+    counts = {shard: upto for shard, upto, complete in message.acks if not complete}
+    for shard, upto, complete in message.acks:
+        by = data.independent.doers.get(shard, caller)
+        if by != caller:
+            refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has read on"
+        if by != caller or table.ledger.is_done(shard):
+            continue
+        if not complete and upto <= table.ledger.count(shard):
+            continue  # counted
+        if table.state(shard) in may:
+            table.hold(caller, shard, turn.now_s)
+        problem = ack(data, turn, caller, shard, upto, complete)
+        if problem:
+            refused[shard] = problem
+    granted = set(shards_of(message.granted))
+    table.release(caller, turn.now_s, but=granted)
+    for shard in sorted(granted):
+        begun, mine = table.ledger.count(shard), counts.get(shard, 0)
+        if shard in refused:
+            if table.holders.get(shard) == caller:
+                table.put_back(shard, turn.now_s)
+        elif table.state(shard) in may and begun == mine:
+            table.hold(caller, shard, turn.now_s)
+        elif table.holders.get(shard) != caller:
+            refused.setdefault(shard, f"{table.whose(shard, caller)}; {begun} of its records are consumed, not {mine}")
+    return tuple(sorted(refused.items()))

@@ -1,0 +1,245 @@
+"""The lease table of an epoch: each shard is pending, leased, done or quarantined.
+
+Large, so it is changed in place: a byte for each shard, and a few entries for each one that is in somebody's hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from data_service.file_list import ListVersion
+from data_service.leases.shard_order import FRESH, ShardOrder
+from data_service.ledger import Ledger
+from data_service.manifest import Manifest
+from edl.master.service import Caller
+
+BACK, LEASED, DONE, QUARANTINED = 1, 2, 3, 4
+"""``FRESH`` and ``BACK`` are pending; ``BACK`` ones have been begun or handed back, and go out first."""
+PENDING = (FRESH, BACK)
+RETRY_WAIT_S = 5.0
+"""So long a shard that somebody failed to read waits for somebody else to ask."""
+
+_EIGHT = [bytes(DONE if byte >> bit & 1 else FRESH for bit in range(8)) for byte in range(256)]
+
+
+@dataclass(slots=True)
+class ReturnedShard:
+    """A shard that is pending again."""
+
+    since_s: float = 0.0
+    failed: tuple[Caller, ...] = ()
+    """Who could not read it."""
+    unreached: bool = False
+    """Its file could not be reached: whoever failed tries again after a while only, also if there is nobody else."""
+
+
+class LeaseTable:
+    """One epoch. ``ledger`` is its own: what is done and how far begun shards are."""
+
+    __slots__ = ("_fresh", "_order", "_states", "back", "hands", "holders", "ledger", "manifest", "quarantined")
+
+    def __init__(self, manifest: Manifest, ledger: Ledger, quarantined: Iterable[int] = ()) -> None:
+        """The position of ``ledger``, nothing in anybody's hands."""
+        self.manifest = manifest
+        self.ledger = ledger
+        self.holders: dict[int, Caller] = {}
+        self.hands: dict[Caller, dict[int, float]] = {}
+        """What each has, with the time at which it was given."""
+        self.back: dict[int, ReturnedShard] = {}
+        self.quarantined = 0
+        shards = ledger.shards
+        self._states = bytearray(b"".join(map(_EIGHT.__getitem__, ledger.done))[:shards])
+        self._fresh = shards - ledger.done_shards
+        self._order = ShardOrder(shards, ledger.seed, ledger.epoch, ledger.shuffle, ledger.done_shards)
+        for shard in quarantined:
+            if shard < shards:
+                self.quarantine(shard)
+        for shard in ledger.partial:
+            if self._states[shard] == FRESH:
+                self._put_back(shard, ReturnedShard())
+
+    @property
+    def epoch(self) -> int:
+        """The one of its ledger."""
+        return self.ledger.epoch
+
+    @property
+    def pending(self) -> int:
+        """Shards that can be given out."""
+        return self._fresh + len(self.back)
+
+    @property
+    def finished(self) -> bool:
+        """Every shard is done or quarantined."""
+        return self.ledger.done_shards + self.quarantined == len(self._states)
+
+    def state(self, shard: int) -> int:
+        """One of the states above."""
+        return self._states[shard]
+
+    def undone(self, shards: Iterable[int]) -> list[int]:
+        """Those of some shards that are not done. There may be very many."""
+        states = self._states
+        return [shard for shard in shards if states[shard] != DONE]
+
+    def grant(self, to: Caller, most: int, now_s: float, others: Collection[Caller] = ()) -> list[tuple[int, int]]:
+        """Up to ``most`` pending shards, each with the count of its consumed records, into these hands.
+
+        ``others``: who could be given one that this caller has failed to read.
+        """
+        chosen: list[int] = []
+        if self.back:
+            for shard, returned in self.back.items():
+                if len(chosen) == most:
+                    break
+                if self._suits(returned, to, now_s, others):
+                    chosen.append(shard)
+            for shard in chosen:
+                del self.back[shard]
+        states, order = self._states, self._order
+        for _ in range(min(most - len(chosen), self._fresh)):
+            shard = order.next(states)
+            states[shard] = LEASED
+            self._fresh -= 1
+            chosen.append(shard)
+        if not chosen:
+            return []
+        hand = self.hands.setdefault(to, {})
+        count = self.ledger.partial.get
+        for shard in chosen:
+            states[shard] = LEASED
+            self.holders[shard] = to
+            hand[shard] = now_s
+        return [(shard, count(shard, 0)) for shard in chosen]
+
+    def hold(self, by: Caller, shard: int, now_s: float) -> str:
+        """It says that it has this shard. Returns why it has not; the empty text when it has, or the shard is done."""
+        state = self._states[shard]
+        holder = self.holders.get(shard)
+        if state == DONE or holder == by:
+            return ""
+        if holder is not None or state == QUARANTINED:
+            return self.whose(shard, by)
+        self._unqueue(shard)
+        self._states[shard] = LEASED
+        self.holders[shard] = by
+        self.hands.setdefault(by, {})[shard] = now_s
+        return ""
+
+    def take(self, by: Caller, shard: int, upto: int, complete: bool) -> tuple[int, str]:
+        """Records of a shard in these hands are consumed. Returns how many are new, and why nothing counts, if so.
+
+        What is counted already counts no more and is no error.
+        """
+        if self.holders.get(shard) != by:
+            return 0, self.whose(shard, by)
+        before = self.ledger.count(shard)
+        if upto < before and complete:
+            return 0, f"shard {shard} cannot end at record {upto}: {before} of its records are consumed"
+        new = self.ledger.take(shard, max(upto, before), complete)
+        if complete:
+            self._states[shard] = DONE
+            self._let_go(shard)
+        return new, ""
+
+    def finish_many(
+        self, by: Caller, finished: Iterable[tuple[int, int]], exact: bool
+    ) -> tuple[int, int, list[tuple[int, int]]]:
+        """All of these shards, each with the number of its records, is consumed; ``exact``: that number is known.
+
+        The usual case only: begun ones and those that something is wrong with are handed back. Returns new records,
+        new shards, and those.
+        """
+        ledger, states, holders, hand = self.ledger, self._states, self.holders, self.hands.get(by)
+        done, partial, count = ledger.done, ledger.partial, self.manifest.count
+        new = shards = 0
+        rest = []
+        for shard, records in finished:
+            if holders.get(shard) is not by or hand is None or shard in partial or (exact and count(shard) != records):
+                rest.append((shard, records))
+                continue
+            done[shard >> 3] |= 1 << (shard & 7)
+            states[shard] = DONE
+            del holders[shard], hand[shard]
+            new += records
+            shards += 1
+        ledger.done_shards += shards
+        ledger.records += new
+        return new, shards, rest
+
+    def extend(self, manifest: Manifest, version: ListVersion) -> None:
+        """Files have joined this epoch: their shards can be given out from now on, among those that are left."""
+        ledger, before = self.ledger, len(self._states)
+        self.manifest = manifest
+        ledger.extend(version.shards, version.digest)
+        self._states.extend(bytes([FRESH]) * (version.shards - before))
+        self._fresh += version.shards - before
+        self._order = ShardOrder(version.shards, ledger.seed, ledger.epoch, ledger.shuffle)
+
+    def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = (), *, unreached: bool = False) -> None:
+        """A leased shard is pending again."""
+        self._let_go(shard)
+        self._states[shard] = FRESH
+        self._fresh += 1
+        self._put_back(shard, ReturnedShard(now_s, failed, unreached))
+
+    def release(self, holder: Caller, now_s: float, but: Collection[int] = ()) -> int:
+        """What these hands hold is pending again, except ``but``. Returns how many shards."""
+        shards = [shard for shard in self.hands.get(holder, ()) if shard not in but]
+        for shard in shards:
+            self.put_back(shard, now_s)
+        return len(shards)
+
+    def raise_count(self, shard: int, upto: int) -> None:
+        """At least so many records of a pending shard are consumed."""
+        if self._states[shard] in PENDING and upto > self.ledger.count(shard):
+            self.ledger.take(shard, upto, False)
+            if self._states[shard] == FRESH:
+                self._put_back(shard, ReturnedShard())
+
+    def quarantine(self, shard: int) -> None:
+        """Nobody gets it any more. A done one stays done."""
+        state = self._states[shard]
+        if state in (DONE, QUARANTINED):
+            return
+        if state == LEASED:
+            self._let_go(shard)
+        else:
+            self._unqueue(shard)
+        self._states[shard] = QUARANTINED
+        self.quarantined += 1
+
+    def whose(self, shard: int, caller: Caller) -> str:
+        """In words, why a shard is not in this caller's hands."""
+        if not 0 <= shard < len(self._states):
+            return f"there is no shard {shard}; there are {len(self._states)}"
+        state = self._states[shard]
+        if state == LEASED:
+            return f"shard {shard} is leased to {who(self.holders[shard])}, not to {who(caller)}"
+        where = {DONE: "done", QUARANTINED: "quarantined"}.get(state, "pending")
+        return f"shard {shard} is {where}, not leased to {who(caller)}"
+
+    def _suits(self, returned: ReturnedShard, to: Caller, now_s: float, others: Collection[Caller]) -> bool:
+        if to not in returned.failed or now_s - returned.since_s >= RETRY_WAIT_S:
+            return True
+        return not returned.unreached and all(other in returned.failed for other in others)
+
+    def _put_back(self, shard: int, returned: ReturnedShard) -> None:
+        self._states[shard] = BACK
+        self._fresh -= 1
+        self.back[shard] = returned
+
+    def _unqueue(self, shard: int) -> None:
+        """It is pending, and about to be something else."""
+        if self.back.pop(shard, None) is None:
+            self._fresh -= 1
+
+    def _let_go(self, shard: int) -> None:
+        hand = self.hands[self.holders.pop(shard)]
+        del hand[shard]
+
+
+def who(caller: Caller) -> str:
+    """A caller in words."""
+    return f"worker {caller.slot} on {caller.node}"

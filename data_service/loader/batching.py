@@ -1,0 +1,161 @@
+"""Open shards and the batches made from them: rows of numpy arrays, in the order of the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_service.formats.ragged import joined
+from data_service.loader.window import ShardProgress
+from edl.arithmetic.permutation import Permutation, key
+
+Columns = dict[str, Any]
+"""By name: an array with one entry for each record."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The sizes of a worker's micro-batches in each step."""
+
+    sizes: tuple[int, ...]
+    """Records of each micro-batch."""
+    number: int = 0
+    """Version of the settings these sizes follow from."""
+
+    @property
+    def total(self) -> int:
+        """Records of a step."""
+        return sum(self.sizes)
+
+
+class Cursor:
+    """An open shard: what of it is still to come."""
+
+    def __init__(self, shard: int, columns: Mapping[str, Any], records: int, upto: int, order: int | None) -> None:
+        """``order``: key of the order of its records; None for that of the file. ``upto``: consumed before."""
+        self.shard = shard
+        self.records = records
+        self.upto = upto
+        self.columns = columns
+        self.nbytes = sum(int(array.nbytes) for array in columns.values())
+        """What they take, mapped ones included."""
+        self._first = upto
+        self._order = None if order is None else Permutation(records, order).array(upto, records)
+
+    @property
+    def left(self) -> int:
+        """Records still to come."""
+        return self.records - self.upto
+
+    def rows(self, count: int) -> Any:
+        """Places in the file of the next records, which are taken with that."""
+        begin, self.upto = self.upto, self.upto + count
+        if self._order is None:
+            return np.arange(begin, self.upto)
+        return self._order[begin - self._first : self.upto - self._first]
+
+    def take(self, count: int) -> Columns:
+        """The next records. The arrays may be views that must not be written to."""
+        if self._order is None:
+            begin, self.upto = self.upto, self.upto + count
+            return {name: array[begin : self.upto] for name, array in self.columns.items()}
+        rows = self.rows(count)
+        return {name: array.take(rows, axis=0) for name, array in self.columns.items()}
+
+    @property
+    def segment(self) -> ShardProgress:
+        """How far it is consumed by what has been taken."""
+        return ShardProgress(self.shard, self.upto, self.upto == self.records)
+
+
+def order_of(seed: int, epoch: int, shard: int) -> int:
+    """Key of the order of a shard's records in an epoch."""
+    return key(seed, epoch, shard)
+
+
+def take(
+    cursors: Sequence[Cursor], count: int, mixed: bool, seed: int, epoch: int
+) -> tuple[Columns, list[ShardProgress]]:
+    """The next ``count`` records of some shards, which must have so many, and how far these are consumed then.
+
+    ``mixed``: from all of them, as many of each as it is large; else one shard after the other. Where
+    each comes from depends on nothing but the position: what is taken again after a fault comes in the same order.
+    """
+    if not mixed:
+        return _in_turn(cursors, count)
+    draw = np.random.default_rng(key(seed, epoch, *(number for one in cursors for number in (one.shard, one.upto))))
+    counts = _quotas(cursors, count, draw)
+    order = draw.permutation(count)
+    chosen = [(cursor, int(some)) for cursor, some in zip(cursors, counts, strict=True) if some]
+    gathered = _gathered([(cursor.columns, cursor.rows(some)) for cursor, some in chosen], count)
+    whole = {name: array.take(order, axis=0) for name, array in gathered.items()}
+    return whole, [cursor.segment for cursor, _ in chosen]
+
+
+def _quotas(cursors: Sequence[Cursor], count: int, draw: np.random.Generator) -> list[int]:
+    """How many each shard gives: in proportion to its size, so that the open ones end together or one by one as they
+    were opened, and no newcomer outweighs those that are nearly read. What is left of a record is drawn by lot."""
+    left = np.array([cursor.left for cursor in cursors], np.int64)
+    sizes = np.array([cursor.records for cursor in cursors], np.float64)
+    given = np.zeros_like(left)
+    while count:
+        shares = np.cumsum(np.where(left > given, sizes, 0.0))
+        edges = np.floor(shares / shares[-1] * count + draw.random()).astype(np.int64)
+        part = np.minimum(np.diff(edges, prepend=0), left - given)
+        given += part
+        count -= int(part.sum())
+    return [int(one) for one in given]
+
+
+def _in_turn(cursors: Sequence[Cursor], count: int) -> tuple[Columns, list[ShardProgress]]:
+    parts, segments = [], []
+    for cursor in cursors:
+        some = min(count, cursor.left)
+        if some:
+            parts.append(cursor.take(some))
+            segments.append(cursor.segment)
+            count -= some
+    if len(parts) == 1:
+        return parts[0], segments
+    return {name: joined([part[name] for part in parts]) for name in parts[0]} if parts else {}, segments
+
+
+def _gathered(parts: Sequence[tuple[Mapping[str, Any], Any]], count: int) -> Columns:
+    """Rows of several shards one after the other. Numbers go straight to their place: one copy, and no more."""
+    found: Columns = {}
+    for name, first in parts[0][0].items():
+        alike = all(
+            isinstance(columns[name], np.ndarray)
+            and columns[name].dtype == first.dtype
+            and columns[name].shape[1:] == first.shape[1:]
+            for columns, _ in parts
+        )
+        if not alike or first.dtype == object:
+            found[name] = joined([columns[name].take(rows, axis=0) for columns, rows in parts])
+            continue
+        whole = np.empty((count, *first.shape[1:]), first.dtype)
+        begin = 0
+        for columns, rows in parts:
+            # Rows are within their shard; "raise" would go through a buffer.
+            columns[name].take(rows, axis=0, out=whole[begin : begin + len(rows)], mode="clip")
+            begin += len(rows)
+        found[name] = whole
+    return found
+
+
+def micro_batches(columns: Columns, count: int, sizes: Sequence[int]) -> list[tuple[Columns, int]]:
+    """A step's records as micro-batches, each with its number of samples. One for each of ``sizes``: when there are too
+    few records, the first ones are filled, and the others repeat some that do not count."""
+    parts: list[tuple[Columns, int]] = []
+    begin = 0
+    for size in sizes:
+        end = min(count, begin + size)
+        if end > begin:
+            parts.append(({name: array[begin:end] for name, array in columns.items()}, end - begin))
+        else:
+            parts.append((parts[0][0], 0))
+        begin = end
+    return parts

@@ -1,0 +1,176 @@
+"""The loader's handling of its list of files, to which more may be added while it reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from data_service.file_list import FileList, files_of
+from data_service.ledger import Ledger
+from data_service.loader.file_list_client import FileListClient
+from data_service.loader.lease_client import LeaseClient
+from data_service.loader.prefetcher import EpochFiles
+from data_service.loader.source import EPOCH, DataSource
+from data_service.loader.trainers import trainers
+from data_service.loader.worker_context import RankAssignment, WorkerContext
+from data_service.protocol.file_list_messages import NOW, AddFiles
+from data_service.protocol.messages import Opened, Options, Readers
+from edl.errors import DataError, EdlError
+from edl.worker.boundary import RoundOver
+from edl.worker.session import note
+
+BIG_BYTES = 256 << 10
+"""A longer list of files is kept as an array: texts of a state are copied more often."""
+
+
+class _Over(Exception):
+    """Nobody waits for this thread's work any more."""
+
+
+class FilesMixin:
+    """The methods of a loader that concern its files."""
+
+    _name: str
+    _context: WorkerContext
+    _client: LeaseClient | None
+    _ledger: Ledger | None
+    _options: Options
+    _lock: threading.Lock
+    _file_list: FileListClient
+    _known: EpochFiles | None
+
+    def _connect(self) -> tuple[RankAssignment, LeaseClient]:
+        raise NotImplementedError
+
+    def _settle(self) -> DataSource:
+        raise NotImplementedError
+
+    @property
+    def _independent(self) -> bool:
+        raise NotImplementedError
+
+    def add(self, files: str | Sequence[str], *, when: str = NOW) -> str:
+        """List more files: paths, patterns or URLs, of the same format and with the same columns. On any worker, inside
+        the function that ``run`` calls.
+
+        ``when="now"``: they join the epoch under way, or the next one if all records of this one are used;
+        ``"next-epoch"``: the next one. Returns what has come of it; it is in the store then. A file that is listed
+        already is not added twice. Raises ``DataError``: nothing found, a file is damaged, has other columns, is still
+        being written, or has changed since it was listed; ``SettingError`` for another ``when``.
+        """
+        place, client = self._connect()
+        names = (files,) if isinstance(files, str) else tuple(files)
+        return self._file_list.add(
+            client, self._settle(), names, when, self._position_now(), lambda: self._context.check(place.round)
+        )
+
+    # --- for the loader ----------------------------------------------------------------------------------------------
+
+    def _list_files(self, client: LeaseClient, source: DataSource, check: Callable[[], None]) -> None:
+        """Rank 0: say which files there are."""
+        beginning = trainers.beginning if self._independent else None
+        if beginning is not None and beginning.ledgers.get(self._name):
+            self._file_list.restore(files_of(beginning.ledgers[self._name]))
+        self._file_list.register(client, source, self._options, self._position_now(), check)
+
+    def _files_state(self) -> Any:
+        """For ``state_dict``."""
+        encoded = self._file_list.encoded()
+        if len(encoded) <= BIG_BYTES:
+            return encoded
+        import numpy as np
+
+        return np.frombuffer(encoded, np.uint8)
+
+    def _restore_files(self, state: Mapping[str, Any]) -> None:
+        kept = state.get("files", b"")
+        self._file_list.restore(FileList.decode(kept if isinstance(kept, bytes) else kept.tobytes()))
+
+    def _fit_ledger(self, client: LeaseClient, opened: Opened, check: Callable[[], None]) -> None:
+        """The position, in the list that the Master has."""
+        ledger = self._ledger
+        assert ledger is not None, "it has been made"  # noqa: S101
+        if self._independent:  # the Master's position counts; this one is a measure
+            if opened.shards >= ledger.shards:
+                ledger.extend(opened.shards, opened.digest)
+            return
+        if not self._file_list.files.knows(opened.digest):
+            self._file_list.fetch(client, check)
+        try:
+            self._file_list.check(ledger, self._options)
+        except DataError as error:
+            raise DataError(f"data set {self._name}: {error}") from None
+
+    def _grow_to(self, version: int, client: LeaseClient, known: EpochFiles, check: Callable[[], None]) -> None:
+        """All ranks know now that the epoch consists of so many segments of the list."""
+        ledger = self._ledger
+        assert ledger is not None, "it is open"  # noqa: S101
+        if known.version:
+            self._known = known
+        if self._independent:
+            if known.shards > ledger.shards:
+                ledger.extend(known.shards, known.digest)
+            return
+        if not version:
+            return
+        self._file_list.fetch(client, check, version)
+        now = self._file_list.files.version(version)
+        if now.digest != ledger.digest and now.shards >= ledger.shards:
+            with self._lock:
+                ledger.extend(now.shards, now.digest)
+
+    def _look_at_epochs_end(self, place: RankAssignment, client: LeaseClient, ledger: Ledger) -> None:
+        """``rescan="epoch"``: what is new is part of the epoch that begins."""
+        source = self._settle()
+        if source.rescan == EPOCH and place.rank == 0:
+            self._file_list.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
+
+    def _hear(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
+        """Take what the Master tells without being asked."""
+        pool: Any = None
+        if source.remote:
+            from data_service.remote.client import shared_pool  # Flight takes a moment to load
+
+            pool = shared_pool(place.rank)
+
+        def news(message: Any) -> None:
+            if isinstance(message, Readers) and pool is not None:
+                pool.update(message.readers, message.authority)
+            elif isinstance(message, AddFiles):
+                self._on_thread(place, client, lambda check: self._order(client, source, message, check))
+
+        client.on_news = news
+
+    def _look_again(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
+        """Once it is open: look at the patterns every so many seconds, if that is wanted."""
+        if source.rescan_s and place.rank == 0:
+            self._on_thread(place, client, lambda check: self._watch(client, source, check))
+
+    def _order(self, client: LeaseClient, source: DataSource, message: AddFiles, check: Callable[[], None]) -> None:
+        self._file_list.ordered(client, source, message, self._position_now, check)
+
+    def _watch(self, client: LeaseClient, source: DataSource, check: Callable[[], None]) -> None:
+        while not client.ended.wait(source.rescan_s):
+            self._file_list.look_again(client, source, self._position_now(), check)
+
+    def _on_thread(
+        self, place: RankAssignment, client: LeaseClient, work: Callable[[Callable[[], None]], None]
+    ) -> None:
+        def check() -> None:
+            if client.ended.is_set() or self._context.over(place.round):
+                raise _Over
+
+        def run() -> None:
+            try:
+                work(check)
+            except (_Over, RoundOver):
+                pass  # whoever comes after it is told again
+            except EdlError as error:
+                note(f"data set {self._name}: files could not be added: {error}")
+
+        threading.Thread(target=run, name="edl-files", daemon=True).start()
+
+    def _position_now(self) -> Ledger | None:
+        with self._lock:
+            return None if self._ledger is None else self._ledger.copy()

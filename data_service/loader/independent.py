@@ -1,0 +1,186 @@
+"""Independent mode in the loader: how a worker opens data and waits for it while worlds change around it."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+from data_service.ledger import Ledger
+from data_service.loader.lease_client import LeaseClient
+from data_service.loader.prefetcher import Prefetcher
+from data_service.loader.replay import encode
+from data_service.loader.trainers import trainers
+from data_service.loader.unacknowledged import UnacknowledgedBatches
+from data_service.loader.worker_context import RankAssignment, WorkerContext
+from data_service.protocol.messages import Done, Opened, Pace
+from edl.adapters.clock import SystemClock
+from edl.worker.session import note
+from edl.worker.steps import Share
+
+IDLE_S = 0.2
+"""After so long without a batch whoever wants to know is told."""
+SAY_S = 10.0
+"""After so long the person is told, if it is this worker that is waited for."""
+_CLOCK = SystemClock()
+
+
+class BatchWait:
+    """The wait for one batch. A long wait is reported, to parameter servers first and then to the user."""
+
+    def __init__(self, name: str, handed: UnacknowledgedBatches) -> None:
+        self._name = name
+        self._unacknowledged = handed
+        self._began_s = _CLOCK.now_s()
+        self._idle = self._said = False
+
+    def look(self) -> None:
+        """Called again and again while there is none."""
+        waited_s = _CLOCK.now_s() - self._began_s
+        if waited_s >= IDLE_S and not self._idle:
+            self._idle = True
+            trainers.idle()
+        if waited_s >= SAY_S and len(self._unacknowledged) and not self._said:
+            self._said = True
+            note(
+                f"data set {self._name}: no batch is left but {len(self._unacknowledged)} that were handed out here "
+                "and do not count yet. They count when their push is acknowledged; without pushes make the data set "
+                'with acknowledge="next", or call done()'
+            )
+
+
+class IndependentMixin:
+    """What independent mode adds to a loader."""
+
+    _name: str
+    _context: WorkerContext
+    _client: LeaseClient | None
+    _place: RankAssignment | None
+    _prefetcher: Prefetcher | None
+    _parts: collections.deque[tuple[Any, Share]]
+    _unacknowledged: UnacknowledgedBatches
+    _hold: bool | None
+
+    def _connect(self) -> tuple[RankAssignment, LeaseClient]:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The data set's."""
+        return self._name
+
+    @property
+    def used(self) -> bool:
+        """Whether it is open."""
+        return self._client is not None
+
+    @property
+    def rank(self) -> int:
+        """This worker's, now."""
+        where = self._context.where()
+        return self._context.place().rank if where is None else where[1]
+
+    @property
+    def held(self) -> bool:
+        """Batches count only when ``done`` is called."""
+        return trainers.held if self._hold is None else self._hold
+
+    @property
+    def handed_out(self) -> int:
+        """Batches that the script has got, for ``done``."""
+        return self._unacknowledged.count
+
+    @property
+    def records(self) -> tuple[str, tuple[int, int] | None]:
+        """What has been handed out and does not count yet: as a text, or as the push that is being made again."""
+        waiting, client = self._unacknowledged.waiting(), self._client
+        pushes = {one.redo.push if one.redo is not None else None for one in waiting}
+        epochs = {one.epoch for one in waiting}
+        if client is None or len(pushes) != 1 or len(epochs) != 1:
+            return "", None
+        push = pushes.pop()
+        if push is not None:
+            return "", push
+        return encode(self._name, epochs.pop(), client.unkept(), [one.pieces for one in waiting]), None
+
+    @property
+    def redoing(self) -> bool:
+        """A push that is made again lacks batches that come next."""
+        return self._unacknowledged.redoing
+
+    def done(self, upto: int | None = None) -> None:
+        """What has been handed out is used: all of it, or the first ``upto`` batches (see ``handed_out``). The Master
+        hears of it; this does not wait. Any thread."""
+        for epoch, shards in self._unacknowledged.take(upto):
+            if self._client is not None:
+                self._client.ack(epoch, shards)
+
+    def settle(self) -> None:
+        """Wait until the Master has counted all that is done."""
+        client = self._client
+        if client is not None and self._place is not None:
+            number = self._place.round
+            client.all_counted(lambda: self._context.check(number))
+
+    def name_position(self, name: str) -> str:
+        """Have the Master remember the present position under a name. Returns the position, to begin from it where
+        nobody knows the name. Raises ``DataError``."""
+        place, client = self._connect()
+        return client.wait(client.commit(name), lambda: self._context.check(place.round), Done).ledger
+
+    def peek(self) -> Any:
+        """Independent mode: the next batch if it is ready, else None. It stays in the queue: do not change it."""
+        return self._parts[0][0] if self._parts else self._prefetcher.first() if self._prefetcher is not None else None
+
+    def say_alive(self) -> None:
+        """This worker waits for something else and keeps its shards meanwhile. Any thread."""
+        if self._client is not None:
+            self._client.tell(Pace(0, self._name, 0.0))
+
+
+class _First(Exception):
+    """This worker has become the one that lists the shards."""
+
+
+def open_lasting(
+    data: IndependentMixin,
+    client: LeaseClient,
+    registered: bool,
+    register: Callable[[], None],
+    check: Callable[[], None],
+) -> Opened:
+    """Take part; from the position of the checkpoint that the parameters come from, if they come from one."""
+    trainers.opening()
+    trainers.add(data)
+    opened = _open(data, client, registered, register, check)
+    beginning = trainers.beginning
+    if beginning is None:
+        return opened
+    options = opened.options
+    ledger = beginning.ledgers.get(data.name, "") or (
+        Ledger(opened.digest, opened.shards, seed=options.seed, shuffle=options.shuffle).encode()
+    )
+    client.wait(client.rollback(beginning.name, ledger, beginning.history), check, Done)
+    return client.wait(client.open(opened.epoch, opened.digest), check, Opened)
+
+
+def _open(
+    data: IndependentMixin,
+    client: LeaseClient,
+    registered: bool,
+    register: Callable[[], None],
+    check: Callable[[], None],
+) -> Opened:
+    def look() -> None:
+        check()
+        if not registered and data.rank == 0:
+            raise _First
+
+    while True:
+        asked = client.open(0, "")
+        try:
+            return client.wait(asked, look, Opened)
+        except _First:
+            client.withdraw(asked)
+            register()
+            registered = True

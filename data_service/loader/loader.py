@@ -1,0 +1,597 @@
+"""The data set as a training script sees it: iterated in every world, kept in the state. The frameworks' ``Data``."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_service.formats import Reader
+from data_service.formats import options as reading
+from data_service.formats.ragged import RaggedColumn, checked_pad
+from data_service.ledger import Ledger
+from data_service.loader.batching import Columns, StepSizes
+from data_service.loader.file_list_client import FileListClient
+from data_service.loader.files_mixin import FilesMixin
+from data_service.loader.independent import BatchWait, IndependentMixin, open_lasting
+from data_service.loader.lease_client import LeaseClient
+from data_service.loader.meter import Meter
+from data_service.loader.padding import Padding
+from data_service.loader.prefetcher import EpochFiles, LeasedShards, Prefetcher, ReadOrder, ReadyStep
+from data_service.loader.source import DataSettings, DataSource, checked_name
+from data_service.loader.trainers import trainers
+from data_service.loader.unacknowledged import UnacknowledgedBatches
+from data_service.loader.window import Offer, PlannedStep, Supply, Tail, decode, encode, plan, tail_named
+from data_service.loader.worker_context import RankAssignment, WorkerContext, converted
+from data_service.protocol.messages import INDEPENDENT, STEPS, Done, Opened, Options
+from edl.arithmetic.hyper import StepPlan
+from edl.errors import DataError, SettingError, StateError
+from edl.worker.session import note
+from edl.worker.steps import Share
+
+STATE_VERSION = 2
+GONE_S = 2.0
+"""So long the Master may take to hear that a worker takes no more part."""
+MIXED, MIXED_INDEPENDENT = 16, 4
+"""Shards whose records are mixed unless the script says otherwise. Trainers that do not step together have fewer in
+hand: at the end of an epoch nobody waits long for a slow one."""
+MIXED_BYTES = 1 << 30
+"""So much of them, then."""
+AGAIN_S = 0.01
+"""When nobody has anything, but something may come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataProgress:
+    """Where training is in a data set."""
+
+    epoch: int
+    records: int
+    """Of the epoch, consumed by all workers together."""
+    of_records: int
+    """-1 when that shows only when they are read."""
+    shards: int
+    """Whole ones that are consumed."""
+    of_shards: int
+
+
+class Loader(FilesMixin, IndependentMixin):
+    """One data set, iterated by all workers of a world together: each record once in an epoch, whatever happens.
+
+    An object for ``State``: its position is committed and rolled back with the model. Each batch counts with the first
+    commit after it was handed out. ``for batch in data`` gives the rest of the epoch; then ``epoch`` rises.
+
+    ``files``: paths, patterns or URLs; None for those that the launcher was given as ``--data NAME=…``, which
+    also sets whatever is left at None here.
+
+    ``batch_size``: samples of one batch of one worker, unless the job prescribes other batches. ``format``: by the
+    files' names if not given. ``columns``: only these. ``shuffle`` (default True): another order in each epoch, by
+    ``seed`` (default 0). ``shuffle_shards``: so many shards are open at once and their records mixed; by default 16,
+    or 4 in mode "free", and fewer where they take more than a gigabyte.
+
+    ``tail``: what a worker does that has nothing while others still have some. ``"pad"`` (default): it repeats
+    samples, which count like others. ``"drop"``: the epoch ends for all with the last step for which everybody has
+    a whole batch. ``"join"``: it takes part with padding whose share has 0 samples.
+
+    ``transform``: takes a dict of numpy arrays on the reading thread and gives what becomes the batch, in any nest
+    of dicts, lists and tuples. ``fill``: by column, what stands for null. ``pad``: by column of lists that
+    differ in length, what fills them up; without it they come as ``Ragged(values, offsets)``. ``prefetch``: steps kept
+    ready.
+    ``mode``: ``"free"`` for workers that have nothing to do with each other. Each batch then counts when the next one
+    is asked for (``acknowledge="next"``) or when ``done`` says so (``"done"``); by default when the next one is asked
+    for, but with parameter servers when its push is acknowledged. ``failures``: attempts to read a shard before it is
+    given up. ``shard_records`` and ``shard_bytes``: size of a shard in formats that count records and lines.
+    ``options``: of the format.
+    ``remote``: ``"prefer"`` or ``"only"`` for remote readers, see docs/remote-readers.md. ``decode``:
+    ``"module:function"``, applied to each ``pyarrow.RecordBatch`` where it is read.
+
+    ``rescan``: files that match the patterns later join as well: looked for every so many seconds, or at the end of
+    each epoch (``"epoch"``). ``when``: they join the epoch under way (``"now"``, the default) or the next one
+    (``"next-epoch"``). See also ``add``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: str | Sequence[str] | None = None,
+        *,
+        batch_size: int,
+        format: str | None = None,
+        columns: Sequence[str] | None = None,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        tail: str | None = None,
+        prefetch: int = 4,
+        shuffle_shards: int | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        pad: Mapping[str, Any] | None = None,
+        mode: str = STEPS,
+        acknowledge: str | None = None,
+        failures: int = 3,
+        shard_records: int | None = None,
+        shard_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        options: reading.Options | Mapping[str, Any] | None = None,
+        remote: str | None = None,
+        decode: str | None = None,
+        rescan: str | float | None = None,
+        when: str | None = None,
+    ) -> None:
+        """See the class. Raises ``SettingError``."""
+        self._context = self._make_context()
+        self._name = checked_name(name)
+        _check(batch_size=batch_size, prefetch=prefetch, shuffle_shards=shuffle_shards, failures=failures)
+        if mode not in (STEPS, INDEPENDENT):
+            raise SettingError("mode", mode, f"must be {STEPS} or {INDEPENDENT}")
+        self._batch_size, self._prefetch, self._shuffle_shards = batch_size, prefetch, shuffle_shards
+        self._transform, self._fill, self._pad = transform, fill, checked_pad(dict(pad or {}))
+        self._settings = DataSettings(
+            files=(files,) if isinstance(files, str) else None if files is None else tuple(files),
+            format=format,
+            columns=None if columns is None else tuple(columns),
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+            shard_records=shard_records,
+            shard_bytes=shard_bytes,
+            storage_options=storage_options,
+            options=options if options is None or isinstance(options, reading.Options) else reading.Options.of(options),
+            remote=remote,
+            decode=decode,
+            rescan=None if rescan is None else str(rescan),
+            when=when,
+        )
+        if acknowledge not in (None, "next", "done") or (acknowledge and mode != INDEPENDENT):
+            raise SettingError("acknowledge", acknowledge, f"must be next or done, and is for mode={INDEPENDENT}")
+        self._hold = None if acknowledge is None else acknowledge == "done"
+        self._mode, self._failures = mode, failures
+        if mode == INDEPENDENT:
+            self._context = self._context.independent()
+        self._tail = Tail.PAD if tail is None else tail_named(tail)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has happened yet."""
+        self._source: DataSource | None = None
+        self._options = Options()
+        self._lock = threading.Lock()
+        self._ledger: Ledger | None = None
+        self._restored = True
+        self._generation = 0
+        self._place: RankAssignment | None = None
+        self._client: LeaseClient | None = None
+        self._opened: Opened | None = None
+        self._reader: Reader | None = None
+        self._prefetcher: Prefetcher | None = None
+        self._plan: StepPlan | None = None
+        self._window: collections.deque[PlannedStep] = collections.deque()
+        self._parts: collections.deque[tuple[Any, Share]] = collections.deque()
+        self._step: PlannedStep | None = None
+        self._padding = Padding(0, False)
+        self._share: Share | None = None
+        self._ready: ReadyStep | None = None
+        self._unacknowledged = UnacknowledgedBatches()
+        self._file_list = FileListClient(self._name, note)
+        self._known: EpochFiles | None = None
+        self._meter = Meter()
+
+    # --- for framework subclasses ------------------------------------------------------------------------------------
+
+    def _make_context(self) -> WorkerContext:
+        """Where this worker is."""
+        raise NotImplementedError
+
+    def _tensor(self, array: Any) -> Any:
+        """The framework's tensor of an array of numbers that nobody else has. On the reading thread."""
+        raise NotImplementedError
+
+    # --- for scripts -------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The present one, from 0. Rises when an iteration has come to the end. In mode "free" it is that of all
+        workers together, and may have risen before this one came."""
+        if self._ledger is None and self._lasting:
+            self._connect()
+        return 0 if self._ledger is None else self._ledger.epoch
+
+    @property
+    def share(self) -> Share | None:
+        """Share of the batch that was handed out last."""
+        return self._share
+
+    def progress(self) -> DataProgress:
+        """Where training is, batches included that have been handed out and not been committed yet."""
+        ledger, opened = self._ledger, self._opened
+        total = self._known.records if self._known is not None else opened.records if opened is not None else -1
+        if ledger is None:
+            return DataProgress(0, 0, total, 0, opened.shards if opened is not None else 0)
+        return DataProgress(ledger.epoch, ledger.records, total, ledger.done_shards, ledger.shards)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the epoch, batch by batch. All workers iterate at the same time, and come to the same number of
+        batches."""
+        steps = self.shares()
+        return (batch for batch, _ in steps)
+
+    def shares(self) -> Iterator[tuple[Any, Share]]:
+        """The rest of the epoch: each micro-batch with its share in its step."""
+        return self._iterate(self._generation)
+
+    def close(self) -> None:
+        """Stop reading. It can be used again in the next round, once its position has been restored: the Master gives
+        nothing twice in a round, and what was read ahead is dropped."""
+        client = self._client
+        if client is not None and self._independent:
+            if not self.held:
+                self.done()
+            if self._lasting:
+                client.gone().done.wait(GONE_S)
+                self._restored = True
+        self._detach(wait=True)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    # --- for State ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, the same on all workers at a commit."""
+        ledger = self._ledger
+        return {
+            "version": STATE_VERSION,
+            "dataset": self._name,
+            "ledger": None if ledger is None or self._independent else ledger.state_dict(),
+            "files": b"" if ledger is None or self._independent else self._files_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; what has been read ahead is dropped, iterators made before are void.
+
+        Raises ``DataError`` when it is the position in another data set or in another order.
+        """
+        if state.get("version") not in (1, STATE_VERSION):
+            raise DataError(f"data set {self._name}: a position of version {state.get('version')!r}, not known here")
+        if state["dataset"] != self._name:
+            raise DataError(f"the position belongs to the data set {state['dataset']!r}, this one is {self._name!r}")
+        ledger = None if state["ledger"] is None else Ledger.load(state["ledger"])
+        self._settle()
+        if self._context.anew():
+            self._opened = None
+        elif self._place is not None and not self._context.over(self._place.round):
+            where = f"in round {self._place.round}, in which it has been used already"
+            raise StateError(f"data set {self._name}: its position was to be restored {where}; do it before iterating")
+        self._detach()
+        self._generation += 1
+        with self._lock:
+            self._ledger = ledger
+        self._restored = True
+        self._restore_files(state)
+        if ledger is not None and self._file_list.files.segments:
+            self._file_list.check(ledger, self._options)
+
+    # --- iterating ---------------------------------------------------------------------------------------------------
+
+    def _iterate(self, generation: int) -> Iterator[tuple[Any, Share]]:
+        while True:
+            if generation != self._generation:
+                raise StateError(
+                    f"data set {self._name}: its position was restored after this iterator was made; begin a new "
+                    "one with iter(data) inside the function that run calls"
+                )
+            if self._independent and not self.held:
+                self.done()
+            if not self._parts and not self._begin_step():
+                return
+            batch, share = self._parts.popleft()
+            self._share = share
+            self._meter.count(share.samples)
+            if not self._parts:
+                self._count()
+            yield batch, share
+
+    def _begin_step(self) -> bool:
+        """Have the micro-batches of the next step; False when the epoch is over."""
+        if self._independent and self._unacknowledged.redone:
+            trainers.push()
+        place, prefetcher = self._attach()
+        if prefetcher.step_sizes.number != self._context.settings() and not self._independent:
+            prefetcher = self._resize_steps(place, prefetcher)
+        if not self._window and not self._plan_steps(place, prefetcher):
+            self._end_epoch(place)
+            return False
+        step = self._window[0]
+        if step.own[place.rank if not self._independent else 0]:
+            if self._independent and self._unacknowledged.must_be_pushed(prefetcher.next_redo()):
+                trainers.push()
+            ready = prefetcher.pop()
+            self._padding.remember(self.epoch, ready)
+            self._ready = ready
+            parts = ready.parts
+        else:
+            assert self._reader is not None, "attach has opened it"  # noqa: S101
+            made = self._padding.make(
+                step.samples[place.rank], prefetcher.step_sizes.sizes, self._reader, self._columns
+            )
+            parts = [(self._finish(part), samples) for part, samples in made]
+        assert self._plan is not None, "attach has planned"  # noqa: S101
+        logical = self._plan.logical(place.rank) if not self._independent else (-1,)
+        total = max(1, sum(step.samples))
+        for index, (batch, samples) in enumerate(parts):
+            self._parts.append((batch, Share(samples, total, index, len(parts), logical[index])))
+        self._step = step
+        return True
+
+    def _count(self) -> None:
+        """The step's last micro-batch goes out: with the next commit all workers' records of it are consumed."""
+        step, self._step = self._step, None
+        assert step is not None and self._ledger is not None, "a step has begun"  # noqa: S101
+        with self._lock:
+            self._window.popleft()
+            for segment in step.taken:
+                # Mode "free": a shard may come back to who had it, when its acknowledgement did not count.
+                ledger, shard = self._ledger, segment.shard
+                if not self._independent or not (ledger.is_done(shard) or segment.upto < ledger.count(shard)):
+                    ledger.take(shard, segment.upto, segment.complete)
+        ready, self._ready = self._ready, None
+        if self._independent and ready is not None:
+            shards = tuple((one.shard, one.upto, one.complete) for one in ready.offer.taken)
+            self._unacknowledged.add(self.epoch, shards, ready.pieces, ready.redo)
+        self._meter.tell(self._client, self._name)
+
+    def _plan_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> bool:
+        """Agree with all ranks on the next steps. False when there are none."""
+        single = place.world_size == 1 or self._independent
+        wait = BatchWait(self._name, self._unacknowledged)
+
+        def check() -> None:
+            self._context.check(place.round)
+            if self._independent:
+                wait.look()
+
+        while True:
+            with self._meter.waiting():
+                steps, supply = prefetcher.ready(check)
+            offer = self._offer(prefetcher, steps, supply)
+            offers = [offer] if single else [decode(data) for data in self._context.exchange(encode(offer))]
+            window = plan(offers, self._tail if not self._independent else Tail.JOIN)
+            assert self._client is not None, "attached"  # noqa: S101
+            self._grow_to(window.version, self._client, prefetcher.known, check)
+            self._padding.pattern = self._padding.pattern or window.pattern
+            if window.steps:
+                with self._lock:
+                    self._window.extend(window.steps)
+                if not self._independent:  # there each batch is acknowledged
+                    prefetcher.announce([one for step in steps[: len(window.steps)] for one in step.offer.taken])
+                return True
+            if self._independent and self.held and len(self._unacknowledged):
+                trainers.push()  # the script cannot know that these were the last: the epoch ends when they count
+            if window.over:
+                return False
+            with self._meter.waiting():
+                threading.Event().wait(AGAIN_S)
+                check()
+
+    def _offer(self, prefetcher: Prefetcher, steps: Sequence[ReadyStep], supply: Supply) -> Offer:
+        spare, micros = self._padding.spare(prefetcher.step_sizes.total), len(prefetcher.step_sizes.sizes)
+        pattern = self._padding.pattern_of(steps)
+        return Offer(tuple(step.offer for step in steps), supply, spare, micros, pattern, prefetcher.known.version)
+
+    def _end_epoch(self, place: RankAssignment) -> None:
+        assert self._ledger is not None and self._client is not None, "attached"  # noqa: S101
+        ledger, client, total = self._ledger, self._client, self.progress().of_records
+        if not ledger.records and not ledger.done_shards and not self._independent:
+            raise DataError(self._nothing())
+        dropped = 0
+        if self._tail is Tail.DROP and not self._independent:
+            dropped = max(1, total - ledger.records)  # also if nothing is left: files may have joined just now
+            if place.rank == 0 and ledger.done_shards < ledger.shards:
+                left = f"{dropped:,}" if total >= 0 else "some"
+                note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are left out (tail=drop)")
+        self._end_prefetcher()
+        self._look_at_epochs_end(place, client, ledger)
+        # First: a Master that comes from here on is told of the new epoch, of which others may have shards already.
+        with self._lock:
+            ledger.next_epoch()
+        asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0 or self._independent)
+        if asked is not None:
+            answer = client.wait(asked, lambda: self._context.check(place.round), Done)
+            if self._independent and answer.epoch != ledger.epoch:
+                ledger.start(answer.epoch)  # others are further
+
+    def _nothing(self) -> str:
+        assert self._ledger is not None  # noqa: S101
+        which = f"data set {self._name}: not a single record of epoch {self._ledger.epoch}"
+        troubles = self._prefetcher.troubles if self._prefetcher is not None else []
+        if self._tail is Tail.DROP and not troubles:
+            return f"{which} makes a whole step of all workers (tail=drop); take a smaller batch_size or fewer workers"
+        reason = f", such as: {troubles[-1]}" if troubles else ""
+        return f"{which} could be read: all {self._ledger.shards} shards have been given up{reason}"
+
+    # --- attaching ---------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> tuple[RankAssignment, Prefetcher]:
+        """Take part in the current round, and have a prefetcher."""
+        place, _ = self._connect()
+        if self._prefetcher is None:
+            self._prefetcher = self._new_prefetcher(place, LeasedShards())
+        return place, self._prefetcher
+
+    def _connect(self) -> tuple[RankAssignment, LeaseClient]:
+        """Take part in the current round."""
+        place = self._context.place()
+        changed = self._place is None or place.round != self._place.round
+        if self._client is None or (changed and not self._lasting):
+            if not self._restored and self._place is not None and place.round == self._place.round:
+                raise StateError(f"data set {self._name}: it has been closed in this round; take data before that")
+            if not self._restored:
+                raise StateError(
+                    f"data set {self._name}: the world has changed and nobody has restored its position; "
+                    "put it into the state: State(data=data, ...)"
+                )
+            self._detach()
+            self._open(place)
+            self._restored = False
+        client = self._client
+        assert client is not None, "it has been opened"  # noqa: S101
+        if not client.heard:
+            raise StateError(
+                f"this script uses two data sets named {self._name} at once; they would take each other's records. "
+                "Give them different names, or use one object"
+            )
+        return place, client
+
+    def _open(self, place: RankAssignment) -> None:
+        source = self._settle()
+        where = self._context.where if self._lasting else None
+        transport = self._context.transport()
+        client = LeaseClient(transport, self._name, place.round, place.rank, self._position, where)  # type: ignore[arg-type]
+
+        def check() -> None:
+            self._context.check(place.round)
+
+        self._hear(place, client, source)
+        try:
+            if place.rank == 0 and self._opened is None:
+                self._list_files(client, source, check)
+            epoch, digest = (self._ledger.epoch, self._ledger.digest) if self._ledger is not None else (0, "")
+            if self._lasting:
+                again = lambda: self._list_files(client, source, check)  # noqa: E731
+                opened = open_lasting(self, client, place.rank == 0, again, check)
+            else:
+                opened = client.wait(client.open(epoch, digest), check, Opened)
+        except BaseException:
+            client.close()
+            raise
+        if self._ledger is None:
+            seed, shuffle = self._options.seed, self._options.shuffle
+            self._ledger = Ledger(opened.digest, opened.shards, seed=seed, shuffle=shuffle, epoch=opened.epoch)
+        self._fit_ledger(client, opened, check)
+        if self._independent and opened.epoch != self._ledger.epoch:
+            self._ledger.start(opened.epoch)
+        if self._reader is None:
+            self._reader = source.reader(opened.format, place.rank)
+        self._client, self._opened, self._place = client, opened, place
+        self._look_again(place, client, source)
+        self._padding.pattern = ""
+
+    def _position(self) -> str:
+        """What is announced to all ranks, also if not handed out yet. On any thread."""
+        with self._lock:
+            if self._ledger is None or self._independent:
+                return ""
+            ledger = self._ledger.copy()
+            for step in self._window:
+                for segment in step.taken:
+                    ledger.take(segment.shard, segment.upto, segment.complete)
+        return ledger.encode()
+
+    def _settle(self) -> DataSource:
+        """What the data set is, once it is known what the launcher says of it."""
+        if self._source is None:
+            settings = self._settings.settle(self._name, self._context.environment())
+            assert settings.files and settings.shard_records and settings.shard_bytes and settings.options  # noqa: S101
+            self._tail = tail_named(settings.tail or "")
+            self._options = Options(settings.seed or 0, bool(settings.shuffle), self._mode, self._failures)
+            self._padding = Padding(self._options.seed, self._options.shuffle)
+            self._source = DataSource(
+                self._name,
+                settings.files,
+                settings.format,
+                settings.columns,
+                settings.shard_records,
+                settings.shard_bytes,
+                settings.storage_options or {},
+                settings.options,
+                settings.remote or "",
+                settings.decode or "",
+                settings.rescan or "",
+                settings.when or "",
+            )
+        return self._source
+
+    @property
+    def _independent(self) -> bool:
+        return self._mode == INDEPENDENT
+
+    @property
+    def _lasting(self) -> bool:
+        """Rounds change while it goes on."""
+        return self._independent and self._context.where() is not None
+
+    def _new_prefetcher(self, place: RankAssignment, held: LeasedShards) -> Prefetcher:
+        assert self._client is not None and self._reader is not None  # noqa: S101
+        independent = self._independent
+        step_sizes, self._plan = self._context.step_sizes(self._batch_size, place)
+        order = ReadOrder(
+            self._options.seed,
+            self.epoch,
+            self._options.shuffle,
+            (self._shuffle_shards or (MIXED_INDEPENDENT if independent else MIXED)) if self._options.shuffle else 1,
+            independent or self._tail is not Tail.DROP,
+            0 if self._shuffle_shards else MIXED_BYTES,
+        )
+        prefetcher = Prefetcher(
+            self._client,
+            self._reader,
+            order,
+            StepSizes((self._batch_size,)) if independent else step_sizes,
+            prefetch=self._prefetch,
+            columns=self._columns,
+            finish=self._finish,
+            over=lambda: self._context.over(place.round),
+            held=held,
+        )
+        prefetcher.start()
+        return prefetcher
+
+    def _resize_steps(self, place: RankAssignment, prefetcher: Prefetcher) -> Prefetcher:
+        """Other settings hold from this step on, on all ranks: ready steps are made again in other sizes. All ranks
+        have been told of it and none has handed it out, so all forget it."""
+        prefetcher.stop(wait=True)
+        with self._lock:
+            self._window.clear()
+        self._prefetcher = self._new_prefetcher(place, prefetcher.held)
+        return self._prefetcher
+
+    def _end_prefetcher(self, wait: bool = False) -> None:
+        prefetcher, self._prefetcher = self._prefetcher, None
+        if prefetcher is not None:
+            prefetcher.stop(wait)
+
+    def _detach(self, wait: bool = False) -> None:
+        """Drop all that belongs to a round but the position."""
+        self._end_prefetcher(wait)
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+        with self._lock:
+            self._window.clear()
+        self._parts.clear()
+        self._step = self._ready = None
+        self._unacknowledged.clear()
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def _columns(self, table: Any) -> Columns:
+        from data_service.formats.arrays import to_numpy
+
+        return to_numpy(table, self._fill)
+
+    def _finish(self, columns: Columns) -> Any:
+        """What the script gets of a micro-batch. On the reading thread."""
+        # Records that are not mixed are views of the file.
+        whole = {name: array if array.flags.writeable else array.copy() for name, array in columns.items()}
+        for name, array in whole.items():
+            if isinstance(array, RaggedColumn):
+                whole[name] = array.public(self._pad.get(name))
+        return converted(whole if self._transform is None else self._transform(whole), self._tensor)
+
+
+def _check(**options: int | None) -> None:
+    for option, value in options.items():
+        if value is not None and value < 1:
+            raise SettingError(option, value, "must be at least 1")

@@ -1,0 +1,272 @@
+"""The source and the settings of a data set, as a script or the launcher's ``--data`` gives them."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from data_service.formats import Reader, open_reader
+from data_service.formats.options import Options
+from data_service.manifest import USER_FORMAT, Manifest
+from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
+from edl.errors import SettingError
+
+if TYPE_CHECKING:
+    from data_service.scan import KnownFiles
+
+EPOCH = "epoch"
+"""Value of ``rescan``: the patterns are looked at again at the end of each epoch."""
+VARIABLE = "EDL_DATA_SETS"
+"""What the launcher was told with ``--data``, as JSON: by name, ``files`` and texts for the other settings."""
+SHARD_RECORDS = 65536
+SHARD_BYTES = 16 << 20
+_LOOK_S = 0.05
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""What a data set may be called."""
+_YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """The files of a data set and how they are read."""
+
+    name: str
+    files: tuple[str, ...]
+    format: str | None = None
+    columns: tuple[str, ...] | None = None
+    shard_records: int = SHARD_RECORDS
+    shard_bytes: int = SHARD_BYTES
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+    remote: str = ""
+    """Whether remote readers read: empty, ``prefer`` or ``only``."""
+    decode: str = ""
+    """``module:function``, applied to each batch of records where it is read."""
+    rescan: str = ""
+    """Whether the patterns are looked at again: empty, ``epoch``, or after so many seconds."""
+    when: str = NOW
+    """When what is found then joins."""
+
+    @property
+    def rescan_s(self) -> float:
+        """Seconds between two looks; 0: none because of time."""
+        return 0.0 if self.rescan in ("", EPOCH) else float(self.rescan)
+
+    def scan(
+        self,
+        check: Callable[[], None],
+        say: Callable[[str], None],
+        files: tuple[str, ...] = (),
+        known: KnownFiles | None = None,
+        format: str = "",
+    ) -> Manifest:
+        """List the shards, on another thread, since ``check`` is to be called now and then. ``files``: instead of its
+        own. ``known``, ``format``: of a list that they are to fit to. Raises ``DataError``."""
+        from data_service.scan import scan
+
+        result: list[Any] = []
+
+        def work() -> None:
+            try:
+                found = scan(
+                    files or self.files,
+                    self.format or format or None,
+                    columns=self.columns,
+                    shard_records=self.shard_records,
+                    shard_bytes=self.shard_bytes,
+                    storage_options=dict(self.storage_options),
+                    options=self.options,
+                    say=say,
+                    known=known,
+                )
+                self._check_types(found)
+                result.append(found)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                result.append(error)
+
+        thread = threading.Thread(target=work, name="edl-scan", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            check()
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        manifest: Manifest = result[0]
+        return manifest
+
+    def _check_types(self, manifest: Manifest) -> None:
+        """Raises ``UnsupportedData``. What functions of the user's make of columns shows when they do."""
+        if not len(manifest) or self.decode or manifest.format == USER_FORMAT:
+            return
+        from data_service.formats.arrays import check_types
+
+        file = manifest.ref(0).file
+        storage = dict(self.storage_options)
+        reader = open_reader(manifest.format, self.columns, storage_options=storage, options=self.options)
+        try:
+            check_types(reader.schema(file), file)
+        finally:
+            reader.close()
+
+    def reader(self, format: str, rank: int) -> Reader:
+        """What reads its shards, for the worker of this rank."""
+        storage = dict(self.storage_options)
+        here = open_reader(format, self.columns, storage_options=storage, options=self.options)
+        if not (self.remote or self.decode):
+            return here
+        from data_service.remote.client import Pool, RemoteReader, shared_pool  # Flight takes a moment to load
+
+        return RemoteReader(
+            shared_pool(rank) if self.remote else Pool(),
+            self.name,
+            format,
+            self.columns,
+            local=here,
+            policy=self.remote or "prefer",
+            decode=self.decode,
+            options=self.options,
+            storage_options=storage,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """The settings of a data set that a script gives; None where it gives none."""
+
+    files: tuple[str, ...] | None = None
+    format: str | None = None
+    columns: tuple[str, ...] | None = None
+    shuffle: bool | None = None
+    seed: int | None = None
+    tail: str | None = None
+    shard_records: int | None = None
+    shard_bytes: int | None = None
+    storage_options: Mapping[str, Any] | None = None
+    options: Options | None = None
+    remote: str | None = None
+    decode: str | None = None
+    rescan: str | None = None
+    when: str | None = None
+
+    def settle(self, name: str, environment: Mapping[str, str]) -> DataSettings:
+        """With what ``--data`` says where the script says nothing, and defaults where nobody does. Raises
+        ``SettingError`` when there are no files."""
+        told = declared(environment, name)
+        defaults = {
+            "shuffle": True,
+            "seed": 0,
+            "tail": "pad",
+            "shard_records": SHARD_RECORDS,
+            "shard_bytes": SHARD_BYTES,
+            "options": Options(),
+            "storage_options": {},
+            "remote": "",
+            "decode": "",
+            "rescan": "",
+            "when": NOW,
+        }
+        found: dict[str, Any] = {}
+        for name_ in (one.name for one in fields(DataSettings)):
+            said = (getattr(self, name_), told.get(name_), defaults.get(name_))
+            found[name_] = next((value for value in said if value is not None), None)
+        if not found["files"]:
+            known = ", ".join(names(environment)) or "none"
+            advice = f"Name files in the script, or start the job with --data {name}=PATTERN (named so: {known})"
+            raise SettingError("data set", name, "no files are given", advice)
+        for size in ("shard_records", "shard_bytes"):
+            if found[size] < 1:
+                raise SettingError(size, found[size], "must be at least 1")
+        if not _is_rescan(found["rescan"]):
+            raise SettingError("rescan", found["rescan"], f"must be a number of seconds above 0, or {EPOCH}")
+        if found["when"] not in (NOW, NEXT_EPOCH):
+            raise SettingError("when", found["when"], f"must be {NOW} or {NEXT_EPOCH}")
+        return DataSettings(**found)
+
+
+def _is_rescan(value: str) -> bool:
+    try:
+        return value in ("", EPOCH) or 0 < float(value) < float("inf")
+    except ValueError:
+        return False
+
+
+def checked_name(name: str) -> str:
+    """A data set's name. Raises ``SettingError``."""
+    if not NAME.fullmatch(name):
+        raise SettingError("data set", repr(name), "must be 1 to 64 letters, digits, dots, dashes and underscores")
+    return name
+
+
+def declared(environment: Mapping[str, str], name: str) -> dict[str, Any]:
+    """What ``--data`` says of a data set: arguments of the loader, and ``options`` for the readers' own.
+
+    Empty when it says nothing of it. Raises ``SettingError``.
+    """
+    try:
+        told = json.loads(environment.get(VARIABLE) or "{}").get(name, {})
+        items = dict(told)
+    except (ValueError, TypeError, AttributeError) as error:
+        value = environment.get(VARIABLE, "")
+        raise SettingError(VARIABLE, value, f"is not what the launcher writes ({error})") from None
+    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    kinds = {one.name: one.type for one in fields(Options)}
+    for key, value in items.items():
+        match key:
+            case "files":
+                found[key] = tuple(value)
+            case "columns":
+                found[key] = tuple(value.split(","))
+            case "format" | "tail" | "remote" | "decode" | "rescan" | "when":
+                found[key] = value
+            case "shuffle":
+                found[key] = _truth(key, value)
+            case "seed" | "shard_records" | "shard_bytes":
+                found[key] = _number(key, value)
+            case _ if key in kinds:
+                options[key] = _as_kind(key, value, str(kinds[key]))
+            case _:
+                ours = "format columns shuffle seed tail shard_records shard_bytes remote decode rescan when"
+                known = [*ours.split(), *kinds]
+                raise SettingError(f"--data {name}", f"{key}={value}", f"no such setting; there are {', '.join(known)}")
+    if options:
+        found["options"] = Options.of(options)
+    return found
+
+
+def names(environment: Mapping[str, str]) -> Sequence[str]:
+    """The data sets that ``--data`` names."""
+    try:
+        return sorted(json.loads(environment.get(VARIABLE) or "{}"))
+    except (ValueError, TypeError):
+        return ()
+
+
+def _as_kind(key: str, value: str, kind: str) -> Any:
+    if kind == "bool":
+        return _truth(key, value)
+    if kind == "int":
+        return _number(key, value)
+    if kind.startswith("tuple"):
+        return value.split(",")
+    if kind.startswith("Mapping"):
+        pairs = [part.partition(":") for part in value.split(",")]
+        return {column: type_name for column, _, type_name in pairs}
+    return value
+
+
+def _truth(key: str, value: str) -> bool:
+    if value.lower() not in (*_YES, *_NO):
+        raise SettingError(f"--data {key}", value, "must be yes or no")
+    return value.lower() in _YES
+
+
+def _number(key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise SettingError(f"--data {key}", value, "must be a whole number") from None

@@ -1,0 +1,134 @@
+"""How the data sets of a process reach the lease machine: over the worker's link to the Master or, in a script that
+runs without a launcher, in the same process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from data_service.leases.machine import LeaseMachine
+from data_service.protocol import messages
+from edl.adapters.clock import SystemClock
+from edl.errors import DataError
+from edl.master.service import Caller, Effect, Event, Flaw, Said, Tell, WorldBegan
+from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.messages import Member, World
+from edl.worker.link import Link
+
+_CLOCK = SystemClock()
+SERVICE = "data"
+"""Name of the Master's service."""
+Heard = Callable[[Any], None]
+"""A listener: takes each message for a data set; None when sent messages may be lost."""
+LOCAL_NODE = NodeId("local")
+
+
+class MasterTransport(Protocol):
+    """A worker's connection to the lease machine."""
+
+    def say(self, text: str, number: int) -> None:
+        """Send a message as a worker of this round. Thread-safe. If it may be lost, listeners are called with None."""
+        ...
+
+    def listen(self, dataset: str, heard: Heard) -> None:
+        """Set the listener for messages about a data set. It is called on any thread."""
+        ...
+
+    def listens(self, dataset: str, heard: Heard) -> bool:
+        """Whether this is still the listener for a data set."""
+        ...
+
+    def forget(self, dataset: str, heard: Heard) -> None:
+        """Remove this listener, unless another one has replaced it."""
+        ...
+
+
+class Dispatcher:
+    """Dispatches incoming messages to the listeners of their data sets."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, Heard] = {}
+
+    def listen(self, dataset: str, heard: Heard) -> None:
+        """See ``MasterTransport``."""
+        self._heard[dataset] = heard
+
+    def listens(self, dataset: str, heard: Heard) -> bool:
+        """See ``MasterTransport``."""
+        return self._heard.get(dataset) == heard
+
+    def forget(self, dataset: str, heard: Heard) -> None:
+        """See ``MasterTransport``."""
+        if self._heard.get(dataset) == heard:
+            del self._heard[dataset]
+
+    def hear(self, text: str | None) -> None:
+        """Dispatch a message from the Master; None when another Master has taken over."""
+        message: Any = None
+        if text is not None:
+            try:
+                message = messages.decode(text)
+            except DataError as error:
+                sys.stderr.write(f"edl: a message about data could not be used: {error}\n")
+                return
+        dataset = getattr(message, "dataset", "")
+        # Some messages, such as the list of readers, are for all.
+        for heard in [self._heard.get(dataset)] if dataset else list(self._heard.values()):
+            if heard is not None:
+                heard(message)
+
+
+class LinkTransport(Dispatcher):
+    """Over the link to the agent, which forwards messages to the Master."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = weakref.ref(link)  # the link holds what listens
+        link.listen(SERVICE, self.hear)
+
+    def say(self, text: str, number: int) -> None:
+        """See ``MasterTransport``."""
+        link = self._link()
+        if link is not None:
+            link.call(SERVICE, text, number)
+
+
+_transports: weakref.WeakKeyDictionary[Link, LinkTransport] = weakref.WeakKeyDictionary()
+
+
+def transport_over(link: Link) -> LinkTransport:
+    """The one transport over a link, for all data sets of this process."""
+    if link not in _transports:
+        _transports[link] = LinkTransport(link)
+    return _transports[link]
+
+
+class LocalTransport(Dispatcher):
+    """To a lease machine in the same process, for a world of one worker that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._machine = LeaseMachine()
+        self._lock = threading.Lock()
+        self._machine.load({}, _CLOCK.now_s())
+        member = Member(LOCAL_NODE, Incarnation(0), "127.0.0.1", 1, Rank(0), ())
+        self._step(WorldBegan(World(Round(1), (member,), 0)))
+
+    def say(self, text: str, number: int) -> None:
+        """See ``MasterTransport``. What the machine answers is heard before this returns."""
+        self._step(Said(Caller(LOCAL_NODE, 0), Round(number), text))
+
+    def _step(self, event: Event) -> None:
+        with self._lock:
+            effects = self._machine.step(event, _CLOCK.now_s())
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, Tell):
+            self.hear(effect.body)
+        elif isinstance(effect, Flaw) and effect.text:
+            sys.stderr.write(f"edl: {effect.text}\n")

@@ -1,0 +1,242 @@
+"""What a loader is told about its worker: the round and rank, the way to the Master, when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from data_service.loader.batching import StepSizes
+from data_service.loader.transport import LocalTransport, MasterTransport, transport_over
+from edl.arithmetic.hyper import StepPlan, step_plan
+from edl.errors import StateError
+from edl.wire.messages import NO_SETTINGS
+from edl.worker import hyper, trainer
+from edl.worker import session as sessions
+from edl.worker.boundary import RoundOver
+from edl.worker.framework import Framework
+
+
+@dataclass(frozen=True, slots=True)
+class RankAssignment:
+    """A worker's rank in one round."""
+
+    round: int
+    rank: int
+    world_size: int
+
+
+class WorkerContext(Protocol):
+    """What a loader needs from its process."""
+
+    def place(self) -> RankAssignment:
+        """Block for and return the current assignment. Raises ``StateError`` where no data can be taken."""
+        ...
+
+    def transport(self) -> MasterTransport:
+        """The connection to the lease machine."""
+        ...
+
+    def check(self, number: int) -> None:
+        """Raise ``RoundOver`` if this round is over: it unwinds the training."""
+        ...
+
+    def over(self, number: int) -> bool:
+        """Whether this round is over. Thread-safe."""
+        ...
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """All-gather: every rank's bytes, by rank."""
+        ...
+
+    def settings(self) -> int:
+        """Version of the settings that apply to the next step."""
+        ...
+
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
+        """The micro-batch sizes of the next steps, given the script's own batch size."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """The process's environment variables."""
+        ...
+
+    def anew(self) -> bool:
+        """Restart the in-process lease machine, if this process has its own. Return whether it has."""
+        ...
+
+    def independent(self) -> WorkerContext:
+        """The context for independent mode, in which this worker takes data by itself."""
+        ...
+
+    def where(self) -> tuple[int, int] | None:
+        """The current round and rank, if the worker runs on while they change; None if it is interrupted."""
+        ...
+
+
+class SessionContext:
+    """The context of this process's session."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._local: LocalTransport | None = None
+
+    def place(self) -> RankAssignment:
+        """See ``WorkerContext``. A script that does not use ``run`` is restarted in the next world."""
+        session = sessions.current()
+        if session.state is not None and not session.training:
+            raise StateError("take data inside the function that run calls: outside of it there is no world")
+        seat = session.seat
+        if not session.training or seat is None:
+            session.enter(self._framework, "its script takes data without edl.run")
+            seat = session.place()
+        return RankAssignment(seat.round, seat.rank, seat.world_size)
+
+    def transport(self) -> MasterTransport:
+        """See ``WorkerContext``."""
+        link = sessions.current().link
+        if link is not None:
+            return transport_over(link)
+        if self._local is None:
+            self._local = LocalTransport()
+        return self._local
+
+    def check(self, number: int) -> None:
+        """See ``WorkerContext``. Without ``run`` there is nothing to unwind to: the process is about to be stopped."""
+        session = sessions.current()
+        if session.link is not None and session.training and session.link.broken(number):
+            raise RoundOver(session.link.why_over)
+
+    def over(self, number: int) -> bool:
+        """See ``WorkerContext``. A planned change ends a round without breaking it."""
+        session = sessions.current()
+        if session.link is None:
+            return False
+        return session.seat is None or session.seat.round != number or session.link.broken(number)
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """See ``WorkerContext``."""
+        return self._framework.exchange(data)
+
+    def settings(self) -> int:
+        """See ``WorkerContext``."""
+        return hyper.current().number
+
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
+        """See ``WorkerContext``."""
+        settings = hyper.current()
+        plan = step_plan(settings, batch_size, place.world_size)
+        if not plan.local[-1]:
+            raise StateError(f"a step of {plan.global_batch} samples has none for some of {place.world_size} workers")
+        return StepSizes(plan.sizes(place.rank), settings.number), plan
+
+    def environment(self) -> Mapping[str, str]:
+        """See ``WorkerContext``."""
+        return sessions.current().environment
+
+    def anew(self) -> bool:
+        """See ``WorkerContext``."""
+        self._local = None
+        return sessions.current().link is None
+
+    def independent(self) -> WorkerContext:
+        """See ``WorkerContext``."""
+        return IndependentContext(self)
+
+    def where(self) -> tuple[int, int] | None:
+        """See ``WorkerContext``."""
+        return None
+
+
+class IndependentContext:
+    """The context of an independent worker. Inside ``run`` its worlds still end; elsewhere worlds change around it
+    (``edl.worker.trainer``), and the job does not prescribe batch sizes."""
+
+    def __init__(self, inner: SessionContext | None = None) -> None:
+        """``inner``: answers inside of ``run``."""
+        self._inner = inner
+        self._transport: MasterTransport | None = None
+
+    def where(self) -> tuple[int, int] | None:
+        """See ``WorkerContext``."""
+        if self._stepping():
+            return None
+        return trainer.attach().place()[:2]
+
+    def place(self) -> RankAssignment:
+        """See ``WorkerContext``."""
+        inner = self._stepping()
+        return inner.place() if inner else RankAssignment(*trainer.attach().place())
+
+    def transport(self) -> MasterTransport:
+        """See ``WorkerContext``."""
+        inner = self._stepping()
+        if inner:
+            return inner.transport()
+        link = trainer.attach().link
+        if link is not None:
+            return transport_over(link)
+        if self._transport is None:
+            self._transport = LocalTransport()
+        return self._transport
+
+    def check(self, number: int) -> None:
+        """See ``WorkerContext``."""
+        inner = self._stepping()
+        if inner:
+            inner.check(number)
+
+    def over(self, number: int) -> bool:
+        """See ``WorkerContext``."""
+        inner = self._stepping()
+        return inner.over(number) if inner else False
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """See ``WorkerContext``. An independent worker has no peers."""
+        return [data]
+
+    def settings(self) -> int:
+        """See ``WorkerContext``."""
+        return 0
+
+    def step_sizes(self, batch_size: int, place: RankAssignment) -> tuple[StepSizes, StepPlan]:
+        """See ``WorkerContext``."""
+        return StepSizes((batch_size,)), step_plan(NO_SETTINGS, batch_size, 1)
+
+    def environment(self) -> Mapping[str, str]:
+        """See ``WorkerContext``."""
+        return sessions.current().environment
+
+    def anew(self) -> bool:
+        """See ``WorkerContext``."""
+        self._transport = None
+        return self._inner.anew() if self._inner is not None else sessions.current().link is None
+
+    def independent(self) -> WorkerContext:
+        """See ``WorkerContext``."""
+        return self
+
+    def _stepping(self) -> SessionContext | None:
+        """Where it is inside of ``run``."""
+        session = sessions.current()
+        return self._inner if session.state is not None or session.training else None
+
+
+Convert = Callable[[Any], Any]
+"""From an array of numpy to what the framework has."""
+
+
+def converted(batch: Any, convert: Convert) -> Any:
+    """A batch with every array replaced by the framework's tensor, wherever it is in dicts, lists and tuples. Texts and
+    other objects become lists."""
+    if type(batch).__module__ == "numpy" and hasattr(batch, "dtype"):
+        if batch.dtype == object:
+            return batch.tolist()
+        return batch if batch.dtype.kind in "MmUS" else convert(batch)
+    if isinstance(batch, dict):
+        return {name: converted(part, convert) for name, part in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(converted(part, convert) for part in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(converted(part, convert) for part in batch)
+    return batch

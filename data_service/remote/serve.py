@@ -1,0 +1,61 @@
+"""A reader process: ``python -m data_service reader``, a child of a launcher, which it talks to in lines.
+
+The launcher writes ``{"secret": …, "authority": …}`` (see ``tls.py``) and then ``?`` now and then; the process writes
+``{"port": …}`` once it listens and answers each ``?`` with ``!``. It ends when the launcher has gone. SIGTERM lets it
+finish what it streams.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Collection
+from typing import NoReturn
+
+import click
+
+from data_service.remote.flight import DEFAULT_CAPACITY, ReaderServer
+from edl.adapters.child import at_sigterm, order_line, private_stdout
+from edl.wire.address import address
+
+
+def serve(host: str, port: int, capacity: int, grace_s: float, functions: Collection[str] = ()) -> int:
+    """Be a reader process; returns its exit status. Raises ``PortInUse``."""
+    answers = private_stdout()
+    order = order_line("Readers", "--role=reader")
+    server = ReaderServer(host, port, order["secret"], capacity, functions, order.get("authority", ""))
+
+    def leave() -> None:
+        if server.drain(grace_s):
+            _end(0)
+        click.echo(f"reader at {address(host, server.port)}: streams still run after {grace_s:g} s", err=True)
+        _end(1)
+
+    at_sigterm(leave)
+    try:
+        answers.write(json.dumps({"port": server.port}) + "\n")
+        answers.flush()
+        for _ in sys.stdin:
+            answers.write("!\n")
+            answers.flush()
+    except BrokenPipeError:
+        pass
+    _end(0)  # the launcher is gone, and with it the key by which trainers find this process
+
+
+@click.command("reader")
+@click.option("--host", default="127.0.0.1", help="Address to listen at. Default: this host only.")
+@click.option("--port", type=int, default=0, help="Default: one that is free.")
+@click.option("--capacity", type=int, default=DEFAULT_CAPACITY, help="Streams served at once.")
+@click.option("--grace", type=float, default=30.0, metavar="SECONDS", help="For streams under way at SIGTERM.")
+@click.option("--function", multiple=True, metavar="MODULE:FUNCTION", help="One that trainers may name.")
+def reader_command(host: str, port: int, capacity: int, grace: float, function: tuple[str, ...]) -> None:
+    """Read and decode for trainers elsewhere. Started by a launcher, which keeps it running."""
+    sys.exit(serve(host, port, capacity, grace, function))
+
+
+def _end(status: int) -> NoReturn:
+    """Without waiting for Flight's threads, which may be in the middle of a stream."""
+    sys.stderr.flush()
+    os._exit(status)
