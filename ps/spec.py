@@ -103,7 +103,7 @@ class Admission:
     """Which keys get a row. Others are answered with their first weights, and gradients for them are dropped."""
 
     count: int = 1
-    """Occurrences (duplicates in one pull count each) after which a key gets a row; see ``ps/admission.py``."""
+    """Occurrences (duplicates in one pull count each) after which a key gets a row; see ``ps/store/admission.py``."""
     probability: float = 1.0
     """Chance that an occurrence of an unknown key gives it a row; by a hash of (key, occurrence), not drawn."""
 
@@ -143,7 +143,8 @@ class Eviction:
 
 
 class Damaged(enum.Enum):
-    """What becomes of a gradient that holds NaN or an infinity, or that its rule cannot square (``ps/damage.py``)."""
+    """What becomes of a gradient that holds NaN or an infinity, or that its rule cannot square
+    (``ps/store/damage.py``)."""
 
     REFUSE = "refuse"
     """The push is refused, naming table and key; nothing of it is applied on any pserver."""

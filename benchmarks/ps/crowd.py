@@ -24,11 +24,11 @@ from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
-from ps import holding as hd
-from ps import words
-from ps.differences import orders_after
-from ps.holding import Holding
-from ps.machine import PlacementMachine
+from ps.coordinator.machine import PlacementMachine
+from ps.protocol import messages
+from ps.protocol.deltas import orders_after
+from ps.server import bucket_machine as hd
+from ps.server.bucket_machine import Holding
 from ps.spec import TableSpec, Training
 
 TABLES = tuple(TableSpec(name, 16) for name in ("users", "items", "words"))
@@ -60,7 +60,7 @@ class Crowd:
         """So many more begin to count."""
         for number in range(self._begun, self._begun + count):
             self.now_s += self.apart_s
-            self.feed(self.said(number, words.Begin(self.numbers[number])))
+            self.feed(self.said(number, messages.Begin(self.numbers[number])))
         self._begun += count
         self.settle()
 
@@ -74,7 +74,7 @@ class Crowd:
 
     def said(self, number: int, word: Any) -> sv.Said:
         """By the trainer of this place."""
-        return sv.Said(Caller(NodeId(f"node-{number}"), 0), Round(1), words.encode(word))
+        return sv.Said(Caller(NodeId(f"node-{number}"), 0), Round(1), messages.encode(word))
 
     def feed(self, event: sv.Event) -> None:
         """To the Master; what comes of it afterwards, one after the other."""
@@ -109,7 +109,7 @@ class Crowd:
         self.feed(sv.WorldBegan(World(Round(1), tuple(nodes), 0)))
         for number in range(trainers):
             self.now_s += self.apart_s
-            self.feed(self.said(number, words.Join(f"{number:032x}", TABLES)))
+            self.feed(self.said(number, messages.Join(f"{number:032x}", TABLES)))
         self.settle()
         people = self.machine.book.people
         found = [people.at(Caller(NodeId(f"node-{number}"), 0)) for number in range(trainers)]
@@ -140,14 +140,14 @@ class Crowd:
 
     def _order(self, name: str, body: str) -> None:
         assert self._holdings is not None
-        word = words.decode(body)
-        if not isinstance(word, words.Orders):
+        word = messages.decode(body)
+        if not isinstance(word, messages.Orders):
             before = self._holdings[name].orders
             assert before is not None
             word = orders_after(before, word)
         self._do(name, self._holdings[name].step(hd.OrdersCame(word)))
         if word.cut is not None and word.cut.phase == "find":
-            self.feed(sv.Heard(name, words.encode(words.Found(word.cut.number))))
+            self.feed(sv.Heard(name, messages.encode(messages.Found(word.cut.number))))
 
     def _do(self, name: str, effects: Sequence[hd.Effect]) -> None:
         assert self._holdings is not None
@@ -155,7 +155,7 @@ class Crowd:
         for effect in effects:
             match effect:
                 case hd.Say(word):
-                    self.feed(sv.Heard(name, words.encode(word)))
+                    self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._do(name, holding.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.Mark(follower, number):

@@ -12,7 +12,7 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.exit_codes import ExitCode
-from ps.checkpoint import Vault
+from ps.checkpoint.directory import Vault
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 from tests.unit.data_bench import write_ipc
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ps import holding as hd
-from ps import words
-from ps.differences import orders_after
-from ps.gate import Apply, Gate, Stale
-from ps.holding import MOVED, SERVED, Holding
+from ps.protocol import messages
+from ps.protocol.deltas import orders_after
+from ps.server import bucket_machine as hd
+from ps.server.bucket_machine import MOVED, SERVED, Holding
+from ps.server.step_barrier import Apply, Gate, Stale
 from ps.spec import Mode
 from tests.sim.ps_net import Pipe, Violation
 
@@ -152,7 +152,7 @@ class Node:
         self.pending: dict[tuple[int, int], int] = {}
         """Copies whose image is not taken yet: (follower, bucket) -> number."""
         self.requests: list[Request] = []
-        self.told: words.Orders | None = None
+        self.told: messages.Orders | None = None
         """The newest, to go on from."""
         self.up_pipe: Pipe | None = None
         """To the Master."""
@@ -165,15 +165,15 @@ class Node:
 
     def say(self, word: Any) -> None:
         if self.up_pipe is not None:
-            self.up_pipe.send(words.encode(word))
-            if self.sim.net.rng.random() < 0.05 and not isinstance(word, words.Hello):
-                self.up_pipe.send(words.encode(word))
+            self.up_pipe.send(messages.encode(word))
+            if self.sim.net.rng.random() < 0.05 and not isinstance(word, messages.Hello):
+                self.up_pipe.send(messages.encode(word))
 
     def hear(self, body: str) -> None:
-        word = words.decode(body)
-        if isinstance(word, words.OrdersChanged):
+        word = messages.decode(body)
+        if isinstance(word, messages.OrdersChanged):
             if self.told is None or self.told.chart.version != word.base:
-                self.say(words.OrdersPlease(self.holding.version))
+                self.say(messages.OrdersPlease(self.holding.version))
                 return
             word = orders_after(self.told, word)
         self.told = word
@@ -246,9 +246,9 @@ class Node:
         for follower in effect.to:
             self.stream(follower)
 
-    def restore(self, cut: words.Cut, buckets: tuple[int, ...]) -> None:
+    def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
         if self.sim.disk.broken(cut):
-            self.say(words.CutDone(cut.number, "restore", "a checksum is wrong"))
+            self.say(messages.CutDone(cut.number, "restore", "a checksum is wrong"))
             return
         for bucket in buckets:
             if self.holding.owner[bucket] == self.holding.number and self.holding.allowed[bucket] != SERVED:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.master.service import Caller
-from ps.book import Limits
-from ps.machine import PlacementMachine
+from ps.coordinator.machine import PlacementMachine
+from ps.coordinator.state import Limits
 from ps.spec import Mode, Replication, TableSpec, Training
 from tests.sim.ps_disk import Disk, Place
 from tests.sim.ps_loss import Losses
@@ -340,9 +340,9 @@ class PsSim:
             living = self.living()
             if living and number:
                 node = rng.choice(living)
-                from ps import words
+                from ps.protocol import messages
 
-                self.run_later(node, node.say, words.TrainerLost(number), after_s=0.1)
+                self.run_later(node, node.say, messages.TrainerLost(number), after_s=0.1)
 
     # --- one history -------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ps.cuts import Cuts
-from ps.holding import Holding
-from ps.membership import Membership, Trainer
-from ps.placement import Grid
-from ps.serving import Serving
-from ps.words import NOBODY
+from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.membership import Membership, Trainer
+from ps.coordinator.placement import Grid
+from ps.coordinator.servers import Serving
+from ps.protocol.messages import NOBODY
+from ps.server.bucket_machine import Holding
 from tests.sim.ps_net import Violation
 from tests.sim.ps_node import Bucket, Stream
 from tests.sim.ps_world import PsSim

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.checkpoint import Vault
-from ps.cutting import SHARD_BUCKETS, Taken
+from ps.checkpoint.directory import Vault
+from ps.checkpoint.reader import Loaded
+from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
-from ps.restoring import Loaded
+from ps.protocol.messages import Chart, Cut, Orders
 from ps.rows import Rows
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, Training
-from ps.words import Chart, Cut, Orders
 
 USER = TableSpec("user", 4, Optimizer(Rule.ADAM))
 DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(Rule.SGD), dense=True, rows=50)

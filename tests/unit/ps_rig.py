@@ -10,13 +10,13 @@ from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
-from ps import holding as hd
-from ps import words
-from ps.book import Limits
-from ps.differences import members_after, orders_after
-from ps.holding import Holding
-from ps.invariants import violations
-from ps.machine import PlacementMachine
+from ps.coordinator.invariants import violations
+from ps.coordinator.machine import PlacementMachine
+from ps.coordinator.state import Limits
+from ps.protocol import messages
+from ps.protocol.deltas import members_after, orders_after
+from ps.server import bucket_machine as hd
+from ps.server.bucket_machine import Holding
 from ps.spec import TableSpec, Training
 
 TABLE = TableSpec("users", 8)
@@ -33,10 +33,10 @@ class Rig:
         self.now_s = 10.0
         self.store: dict[str, bytes] = {}
         self.holdings: dict[str, Holding] = {}
-        self.orders: dict[str, words.Orders] = {}
+        self.orders: dict[str, messages.Orders] = {}
         """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
-        self.found = words.Found(0)
+        self.found = messages.Found(0)
         self.bad: set[str] = set()
         """Runs that cannot be restored."""
         self.lasting = False
@@ -87,7 +87,7 @@ class Rig:
 
     def say(self, name: str, word: Any) -> None:
         """A pserver says something."""
-        self.feed(sv.Heard(f"servers/{name}", words.encode(word)))
+        self.feed(sv.Heard(f"servers/{name}", messages.encode(word)))
 
     def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
         """Copies are made and marks acknowledged at once."""
@@ -95,7 +95,7 @@ class Rig:
         for effect in effects:
             match effect:
                 case hd.Say(word):
-                    self.feed(sv.Heard(name, words.encode(word)))
+                    self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
                     self._effects(name, holding.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.Mark(follower, number):
@@ -105,27 +105,27 @@ class Rig:
                         if one.number == follower:
                             self._effects(other, one.step(hd.Released(holding.number, version, buckets)))
                 case hd.Restore(cut, _) if cut.run in self.bad:
-                    told = words.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
-                    self.feed(sv.Heard(name, words.encode(told)))
+                    told = messages.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
+                    self.feed(sv.Heard(name, messages.encode(told)))
                 case hd.Restore(cut, buckets):
                     self._effects(name, holding.step(hd.Restored(cut.number, buckets)))
 
     def members(self, node: str) -> list[str]:
         """Who counts, by all that this trainer has been told."""
-        epoch, found = 0, tuple[words.Member, ...]()
+        epoch, found = 0, tuple[messages.Member, ...]()
         for caller, word in self.told:
             if caller.node != node:
                 continue
-            if isinstance(word, words.Joined | words.Charted):
+            if isinstance(word, messages.Joined | messages.Charted):
                 epoch, found = word.epoch, word.members
-            elif isinstance(word, words.Counted):
+            elif isinstance(word, messages.Counted):
                 assert word.since == epoch, "nothing has been missed"
                 epoch, found = word.epoch, members_after(found, word.came, word.went)
         return [one.name for one in found]
 
-    def _orders(self, name: str, orders: words.Orders | words.OrdersChanged) -> None:
+    def _orders(self, name: str, orders: messages.Orders | messages.OrdersChanged) -> None:
         before = self.holdings[name].orders
-        if isinstance(orders, words.OrdersChanged):
+        if isinstance(orders, messages.OrdersChanged):
             assert self.orders[name].chart.version == orders.base, "nothing has been missed"
             orders = orders_after(self.orders[name], orders)
         self.orders[name] = orders
@@ -134,10 +134,10 @@ class Rig:
         if cut is None or (before is not None and before.cut == cut):
             return
         if cut.phase == "find":
-            self.feed(sv.Heard(name, words.encode(self.found)))
+            self.feed(sv.Heard(name, messages.encode(self.found)))
         elif cut.phase != "restore" and self.cuts:
             told = json.dumps({"run": f"cut-{cut.number}"}) if cut.phase == "complete" else name
-            self.feed(sv.Heard(name, words.encode(words.CutDone(cut.number, cut.phase, "", told))))
+            self.feed(sv.Heard(name, messages.encode(messages.CutDone(cut.number, cut.phase, "", told))))
 
     # --- trainers ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Rig:
 
     def tell(self, node: str, word: Any) -> None:
         """A trainer says something."""
-        self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), words.encode(word)))
+        self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), messages.encode(word)))
 
     def heard(self, node: str, kind: type[Kind]) -> list[Kind]:
         """What a trainer was told."""
@@ -157,9 +157,9 @@ class Rig:
 
     def trainer(self, node: str, nonce: str = "", tables: tuple[TableSpec, ...] = (TABLE,)) -> int:
         """One joins and begins; its number."""
-        self.tell(node, words.Join(nonce or node, tables))
-        number = self.heard(node, words.Joined)[-1].number
-        self.tell(node, words.Begin(number))
+        self.tell(node, messages.Join(nonce or node, tables))
+        number = self.heard(node, messages.Joined)[-1].number
+        self.tell(node, messages.Begin(number))
         return number
 
     # --- the Master's shell ------------------------------------------------------------------------------------------
@@ -193,14 +193,14 @@ class Rig:
                 case sv.Note(text):
                     self.notes.append(text)
                 case sv.Tell(caller, body):
-                    self.told.append((caller, words.decode(body)))
+                    self.told.append((caller, messages.decode(body)))
                 case sv.WakeAt(at_s):
                     self.wake_s = min(at_s, self.wake_s or at_s)
                 case sv.Fail(text):
                     self.failed = text
         for effect in effects:
             if isinstance(effect, sv.Send) and effect.name in self.holdings:
-                self._orders(effect.name, words.decode(effect.body))
+                self._orders(effect.name, messages.decode(effect.body))
 
     def started(self, *names: str) -> Rig:
         """Pservers are there and buckets are placed."""

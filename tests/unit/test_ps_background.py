@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
-from ps.client import Client
-from ps.frames import Frame, Op
-from ps.patience import Patience
+from ps.client.client import Client
+from ps.net.caller import Reply
+from ps.protocol.frames import Frame, Op
 from ps.spec import Mode, Training
-from ps.transport import Reply
+from ps.wait import Patience
 from tests.unit.ps_bench import PATIENCE_S, Bench
 
 KEYS = np.arange(2000)

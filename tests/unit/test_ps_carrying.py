@@ -11,16 +11,16 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
-from ps import holding as h
-from ps.carrying import Carrier
+from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.marking import Marking
-from ps.restoring import Loaded
+from ps.protocol.messages import Chart, Cut, Joined, Orders, pack
 from ps.rows import Part, Piece, Push
-from ps.server import Setup
+from ps.server import bucket_machine as h
+from ps.server.bucket_shell import Carrier
+from ps.server.checkpoint_task import Marking
+from ps.server.server import Setup
 from ps.spec import BUCKETS, Training
-from ps.store import Store
-from ps.words import Chart, Cut, Joined, Orders, pack
+from ps.store.store import Store
 from tests.unit.ps_servers import COUNTS
 
 

@@ -15,14 +15,14 @@ import pytest
 from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.errors import CheckpointError
 from edl.ports import Files
-from ps.checkpoint import EVICTED_BYTES, Vault
-from ps.cutting import Pace
+from ps.checkpoint.directory import EVICTED_BYTES, Vault
+from ps.checkpoint.manifest import CHAIN, Told, differences, flat
+from ps.checkpoint.reader import Loaded, merged
+from ps.checkpoint.writer import Pace
 from ps.hashing import buckets_of
-from ps.manifest import CHAIN, Told, differences, flat
-from ps.restoring import Loaded, merged
+from ps.protocol.messages import Cut, Orders
 from ps.rows import Rows
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
-from ps.words import Cut, Orders
 from tests.unit.checkpoint_rows import (
     DENSE,
     TABLES,
@@ -471,6 +471,6 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_ranges_go_there_and_back() -> None:
     owned = split(3)[1]
-    from ps.manifest import ranges
+    from ps.checkpoint.manifest import ranges
 
     assert flat(ranges(np.flatnonzero(owned).tolist())) == np.flatnonzero(owned).tolist()

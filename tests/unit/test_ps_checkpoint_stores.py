@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from edl.adapters.remote_files import open_files
-from ps.checkpoint import Vault
+from ps.checkpoint.directory import Vault
+from ps.checkpoint.reader import Loaded
 from ps.hashing import buckets_of
-from ps.restoring import Loaded
 from ps.rows import Part, Piece, Push, Taken
 from ps.spec import BUCKETS, Eviction, Initial, Optimizer, Rule, TableSpec
-from ps.store import SHARDS, Store
+from ps.store.store import SHARDS, Store
 from tests.unit.checkpoint_rows import finish, split
 
 RULES = [Rule.SGD, Rule.MOMENTUM, Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL]

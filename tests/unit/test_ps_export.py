@@ -15,10 +15,10 @@ import ps.export
 from edl.adapters.remote_files import open_files
 from edl.errors import CheckpointError, PsError, SettingError
 from ps.__main__ import commands
-from ps.checkpoint import Vault
-from ps.kernels import plain
+from ps.checkpoint.directory import Vault
 from ps.rows import Rows
-from ps.rules import Layout
+from ps.store.kernels import plain
+from ps.store.rules import Layout
 from tests.unit.checkpoint_rows import DENSE, TABLES, USER, finish, rows_of, split, taken
 
 FORMATS = ["arrow", "safetensors"]
@@ -56,7 +56,7 @@ def test_what_is_looked_up_is_what_was_trained(run: str, tmp_path: Path, format:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_of_many_batches(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.export.BATCH_ROWS", 700)
+    monkeypatch.setattr("ps.client.export.BATCH_ROWS", 700)
     some = ROWS["user"].take(np.random.default_rng(1).permutation(len(KEYS)))
     pieces = [some.take(slice(start, start + 900)) for start in range(0, len(KEYS), 900)]
     ps.export.write(tmp_path / "out", [USER], lambda spec: pieces, format=format)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ps.gate import Apply, Gate, May, Stale
+from ps.protocol.messages import Member
+from ps.server.step_barrier import Apply, Gate, May, Stale
 from ps.spec import Mode, Training
-from ps.words import Member
 
 
 def gate(*members: Member, mode: Mode = Mode.SYNC, staleness: int = 0) -> Gate:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ps import words
-from ps.holding import (
+from ps.protocol import messages
+from ps.protocol.messages import RESTORE, Cut, Orders
+from ps.server.bucket_machine import (
     MOVED,
     SERVED,
     WAITING,
@@ -33,7 +34,6 @@ from ps.holding import (
     Stop,
 )
 from ps.spec import BUCKETS, Replication, Training
-from ps.words import RESTORE, Cut, Orders
 
 Kind = TypeVar("Kind")
 Role = tuple[int, int, int, int, int]
@@ -41,11 +41,11 @@ Role = tuple[int, int, int, int, int]
 
 
 def orders(version: int, *roles: Role, you: int = 1, history: int = 1, living: str = "123", **more: object) -> Orders:
-    servers = tuple(words.Server(int(one), f"servers/{one}", "host", 1) for one in living)
+    servers = tuple(messages.Server(int(one), f"servers/{one}", "host", 1) for one in living)
     columns = list(zip(*roles, strict=True))
-    owner, backup, joining, giver = (words.pack(column) for column in columns[:4])
-    chart = words.Chart(version, history, servers, owner, backup, joining)
-    since = words.pack(columns[4], "i")
+    owner, backup, joining, giver = (messages.pack(column) for column in columns[:4])
+    chart = messages.Chart(version, history, servers, owner, backup, joining)
+    since = messages.pack(columns[4], "i")
     values = {"training": Training(), **more}
     return Orders(0, you, chart, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ def test_the_first_orders_reset_and_serve() -> None:
     assert effects[0] == Reset(1, 1)
     assert take(effects, Serve) == [Serve((0,))]
     assert list(one.allowed) == [SERVED, MOVED]
-    assert effects[-1] == Say(words.Followed(1))
+    assert effects[-1] == Say(messages.Followed(1))
 
 
 def test_older_orders_change_nothing() -> None:
@@ -105,7 +105,7 @@ def test_a_copy_is_waited_for_from_its_image_on_and_told_when_all_is_there() -> 
     effects = one.step(ImageAcked(2, copy.number, (0,)))
     assert effects[0] == Feed((0,), (2,), (2,)), "before the mark is put into the stream"
     mark = take(effects, Mark)[0]
-    assert said(one.step(MarkAcked(2, mark.number)), words.Synced) == [words.Synced(1, 2, ((0, 1),))]
+    assert said(one.step(MarkAcked(2, mark.number)), messages.Synced) == [messages.Synced(1, 2, ((0, 1),))]
 
 
 def test_the_acknowledgement_of_another_copy_does_not_count() -> None:
@@ -142,7 +142,7 @@ def test_an_asynchronous_copy_is_waited_for_until_it_has_caught_up_and_then_take
     (mark,) = take(effects, Mark)
     assert effects.index(mark) > effects.index(take(effects, Feed)[0]), "what came before was not waited for"
     effects = holding.step(MarkAcked(2, mark.number))
-    assert said(effects, words.Synced) == [words.Synced(4, 2, ((0, 1),))]
+    assert said(effects, messages.Synced) == [messages.Synced(4, 2, ((0, 1),))]
     effects = step(holding, 5, (2, 1, 0, 1, 5), **lagging)
     assert take(effects, Release) == [Release(2, (0,), 5)]
 
@@ -154,15 +154,15 @@ def test_a_mark_from_before_pushes_waited_says_nothing() -> None:
     effects = step(holding, 4, (1, 2, 0, 0, 4), **lagging)
     assert take(effects, Feed) == [Feed((0,), (2,), ())], "it is fed and in step as before"
     (late,) = take(step(holding, 5, (1, 2, 2, 0, 5), **lagging), Mark)
-    assert not said(holding.step(MarkAcked(2, early.number)), words.Synced)
-    assert said(holding.step(MarkAcked(2, late.number)), words.Synced)
+    assert not said(holding.step(MarkAcked(2, early.number)), messages.Synced)
+    assert said(holding.step(MarkAcked(2, late.number)), messages.Synced)
 
 
 def test_a_stream_that_breaks_while_a_copy_catches_up_is_told_of() -> None:
     holding = with_backup()
     step(holding, 3, (1, 2, 2, 0, 3), training=Training(replication=Replication.ASYNC))
     effects = holding.step(LineLost(2))
-    assert said(effects, words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
     assert take(effects, Feed) == [Feed((0,), (), (2,))]
 
 
@@ -171,10 +171,10 @@ def test_what_was_said_is_said_again_on_a_new_line() -> None:
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     effects = one.step(MasterLine())
-    hello = said(effects, words.Hello)[0]
+    hello = said(effects, messages.Hello)[0]
     assert effects[0] == Say(hello)
-    assert (hello.number, hello.version, list(words.unpack(hello.holds, 1))) == (1, 1, [1])
-    assert said(effects, words.Synced) == [words.Synced(1, 2, ((0, 1),))]
+    assert (hello.number, hello.version, list(messages.unpack(hello.holds, 1))) == (1, 1, [1])
+    assert said(effects, messages.Synced) == [messages.Synced(1, 2, ((0, 1),))]
 
 
 def test_buckets_without_a_role_are_dropped() -> None:
@@ -221,7 +221,7 @@ def test_the_new_owner_waits_for_the_release() -> None:
     effects = two.step(Released(1, 3, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
     assert take(effects, Feed) == [Feed((0,), (1,), (1,))], "the old one is its copy, with nothing to copy"
-    assert said(effects, words.Took) == [words.Took(3, ((0, 1),))]
+    assert said(effects, messages.Took) == [messages.Took(3, ((0, 1),))]
 
 
 def test_a_release_of_an_earlier_time_does_not_count() -> None:
@@ -266,13 +266,13 @@ def test_a_giver_whose_stream_broke_says_so() -> None:
     one.step(LineLost(2))
     effects = step(one, 3, (2, 1, 0, 1, 3))
     assert take(effects, Release) == []
-    assert said(effects, words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
 
 
 def test_a_stream_that_breaks_behind_the_release_is_told_of() -> None:
     one = with_backup()
     step(one, 3, (2, 1, 0, 1, 3))
-    assert said(one.step(LineLost(2)), words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert said(one.step(LineLost(2)), messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
 
 
 def test_the_copy_takes_over_when_the_owner_dies() -> None:
@@ -290,7 +290,7 @@ def test_a_broken_stream_holds_acknowledgements_up_until_orders_say_otherwise() 
     one = with_backup()
     effects = one.step(LineLost(2))
     assert take(effects, Feed) == [Feed((0,), (), (2,))]
-    assert said(effects, words.Unsynced) == [words.Unsynced(2, 2, ((0, 1),))]
+    assert said(effects, messages.Unsynced) == [messages.Unsynced(2, 2, ((0, 1),))]
     assert one.step(LineMade(2)) == (), "what was lost in between is not known"
     effects = step(one, 3, (1, 0, 2, 0, 3))
     assert take(effects, Feed) == [Feed((0,), (2,), ())]
@@ -300,8 +300,8 @@ def test_a_broken_stream_holds_acknowledgements_up_until_orders_say_otherwise() 
 def test_it_is_said_again_with_all_orders_until_it_is_heard() -> None:
     one = with_backup()
     one.step(LineLost(2))
-    assert said(step(one, 3, (1, 2, 0, 0, 2)), words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
-    assert said(one.step(MasterLine()), words.Unsynced)
+    assert said(step(one, 3, (1, 2, 0, 0, 2)), messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
+    assert said(one.step(MasterLine()), messages.Unsynced)
 
 
 def test_who_was_told_to_be_in_step_is_waited_for_until_that_is_taken_back() -> None:
@@ -381,7 +381,7 @@ def test_a_refusal_under_orders_that_are_known_stops_nothing() -> None:
     one = with_backup()
     effects = one.step(Fenced(2, 2, (0,)))
     assert list(one.allowed) == [SERVED]
-    assert said(effects, words.Unsynced), "what was refused is not there"
+    assert said(effects, messages.Unsynced), "what was refused is not there"
 
 
 # --- restore ---------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
     assert one.step(Restored(6, (0,))) == (), "another cut"
     effects = one.step(Restored(7, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
-    assert said(effects, words.Took) == [words.Took(1, ((0, 1),))]
+    assert said(effects, messages.Took) == [messages.Took(1, ((0, 1),))]
 
 
 def test_a_stale_word_from_nobody_changes_nothing() -> None:

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from edl.adapters.clock import SystemClock
-from ps import items, words
-from ps.frames import Frame, Op, pack_head
 from ps.hashing import SHARDS, bucket_of, buckets_of
-from ps.replicate import IMAGES_BYTES, Stream
+from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.protocol import messages, replication
+from ps.protocol.frames import Frame, Op, pack_head
 from ps.rows import Image, Part, Piece, Push
-from ps.server import Server
+from ps.server.replicate_out import IMAGES_BYTES, Stream
+from ps.server.server import Server
 from ps.spec import BUCKETS, Mode, Replication, Training
-from ps.store import Store
-from ps.transport import Caller, Endpoint, Peer, Reply
+from ps.store.store import Store
 from tests.unit.ps_servers import (
     ALL,
     COUNTS,
@@ -67,7 +67,7 @@ class Pair:
         for number in plan.places:
             self.bosses[number].tell(plan.orders(number))
         for number in plan.places:
-            self.bosses[number].heard(words.Followed, lambda word: word.version >= plan.version)
+            self.bosses[number].heard(messages.Followed, lambda word: word.version >= plan.version)
 
     def synced(self, owner: int, buckets: int = BUCKETS) -> None:
         """The owner has said that the other one has everything, under the newest orders."""
@@ -187,8 +187,8 @@ def test_hand_over_under_load() -> None:
 
 def took(boss: Boss, version: int, buckets: list[int]) -> None:
     def all_of_them() -> bool:
-        told = [word for word in boss.words if isinstance(word, words.Took) and word.version >= version]
-        return {bucket for word in told for bucket in words.of_ranges(word.buckets)} >= set(buckets)
+        told = [word for word in boss.words if isinstance(word, messages.Took) and word.version >= version]
+        return {bucket for word in told for bucket in messages.of_ranges(word.buckets)} >= set(buckets)
 
     until(boss.news, all_of_them, "Took")
 
@@ -202,8 +202,8 @@ def test_no_push_is_acknowledged_that_the_lost_copy_should_have() -> None:
     answer = trainer.push(2, COUNTS, KEYS, patience_s=0.5)
     assert (answer.op, answer.head["for"]) == (Op.WAIT, "copies")
     assert "pserver 2" in answer.head["text"]
-    told = pair.bosses[1].heard(words.Unsynced)
-    assert told.follower == 2 and words.of_ranges(told.buckets) == list(ALL)
+    told = pair.bosses[1].heard(messages.Unsynced)
+    assert told.follower == 2 and messages.of_ranges(told.buckets) == list(ALL)
     results: list[Any] = []
     again = threading.Thread(target=lambda: results.append(trainer.push(2, COUNTS, KEYS)))
     again.start()
@@ -338,10 +338,12 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
     boss = Boss(places[1])
     plan = Plan(places, {1: ALL}, joining={2: ALL}, training=training)
     boss.say(plan.orders(1))
-    boss.heard(words.Synced)
+    boss.heard(messages.Synced)
     until(
         boss.news,
-        lambda: sum(len(words.of_ranges(w.buckets)) for w in boss.words if isinstance(w, words.Synced)) >= BUCKETS,
+        lambda: (
+            sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
+        ),
     )
     boss.say(plan.next(joining={}, backup={2: ALL}, changed=ALL).orders(1))
     trainer = Trainer(places[1])
@@ -372,7 +374,9 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
     boss.say(Plan(places, {1: ALL}, joining={2: ALL}).orders(1))
     until(
         boss.news,
-        lambda: sum(len(words.of_ranges(w.buckets)) for w in boss.words if isinstance(w, words.Synced)) >= BUCKETS,
+        lambda: (
+            sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
+        ),
     )
     one.answering.stream_bytes = 1000
     trainer = Trainer(places[1])
@@ -400,17 +404,17 @@ def pieces() -> list[Piece]:
 
 
 def test_items_go_and_come() -> None:
-    sent: list[tuple[int, items.Content]] = [(7, piece) for piece in pieces()]
-    sent.append((8, items.Release((1, 2, 3, 700))))
+    sent: list[tuple[int, replication.Content]] = [(7, piece) for piece in pieces()]
+    sent.append((8, replication.Release((1, 2, 3, 700))))
     sent.append((9, Image(bucket_of(3), {5: 6}, {"sgd": pieces()[0].rows["sgd"]})))
     sent.append((9, Piece(3, (), np.array([200], np.uint16), {}, {"sgd": np.array([17, -4])})))
-    heads, arrays = items.pack(sent)
+    heads, arrays = replication.pack(sent)
     body = memoryview(b"".join(bytes(memoryview(array).cast("B")) for array in arrays))
-    came = list(items.unpack(heads, body))
+    came = list(replication.unpack(heads, body))
     assert [version for version, _ in came] == [version for version, _ in sent]
     for (_, mine), (_, theirs) in zip(sent, came, strict=True):
         assert type(mine) is type(theirs)
-        if isinstance(mine, items.Release):
+        if isinstance(mine, replication.Release):
             assert mine == theirs
             continue
         assert isinstance(theirs, Piece | Image)
@@ -429,10 +433,10 @@ def test_a_part_of_a_piece() -> None:
     keep = np.zeros(BUCKETS, np.bool_)
     keep[::2] = True
     for piece in pieces():
-        part = items.part_of(piece, keep)
+        part = replication.part_of(piece, keep)
         assert all((buckets_of(rows.keys) % 2 == 0).all() for rows in part.rows.values())
         assert set(part.buckets.tolist()) == {bucket for bucket in piece.buckets.tolist() if bucket % 2 == 0}
-        rest = items.part_of(piece, ~keep)
+        rest = replication.part_of(piece, ~keep)
         for name, rows in piece.rows.items():
             assert len(rows) == len(part.rows[name]) + len(rest.rows[name])
 
@@ -453,7 +457,7 @@ class Owner:
         self._rows = pieces()[0].rows["sgd"]
 
     def connect(self, follower: int) -> Caller:
-        from ps.handshake import SERVER, Hello
+        from ps.protocol.handshake import SERVER, Hello
 
         return Caller.connect(self.where, Hello(SERVER, 1, "a"), secret=SECRET, deadline_s=5)
 

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.errors import PsError, SettingError
-from ps import hashing, narrow, routing, uniting
-from ps.routing import Parcel, Route
+from ps import hashing
+from ps.client import dedup, routing
+from ps.client.dedup import United
+from ps.client.routing import Parcel, Route
+from ps.protocol import half_precision
+from ps.protocol.messages import Chart, Server, pack
 from ps.spec import BUCKETS
-from ps.uniting import United
-from ps.words import Chart, Server, pack
 
 SERVERS = tuple(Server(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
 
@@ -36,7 +38,7 @@ def taken(united: United, parcels: list[Parcel]) -> dict[int, set[int]]:
 def test_every_key_goes_to_its_owner_once(keys: list[int], owner: list[int], fast: bool) -> None:
     route = a_route(np.resize(owner, BUCKETS))
     given_keys = np.array(keys, np.int64)
-    unite = uniting.unite if fast else uniting.unite_plain
+    unite = dedup.unite if fast else dedup.unite_plain
     united = unite(given_keys, route._place, len(route.owners))
     assert sorted(united.keys.tolist()) == sorted(set(keys))
     assert united.inverse is not None and np.array_equal(united.keys[united.inverse], given_keys)
@@ -57,21 +59,21 @@ def test_rows_of_equal_keys_are_summed(keys: list[int], dim: int, seed: int) -> 
     given_keys = np.array(keys, np.int64)
     grads = np.random.default_rng(seed).standard_normal((len(keys), dim)).astype(np.float32)
     owner = np.zeros(BUCKETS, np.int16)
-    for united in (uniting.unite(given_keys, owner, 1), uniting.unite_plain(given_keys, owner, 1)):
+    for united in (dedup.unite(given_keys, owner, 1), dedup.unite_plain(given_keys, owner, 1)):
         assert united.inverse is not None
-        sums = uniting.sum_rows(grads, united)
-        plain = uniting.sum_plain(grads, united.inverse, len(united.keys))
+        sums = dedup.sum_rows(grads, united)
+        plain = dedup.sum_plain(grads, united.inverse, len(united.keys))
         for place, key in enumerate(united.keys):
             assert np.allclose(sums[place], grads[given_keys == key].sum(axis=0), atol=1e-5)
             assert np.allclose(plain[place], sums[place], atol=1e-5)
         out = np.empty_like(grads)
-        uniting.spread(sums, united, out)
+        dedup.spread(sums, united, out)
         assert np.array_equal(out, sums[united.inverse])
 
 
 def test_only_some_of_the_keys() -> None:
     united = a_route(np.arange(BUCKETS) % 3 + 1).unite(np.arange(100))
-    some = uniting.only(united, united.keys % 2 == 0)
+    some = dedup.only(united, united.keys % 2 == 0)
     assert sorted(some.keys.tolist()) == list(range(0, 100, 2))
     for place in range(3):
         mine = some.keys[some.bounds[place] : some.bounds[place + 1]]
@@ -131,18 +133,18 @@ def test_buckets_in_messages() -> None:
 
 def test_rows_of_16_bits() -> None:
     rows = np.array([[1.0, -2.5, 3.14159, 1e-30], [0.0, np.inf, -np.inf, 65536.0]], np.float32)
-    half = narrow.narrow(rows, "bf16")
+    half = half_precision.narrow(rows, "bf16")
     assert half.dtype == np.uint16
-    back = narrow.widen(half, "bf16", np.empty_like(rows))
+    back = half_precision.widen(half, "bf16", np.empty_like(rows))
     assert np.allclose(back[0], rows[0], rtol=2**-8) and np.array_equal(back[1], rows[1])
     nans = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
-    assert np.isnan(narrow.widen(narrow.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
+    assert np.isnan(half_precision.widen(half_precision.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
     # To the nearest; of two equally near ones to the even one.
     ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32).view(np.float32)
-    assert narrow.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+    assert half_precision.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
     assert np.array_equal(
-        narrow.widen(narrow.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
+        half_precision.widen(half_precision.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
     )
-    assert narrow.narrow(rows, "f4") is rows
+    assert half_precision.narrow(rows, "f4") is rows
     with pytest.raises(SettingError, match="f4, f2, bf16"):
-        narrow.accept("f8")
+        half_precision.accept("f8")

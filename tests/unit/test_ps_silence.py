@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.master import service as sv
-from ps import words
-from ps.book import Limits
+from ps.coordinator.state import Limits
+from ps.protocol import messages
 from ps.spec import Replication, Training
 from tests.unit.ps_rig import Rig
 
@@ -56,7 +56,7 @@ def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:
     number = one.trainer("a")
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(2 * SILENT_S)
-    for word in (one.holdings["servers/p"].hello(), words.TrainerLost(number)):  # before it can have had its orders
-        one.machine.step(sv.Heard("servers/p", words.encode(word)), one.now_s)
+    for word in (one.holdings["servers/p"].hello(), messages.TrainerLost(number)):  # before it can have had its orders
+        one.machine.step(sv.Heard("servers/p", messages.encode(word)), one.now_s)
     assert set(one.machine.book.servers) == {2, 3}
     assert [member.number for member in one.machine.book.members()] == [number]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.rules import Layout
-from ps.slab import AHEAD, COLLAPSE, HUGE, LARGE, MAPPED, POPULATE_WRITE, Slab, settled
 from ps.spec import Admission, Optimizer, Rule, TableSpec
+from ps.store.rules import Layout
+from ps.store.slabs import AHEAD, COLLAPSE, HUGE, LARGE, MAPPED, POPULATE_WRITE, Slab, settled
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
 KEYS = np.arange(2000, dtype=np.int64)
@@ -74,7 +74,7 @@ def test_a_slab_keeps_what_it_holds_while_it_grows(columns: int) -> None:
 
 
 def test_a_view_that_was_kept_stays_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.slab.RESERVED", 0)
+    monkeypatch.setattr("ps.store.slabs.RESERVED", 0)
     slab = Slab(np.float32, 4)
     slab.grow(2 * MAPPED // 16)
     slab.array[:] = 3
@@ -139,9 +139,9 @@ def test_a_slab_takes_no_more_than_it_said_it_would(columns: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is copied")
 def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.slab.RESERVED", 4 * HUGE)
-    monkeypatch.setattr("ps.slab._fetching.submit", lambda work: None)  # the threads have much to do
-    monkeypatch.setattr("ps.slab._joining.submit", lambda work: None)
+    monkeypatch.setattr("ps.store.slabs.RESERVED", 4 * HUGE)
+    monkeypatch.setattr("ps.store.slabs._fetching.submit", lambda work: None)  # the threads have much to do
+    monkeypatch.setattr("ps.store.slabs._joining.submit", lambda work: None)
     slab = Slab(np.uint32, 16, uneven=0.5)
     rows, mappings = 0, set()
     while rows < 30 * HUGE // slab.row_bytes:
@@ -156,7 +156,7 @@ def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many slots went into the next index, at each call."""
-    fast = pytest.importorskip("ps.kernels.fast")
+    fast = pytest.importorskip("ps.store.kernels.fast")
     counts: list[int] = []
     rebuild = fast.loops.rebuild
 
@@ -170,7 +170,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def shelf_of(rows: int, batch: int) -> Any:
     """With keys 0 .. rows-1, so many at a time."""
-    fast = pytest.importorskip("ps.kernels.fast")
+    fast = pytest.importorskip("ps.store.kernels.fast")
     shelf = fast.shelves(Layout.of(TableSpec("t", 2)))[0]
     for begin in range(0, rows, batch):
         shelf.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
@@ -184,7 +184,7 @@ def test_an_index_grows_a_little_at_each_call(entered: list[int]) -> None:
     index = shelf._map.copy()
     shelf._next, shelf._entered = np.zeros(0, np.uint32), 0
     whole = np.zeros(len(index), np.uint32)
-    loops = pytest.importorskip("ps.kernels.loops")
+    loops = pytest.importorskip("ps.store.kernels.loops")
     at = whole.__array_interface__["data"][0]
     loops.rebuild(shelf._at, at, len(whole), 0, shelf.top)
     assert (index == whole).all()

@@ -1,0 +1,304 @@
+"""One errand to the pservers, until all of it is done: sent where the chart says, and again where that was of no use.
+
+Nothing is asked twice at the same time: what has not been answered is repeated only when its connection has ended.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.adapters.clock import SystemClock
+from edl.errors import EdlError, PsError
+from ps.client.master_session import Desk
+from ps.client.pool import Answer, Call, Fleet
+from ps.client.routing import Parcel, Route, some_buckets, split_again
+from ps.errors import Denied, RolledBack, Unreachable
+from ps.protocol import messages
+from ps.protocol.frames import Op
+from ps.protocol.messages import NOBODY
+from ps.wait import Patience
+
+LOOK_S = 0.25
+PATIENCE_S = 2.0
+"""A pserver that has to wait for somebody says so after this: a trainer that is to stop for a cut is held up so long
+at most."""
+LATE_S = 3.0
+"""An answer that is later than that by so much makes the pserver suspect."""
+LEAST_S, MOST_S = 0.02, 0.5
+"""Between two tries: the first pause, and the longest."""
+MOST_BUSY_S = 5.0
+_now_s = SystemClock().now_s
+
+
+class Errand(Protocol):
+    """What there is to do."""
+
+    keys: Sequence[NDArray[np.int64]]
+    """Of each part."""
+    clocked: bool
+    """Every pserver that owns a bucket has to hear of it, also without keys."""
+
+    def call(self, parcel: Parcel, route: Route) -> Call:
+        """The request."""
+        ...
+
+    def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
+        """It is done. Called on any thread, several at a time; the body is void afterwards."""
+        ...
+
+
+@dataclass(slots=True)
+class _Leg:
+    """A parcel on its way, or held back."""
+
+    parcel: Parcel
+    version: int
+    """Of the chart by which it was made."""
+    why: str = "no answer yet"
+    tries: int = 0
+    ready_s: float = 0.0
+    sent_s: float = 0.0
+    chart: bool = False
+    """A newer chart ends the waiting."""
+    others: bool = False
+    """It waits for other trainers."""
+    late: bool = False
+    call: Call | None = None
+    """The last one by which it was sent."""
+
+
+@dataclass
+class Trip:
+    """Use once."""
+
+    fleet: Fleet
+    desk: Desk
+    errand: Errand
+    purpose: str
+    patience: Patience
+    stand: Callable[[], None] | None = None
+    """Called when the Master wants this trainer to stop, and all there is to do waits for trainers that have."""
+    patience_s: float = PATIENCE_S
+    _flying: dict[int, _Leg] = field(default_factory=dict)
+    _held: list[_Leg] = field(default_factory=list)
+    _told: set[int] = field(default_factory=set)
+    _suspected: set[int] = field(default_factory=set)
+    _landings: queue.SimpleQueue[tuple[int, Answer] | None] = field(default_factory=queue.SimpleQueue)
+    _count: int = 0
+    _began: bool = False
+    """All that there was to send has been sent once."""
+    _version: int = -1
+    """Of the newest chart of which every owner has been told of the step."""
+
+    def run(self, parcels: Sequence[Parcel], route: Route) -> None:
+        """Returns when all is done. Raises ``PsError`` for a refusal and at the deadline, ``RolledBack``."""
+        end = self.desk.listen(lambda: self._landings.put(None))
+        try:
+            for parcel in parcels:
+                self._send(_Leg(parcel, route.version), route)
+            self._tell_all(route)
+            self._began = True
+            while self._flying or self._held:
+                self._launch()
+                self._land()
+                self._tell_all(self.desk.route)
+            self.patience.over()
+        finally:
+            end()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody may write into our memory, or apply anything, once we have left."""
+        for leg in self._flying.values():
+            if leg.call is not None:
+                leg.call.given_up = True
+        if self._flying:
+            self.fleet.interrupt(self.purpose, [leg.parcel.server for leg in self._flying.values()])
+        while self._flying:
+            try:
+                landing = self._landings.get(timeout=1.0)
+            except queue.Empty:
+                return  # it is stuck in connecting, or waits its turn, and will send nothing
+            if landing is not None:
+                self._flying.pop(landing[0], None)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _tell_all(self, route: Route) -> None:
+        """Also those that have come to own buckets meanwhile: others may wait for this trainer there."""
+        if not self.errand.clocked or route.version == self._version:
+            return
+        self._version = route.version
+        busy = {leg.parcel.server for leg in (*self._flying.values(), *self._held)}
+        for number in route.clocked:
+            if number not in busy and number not in self._told:
+                self._send(_Leg(Parcel(number), route.version), route)
+
+    def _send(self, leg: _Leg, route: Route) -> None:
+        server = route.servers.get(leg.parcel.server)
+        if server is None:
+            leg.why, leg.chart = "the Master has given no pserver these buckets yet", True
+            self._hold(leg, MOST_S)
+            return
+        call = self.errand.call(leg.parcel, route)
+        if self.errand.clocked and self._began and self._told:
+            call.head = {**call.head, "complete": True}  # it was applied somewhere: nobody has to be waited for
+        call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
+        call.patience_s = min(self.patience_s, call.deadline_s)
+        self._count += 1
+        number = self._count
+        leg.sent_s, leg.late, leg.call = _now_s(), False, call
+        self._flying[number] = leg
+        try:
+            self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, leg.parcel, answer))
+        except BaseException:
+            del self._flying[number]
+            raise
+
+    def _landed(self, number: int, parcel: Parcel, answer: Answer) -> None:
+        """On the lane's thread: the body is there until this returns."""
+        if answer.frame is not None and answer.frame.op is Op.OK:
+            try:
+                self.errand.landed(parcel, answer.head, answer.frame.body)
+            except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+                answer.error = error
+        self._landings.put((number, answer))
+
+    def _hold(self, leg: _Leg, seconds: float) -> None:
+        leg.ready_s = _now_s() + seconds
+        self._held.append(leg)
+
+    def _launch(self) -> None:
+        """Send what has been held back long enough."""
+        if not self._held or self._stands():
+            return
+        route, now_s, held = self.desk.route, _now_s(), self._held
+        self._held = []
+        for leg in held:
+            if leg.ready_s > now_s and not (leg.chart and route.version > leg.version):
+                self._held.append(leg)
+            elif route.version == leg.version and leg.parcel.server != NOBODY:
+                self._send(leg, route)
+            elif leg.parcel.items:
+                self._version = -1  # it may have kept other buckets, and then still has to hear of the step
+                for parcel in split_again(route, self.errand.keys, leg.parcel.items):
+                    self._send(_Leg(parcel, route.version, leg.why, leg.tries), route)
+            elif leg.parcel.server in route.clocked:
+                self._send(_Leg(leg.parcel, route.version, leg.why, leg.tries), route)
+
+    def _stands(self) -> bool:
+        """Whether to wait until all that is under way has come back, to stand; and stand then."""
+        halted = self.stand is not None and self.desk.halted
+        # What one pserver has applied the others have to follow with.
+        if not halted or (self.errand.clocked and self._told) or not all(leg.others for leg in self._held):
+            return False
+        if self._flying:
+            return True
+        assert self.stand is not None  # noqa: S101
+        self.stand()
+        self.patience.moved()
+        return False
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def _land(self) -> None:
+        self.desk.check()
+        now_s = _now_s()
+        wait_s = min([LOOK_S, *(max(leg.ready_s - now_s, 0.001) for leg in self._held)])
+        try:
+            landing = self._landings.get(timeout=wait_s)
+        except queue.Empty:
+            self._look()
+            return
+        if landing is None:
+            return
+        leg = self._flying.pop(landing[0])
+        answer = landing[1]
+        if answer.error is not None:
+            self._failed(leg, answer.error)
+        elif answer.frame is not None:
+            self._answered(leg, answer.frame.op, answer.head)
+        if self._held:
+            self.patience.look(self._why)
+
+    def _answered(self, leg: _Leg, op: Op, head: Mapping[str, Any]) -> None:
+        charted = head.get("charted")
+        if charted:
+            self.desk.charted(messages.decode(charted))
+        text = str(head.get("text", ""))
+        leg.others = leg.chart = False
+        where = self._name(leg)
+        match op:
+            case Op.OK:
+                self._told.add(leg.parcel.server)
+                self.patience.moved()
+            case Op.MOVED:
+                leg.why, leg.chart = f"{where} does not serve all of this: {text or 'buckets have moved'}", True
+                self._pause(leg)
+                if self.desk.route.version <= leg.version:
+                    self.desk.newer(leg.version)
+            case Op.WAIT:
+                leg.others = head.get("for", "trainers") == "trainers"
+                leg.why = f"{where} waits: {text or 'other trainers are not there yet'}"
+                if leg.others and not self.desk.lone:
+                    self.patience.moved()  # how long they may take is the Master's to decide
+                self._hold(leg, 0.0 if _now_s() - leg.sent_s > self.patience_s / 2 else LEAST_S)
+            case Op.BUSY:
+                leg.why = f"{where} is busy: {text}"
+                self._hold(leg, min(max(float(head.get("after_s", LEAST_S)), LEAST_S), MOST_BUSY_S))
+            case Op.STALE | Op.ROLLED_BACK:
+                raise RolledBack(f"{where}: {text}. This process has to begin anew; the launcher restarts it")
+            case Op.REFUSED:
+                raise PsError(f"{where} refuses: {text}")
+            case _:
+                raise PsError(f"{where} answers {op.name}: it runs another version")
+
+    def _failed(self, leg: _Leg, error: Exception) -> None:
+        if isinstance(error, Denied) and error.kind != "token":
+            raise RolledBack(f"{error}. This process has to begin anew; the launcher restarts it") from error
+        # In a job another process may have got the port of a pserver that has died; a newer chart tells of that.
+        gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.desk.lone)
+        if not gone:
+            if isinstance(error, EdlError) and not isinstance(error, PsError):
+                raise PsError(f"{self._name(leg)}: {error}") from error
+            raise error
+        leg.why, leg.chart, leg.others = str(error), True, False
+        self._suspect(leg)
+        self._pause(leg)
+        self.desk.newer(leg.version)
+
+    def _pause(self, leg: _Leg) -> None:
+        leg.tries += 1
+        self._hold(leg, min(LEAST_S * 2 ** min(leg.tries - 1, 10), MOST_S))
+
+    def _suspect(self, leg: _Leg) -> None:
+        if leg.parcel.server not in self._suspected and leg.parcel.server in self.desk.route.servers:
+            self._suspected.add(leg.parcel.server)
+            self.desk.suspect(leg.parcel.server, leg.why)
+
+    def _look(self) -> None:
+        """Nothing has come for a moment."""
+        now_s = _now_s()
+        for leg in self._flying.values():
+            if now_s - leg.sent_s > self.patience_s + LATE_S and not leg.late:
+                leg.late = True
+                leg.why = f"{self._name(leg)} has not answered for {now_s - leg.sent_s:.0f} s"
+                self._suspect(leg)
+        if any(leg.chart for leg in self._held):
+            self.desk.newer(min(leg.version for leg in self._held))
+        self.patience.look(self._why)
+
+    def _why(self) -> str:
+        legs = [*self._held, *self._flying.values()]
+        shown = [f"{leg.why} ({some_buckets(self.errand.keys, leg.parcel.items)})" for leg in legs[:4]]
+        more = f"; and {len(legs) - 4} more requests" if len(legs) > 4 else ""
+        return "; ".join(shown) + more
+
+    def _name(self, leg: _Leg) -> str:
+        return f"parameter server {self.desk.route.name(leg.parcel.server)}"
