@@ -287,25 +287,6 @@ def make_marker(
     )
 
 
-def differences(saved: Iterable[TableSpec], wanted: Iterable[TableSpec]) -> str:
-    """Why a checkpoint is another model's, table by table; empty when it is not.
-
-    Tables that were added are no difference, and neither are tables that are gone. One that is gone while another one
-    is new has probably got another name, and its rows would be lost.
-    """
-    mine, theirs = {one.name: one for one in wanted}, {one.name: one for one in saved}
-    lines = []
-    for name in sorted(mine.keys() & theirs.keys()):
-        difference = mine[name].difference(theirs[name])
-        if difference:
-            lines.append(f"table {name}: {difference} (here: the script, there: the checkpoint)")
-    new, gone = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
-    if new and gone:
-        lines += [f"table {name}: in the script, not in the checkpoint" for name in new]
-        lines += [f"table {name}: in the checkpoint, not in the script" for name in gone]
-    return "\n".join(lines)
-
-
 def ranges(buckets: Iterable[int]) -> Ranges:
     """Buckets, in rising order, as ranges."""
     found: list[tuple[int, int]] = []

@@ -10,14 +10,13 @@ from typing import Any
 from edl.errors import ProtocolError
 from edl.master.service import Caller, Tell
 from edl.wire.messages import Settings, World
-from ps.checkpoint.manifest import differences
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.membership import Trainer
 from ps.coordinator.report import waiting
 from ps.coordinator.state import CHART, LR, PEOPLE, TABLES, Book, Turn
 from ps.protocol import messages
 from ps.protocol.deltas import counted
-from ps.spec import MOST_TABLES, TableSpec
+from ps.spec import MOST_TABLES, TableSpec, differences
 
 MOST_HOLDS = 256
 ADVICE = "Set the tables back, or give the job another --checkpoint-dir"
