@@ -16,13 +16,13 @@ from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.errors import CheckpointError
 from edl.ports import Files
 from ps.checkpoint.directory import EVICTED_BYTES, Vault
-from ps.checkpoint.manifest import CHAIN, Told, differences, flat
+from ps.checkpoint.manifest import CHAIN, Told, flat
 from ps.checkpoint.reader import Loaded, merged
 from ps.checkpoint.writer import Pace
 from ps.hashing import buckets_of
 from ps.protocol.messages import Cut, Orders
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
+from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, differences
 from tests.unit.checkpoint_rows import (
     DENSE,
     TABLES,
