@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from edl.errors import PsError, SettingError
-from ps.client.fanout import Errand, Trip
+from ps.client.fanout import FanOut, PserverRequest
 from ps.client.master_session import FixedDesk, MasterDesk
 from ps.client.pool import Fleet
 from ps.client.routing import Parcel, Route
@@ -111,10 +111,10 @@ class Core:
         known = ", ".join(sorted(self.tables)) or "none"
         raise PsError(f"there is no table {table!r}; those defined are: {known}. Define it before it is used")
 
-    def travel(
-        self, errand: Errand, parcels: Sequence[Parcel], route: Route, purpose: str, what: str, *, stands: bool
+    def fan_out(
+        self, request: PserverRequest, parcels: Sequence[Parcel], route: Route, purpose: str, what: str, *, stands: bool
     ) -> None:
         """Have something done. ``stands``: this trainer may be stopped for a cut meanwhile."""
         patience = Patience(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        Trip(self.fleet, self.desk, errand, purpose, patience, stand).run(parcels, route)
+        FanOut(self.fleet, self.desk, request, purpose, patience, stand).run(parcels, route)

@@ -1,4 +1,4 @@
-"""One errand to the pservers, until all of it is done: sent where the chart says, and again where that was of no use.
+"""A request to several pservers, until all of it is done: sent where the chart says, and repeated where that failed.
 
 Nothing is asked twice at the same time: what has not been answered is repeated only when its connection has ended.
 """
@@ -36,8 +36,8 @@ MOST_BUSY_S = 5.0
 _now_s = SystemClock().now_s
 
 
-class Errand(Protocol):
-    """What there is to do."""
+class PserverRequest(Protocol):
+    """A request that is split over pservers: what to send to each, and what to do with the answers."""
 
     keys: Sequence[NDArray[np.int64]]
     """Of each part."""
@@ -54,8 +54,8 @@ class Errand(Protocol):
 
 
 @dataclass(slots=True)
-class _Leg:
-    """A parcel on its way, or held back."""
+class _RequestAttempt:
+    """One sub-request under way, or held back until it is sent again."""
 
     parcel: Parcel
     version: int
@@ -74,19 +74,19 @@ class _Leg:
 
 
 @dataclass
-class Trip:
-    """Use once."""
+class FanOut:
+    """One request, split over pservers. For one use."""
 
     fleet: Fleet
     desk: Desk
-    errand: Errand
+    request: PserverRequest
     purpose: str
     patience: Patience
     stand: Callable[[], None] | None = None
     """Called when the Master wants this trainer to stop, and all there is to do waits for trainers that have."""
     patience_s: float = PATIENCE_S
-    _flying: dict[int, _Leg] = field(default_factory=dict)
-    _held: list[_Leg] = field(default_factory=list)
+    _flying: dict[int, _RequestAttempt] = field(default_factory=dict)
+    _held: list[_RequestAttempt] = field(default_factory=list)
     _told: set[int] = field(default_factory=set)
     _suspected: set[int] = field(default_factory=set)
     _landings: queue.SimpleQueue[tuple[int, Answer] | None] = field(default_factory=queue.SimpleQueue)
@@ -101,7 +101,7 @@ class Trip:
         end = self.desk.listen(lambda: self._landings.put(None))
         try:
             for parcel in parcels:
-                self._send(_Leg(parcel, route.version), route)
+                self._send(_RequestAttempt(parcel, route.version), route)
             self._tell_all(route)
             self._began = True
             while self._flying or self._held:
@@ -115,11 +115,11 @@ class Trip:
 
     def _give_up(self) -> None:
         """Nobody may write into our memory, or apply anything, once we have left."""
-        for leg in self._flying.values():
-            if leg.call is not None:
-                leg.call.given_up = True
+        for attempt in self._flying.values():
+            if attempt.call is not None:
+                attempt.call.given_up = True
         if self._flying:
-            self.fleet.interrupt(self.purpose, [leg.parcel.server for leg in self._flying.values()])
+            self.fleet.interrupt(self.purpose, [attempt.parcel.server for attempt in self._flying.values()])
         while self._flying:
             try:
                 landing = self._landings.get(timeout=1.0)
@@ -132,31 +132,31 @@ class Trip:
 
     def _tell_all(self, route: Route) -> None:
         """Also those that have come to own buckets meanwhile: others may wait for this trainer there."""
-        if not self.errand.clocked or route.version == self._version:
+        if not self.request.clocked or route.version == self._version:
             return
         self._version = route.version
-        busy = {leg.parcel.server for leg in (*self._flying.values(), *self._held)}
+        busy = {attempt.parcel.server for attempt in (*self._flying.values(), *self._held)}
         for number in route.clocked:
             if number not in busy and number not in self._told:
-                self._send(_Leg(Parcel(number), route.version), route)
+                self._send(_RequestAttempt(Parcel(number), route.version), route)
 
-    def _send(self, leg: _Leg, route: Route) -> None:
-        server = route.servers.get(leg.parcel.server)
+    def _send(self, attempt: _RequestAttempt, route: Route) -> None:
+        server = route.servers.get(attempt.parcel.server)
         if server is None:
-            leg.why, leg.chart = "the Master has given no pserver these buckets yet", True
-            self._hold(leg, MOST_S)
+            attempt.why, attempt.chart = "the Master has given no pserver these buckets yet", True
+            self._hold(attempt, MOST_S)
             return
-        call = self.errand.call(leg.parcel, route)
-        if self.errand.clocked and self._began and self._told:
+        call = self.request.call(attempt.parcel, route)
+        if self.request.clocked and self._began and self._told:
             call.head = {**call.head, "complete": True}  # it was applied somewhere: nobody has to be waited for
         call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
         call.patience_s = min(self.patience_s, call.deadline_s)
         self._count += 1
         number = self._count
-        leg.sent_s, leg.late, leg.call = _now_s(), False, call
-        self._flying[number] = leg
+        attempt.sent_s, attempt.late, attempt.call = _now_s(), False, call
+        self._flying[number] = attempt
         try:
-            self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, leg.parcel, answer))
+            self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, attempt.parcel, answer))
         except BaseException:
             del self._flying[number]
             raise
@@ -165,14 +165,14 @@ class Trip:
         """On the lane's thread: the body is there until this returns."""
         if answer.frame is not None and answer.frame.op is Op.OK:
             try:
-                self.errand.landed(parcel, answer.head, answer.frame.body)
+                self.request.landed(parcel, answer.head, answer.frame.body)
             except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
                 answer.error = error
         self._landings.put((number, answer))
 
-    def _hold(self, leg: _Leg, seconds: float) -> None:
-        leg.ready_s = _now_s() + seconds
-        self._held.append(leg)
+    def _hold(self, attempt: _RequestAttempt, seconds: float) -> None:
+        attempt.ready_s = _now_s() + seconds
+        self._held.append(attempt)
 
     def _launch(self) -> None:
         """Send what has been held back long enough."""
@@ -180,23 +180,23 @@ class Trip:
             return
         route, now_s, held = self.desk.route, _now_s(), self._held
         self._held = []
-        for leg in held:
-            if leg.ready_s > now_s and not (leg.chart and route.version > leg.version):
-                self._held.append(leg)
-            elif route.version == leg.version and leg.parcel.server != NOBODY:
-                self._send(leg, route)
-            elif leg.parcel.items:
+        for attempt in held:
+            if attempt.ready_s > now_s and not (attempt.chart and route.version > attempt.version):
+                self._held.append(attempt)
+            elif route.version == attempt.version and attempt.parcel.server != NOBODY:
+                self._send(attempt, route)
+            elif attempt.parcel.items:
                 self._version = -1  # it may have kept other buckets, and then still has to hear of the step
-                for parcel in split_again(route, self.errand.keys, leg.parcel.items):
-                    self._send(_Leg(parcel, route.version, leg.why, leg.tries), route)
-            elif leg.parcel.server in route.clocked:
-                self._send(_Leg(leg.parcel, route.version, leg.why, leg.tries), route)
+                for parcel in split_again(route, self.request.keys, attempt.parcel.items):
+                    self._send(_RequestAttempt(parcel, route.version, attempt.why, attempt.tries), route)
+            elif attempt.parcel.server in route.clocked:
+                self._send(_RequestAttempt(attempt.parcel, route.version, attempt.why, attempt.tries), route)
 
     def _stands(self) -> bool:
         """Whether to wait until all that is under way has come back, to stand; and stand then."""
         halted = self.stand is not None and self.desk.halted
         # What one pserver has applied the others have to follow with.
-        if not halted or (self.errand.clocked and self._told) or not all(leg.others for leg in self._held):
+        if not halted or (self.request.clocked and self._told) or not all(attempt.others for attempt in self._held):
             return False
         if self._flying:
             return True
@@ -210,7 +210,7 @@ class Trip:
     def _land(self) -> None:
         self.desk.check()
         now_s = _now_s()
-        wait_s = min([LOOK_S, *(max(leg.ready_s - now_s, 0.001) for leg in self._held)])
+        wait_s = min([LOOK_S, *(max(attempt.ready_s - now_s, 0.001) for attempt in self._held)])
         try:
             landing = self._landings.get(timeout=wait_s)
         except queue.Empty:
@@ -218,40 +218,40 @@ class Trip:
             return
         if landing is None:
             return
-        leg = self._flying.pop(landing[0])
+        attempt = self._flying.pop(landing[0])
         answer = landing[1]
         if answer.error is not None:
-            self._failed(leg, answer.error)
+            self._failed(attempt, answer.error)
         elif answer.frame is not None:
-            self._answered(leg, answer.frame.op, answer.head)
+            self._answered(attempt, answer.frame.op, answer.head)
         if self._held:
             self.patience.look(self._why)
 
-    def _answered(self, leg: _Leg, op: Op, head: Mapping[str, Any]) -> None:
+    def _answered(self, attempt: _RequestAttempt, op: Op, head: Mapping[str, Any]) -> None:
         charted = head.get("charted")
         if charted:
             self.desk.charted(messages.decode(charted))
         text = str(head.get("text", ""))
-        leg.others = leg.chart = False
-        where = self._name(leg)
+        attempt.others = attempt.chart = False
+        where = self._name(attempt)
         match op:
             case Op.OK:
-                self._told.add(leg.parcel.server)
+                self._told.add(attempt.parcel.server)
                 self.patience.moved()
             case Op.MOVED:
-                leg.why, leg.chart = f"{where} does not serve all of this: {text or 'buckets have moved'}", True
-                self._pause(leg)
-                if self.desk.route.version <= leg.version:
-                    self.desk.newer(leg.version)
+                attempt.why, attempt.chart = f"{where} does not serve all of this: {text or 'buckets have moved'}", True
+                self._pause(attempt)
+                if self.desk.route.version <= attempt.version:
+                    self.desk.newer(attempt.version)
             case Op.WAIT:
-                leg.others = head.get("for", "trainers") == "trainers"
-                leg.why = f"{where} waits: {text or 'other trainers are not there yet'}"
-                if leg.others and not self.desk.lone:
+                attempt.others = head.get("for", "trainers") == "trainers"
+                attempt.why = f"{where} waits: {text or 'other trainers are not there yet'}"
+                if attempt.others and not self.desk.lone:
                     self.patience.moved()  # how long they may take is the Master's to decide
-                self._hold(leg, 0.0 if _now_s() - leg.sent_s > self.patience_s / 2 else LEAST_S)
+                self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.patience_s / 2 else LEAST_S)
             case Op.BUSY:
-                leg.why = f"{where} is busy: {text}"
-                self._hold(leg, min(max(float(head.get("after_s", LEAST_S)), LEAST_S), MOST_BUSY_S))
+                attempt.why = f"{where} is busy: {text}"
+                self._hold(attempt, min(max(float(head.get("after_s", LEAST_S)), LEAST_S), MOST_BUSY_S))
             case Op.STALE | Op.ROLLED_BACK:
                 raise RolledBack(f"{where}: {text}. This process has to begin anew; the launcher restarts it")
             case Op.REFUSED:
@@ -259,46 +259,46 @@ class Trip:
             case _:
                 raise PsError(f"{where} answers {op.name}: it runs another version")
 
-    def _failed(self, leg: _Leg, error: Exception) -> None:
+    def _failed(self, attempt: _RequestAttempt, error: Exception) -> None:
         if isinstance(error, Denied) and error.kind != "token":
             raise RolledBack(f"{error}. This process has to begin anew; the launcher restarts it") from error
         # In a job another process may have got the port of a pserver that has died; a newer chart tells of that.
         gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.desk.lone)
         if not gone:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
-                raise PsError(f"{self._name(leg)}: {error}") from error
+                raise PsError(f"{self._name(attempt)}: {error}") from error
             raise error
-        leg.why, leg.chart, leg.others = str(error), True, False
-        self._suspect(leg)
-        self._pause(leg)
-        self.desk.newer(leg.version)
+        attempt.why, attempt.chart, attempt.others = str(error), True, False
+        self._suspect(attempt)
+        self._pause(attempt)
+        self.desk.newer(attempt.version)
 
-    def _pause(self, leg: _Leg) -> None:
-        leg.tries += 1
-        self._hold(leg, min(LEAST_S * 2 ** min(leg.tries - 1, 10), MOST_S))
+    def _pause(self, attempt: _RequestAttempt) -> None:
+        attempt.tries += 1
+        self._hold(attempt, min(LEAST_S * 2 ** min(attempt.tries - 1, 10), MOST_S))
 
-    def _suspect(self, leg: _Leg) -> None:
-        if leg.parcel.server not in self._suspected and leg.parcel.server in self.desk.route.servers:
-            self._suspected.add(leg.parcel.server)
-            self.desk.suspect(leg.parcel.server, leg.why)
+    def _suspect(self, attempt: _RequestAttempt) -> None:
+        if attempt.parcel.server not in self._suspected and attempt.parcel.server in self.desk.route.servers:
+            self._suspected.add(attempt.parcel.server)
+            self.desk.suspect(attempt.parcel.server, attempt.why)
 
     def _look(self) -> None:
         """Nothing has come for a moment."""
         now_s = _now_s()
-        for leg in self._flying.values():
-            if now_s - leg.sent_s > self.patience_s + LATE_S and not leg.late:
-                leg.late = True
-                leg.why = f"{self._name(leg)} has not answered for {now_s - leg.sent_s:.0f} s"
-                self._suspect(leg)
-        if any(leg.chart for leg in self._held):
-            self.desk.newer(min(leg.version for leg in self._held))
+        for attempt in self._flying.values():
+            if now_s - attempt.sent_s > self.patience_s + LATE_S and not attempt.late:
+                attempt.late = True
+                attempt.why = f"{self._name(attempt)} has not answered for {now_s - attempt.sent_s:.0f} s"
+                self._suspect(attempt)
+        if any(attempt.chart for attempt in self._held):
+            self.desk.newer(min(attempt.version for attempt in self._held))
         self.patience.look(self._why)
 
     def _why(self) -> str:
-        legs = [*self._held, *self._flying.values()]
-        shown = [f"{leg.why} ({some_buckets(self.errand.keys, leg.parcel.items)})" for leg in legs[:4]]
-        more = f"; and {len(legs) - 4} more requests" if len(legs) > 4 else ""
+        attempts = [*self._held, *self._flying.values()]
+        shown = [f"{attempt.why} ({some_buckets(self.request.keys, attempt.parcel.items)})" for attempt in attempts[:4]]
+        more = f"; and {len(attempts) - 4} more requests" if len(attempts) > 4 else ""
         return "; ".join(shown) + more
 
-    def _name(self, leg: _Leg) -> str:
-        return f"parameter server {self.desk.route.name(leg.parcel.server)}"
+    def _name(self, attempt: _RequestAttempt) -> str:
+        return f"parameter server {self.desk.route.name(attempt.parcel.server)}"

@@ -28,7 +28,7 @@ class Records:
 
 
 @dataclass
-class _Errand:
+class _IntentRequest:
     """One request to the home of a trainer's intents."""
 
     trainer: int
@@ -43,30 +43,30 @@ class _Errand:
         self.keys = [intents.home_key(self.trainer)]
 
     def call(self, parcel: Parcel, route: Route) -> Call:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         head = {"of": self.trainer, "seq": self.seq, "fence": self.fence}
         body = [self.text.encode()] if self.text else []
         return Call(Op.INTENT, {**head, "version": route.version, "history": route.history}, body)
 
     def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         self.head, self.text = head, bytes(body).decode()
 
 
 def declare(core: Core, seq: int, text: str) -> None:
     """Write down the records of push ``seq``; returns when they would survive a pserver. Raises ``RolledBack`` when
     others have taken them over."""
-    _travel(core, _Errand(core.desk.number, seq, text), "the records of a push to be written down")
+    _fan_out(core, _IntentRequest(core.desk.number, seq, text), "the records of a push to be written down")
 
 
 def fence(core: Core, trainer: int) -> tuple[int, str]:
     """Keep a trainer that is gone from pushing anything new. Gives the number and the text of its last intent."""
-    errand = _Errand(trainer, fence=True)
-    _travel(core, errand, f"the last intent of trainer {trainer}")
-    return int(errand.head.get("seq", -1)), errand.text
+    request = _IntentRequest(trainer, fence=True)
+    _fan_out(core, request, f"the last intent of trainer {trainer}")
+    return int(request.head.get("seq", -1)), request.text
 
 
-def _travel(core: Core, errand: _Errand, what: str) -> None:
+def _fan_out(core: Core, request: _IntentRequest, what: str) -> None:
     route = core.desk.route
-    parcels = routing.first_split(route, [route.unite(errand.keys[0])])
-    core.travel(errand, parcels, route, INTENT, what, stands=False)
+    parcels = routing.first_split(route, [route.unite(request.keys[0])])
+    core.fan_out(request, parcels, route, INTENT, what, stands=False)

@@ -79,13 +79,13 @@ class Reader:
         assert len(buckets) == BUCKETS, "every bucket has a key among so many"  # noqa: S101
         for begin in range(0, BUCKETS, SCANNED):
             keys = some[first[begin : begin + SCANNED]]
-            errand = Scan(table, dict(zip(keys.tolist(), range(begin, begin + SCANNED), strict=True)), [keys])
+            request = Scan(table, dict(zip(keys.tolist(), range(begin, begin + SCANNED), strict=True)), [keys])
             with self._lock:
                 route = self._core.desk.route
                 owner = route.owner[begin : begin + SCANNED].tolist()
                 parcels = [routing.Parcel(one, [(0, np.array([at]))]) for at, one in enumerate(owner)]
-                self._core.travel(errand, parcels, route, PULL, f"the rows of table {table}", stands=False)
-            yield from errand.found
+                self._core.fan_out(request, parcels, route, PULL, f"the rows of table {table}", stands=False)
+            yield from request.found
 
     def written(self, table: str, keys: Keys) -> None:
         """This trainer has pushed these."""
@@ -122,10 +122,10 @@ class Reader:
                 parts.append(part)
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
-            errand = Pull(fetches, step, core.desk.joined.epoch, insert, core.options.wire, core.applied)
+            request = Pull(fetches, step, core.desk.joined.epoch, insert, core.options.wire, core.applied)
             # Keys and counts there, rows back.
             parcels = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
-            core.travel(errand, parcels, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
+            core.fan_out(request, parcels, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
         for cache, written, part, rows, missing, place in late:
             rows[missing] = place
             cache.keep(part.keys, part.counts, place, step, written)

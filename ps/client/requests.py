@@ -54,7 +54,7 @@ class Pull:
         self.keys = [one.keys for one in self.fetches]
 
     def call(self, parcel: Parcel, route: Route) -> Call:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         wanted = []
         for part, where in parcel.items:
             fetch = self.fetches[part]
@@ -84,7 +84,7 @@ class Pull:
         return into
 
     def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         self.applied[parcel.server] = int(head.get("applied", -1))
         if self._placed.pop(id(parcel), False):
             return
@@ -119,7 +119,7 @@ class Push:
         self.keys = [one.keys for one in self.parts]
 
     def call(self, parcel: Parcel, route: Route) -> Call:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         some = [(self.parts[part], where) for part, where in parcel.items]
         parts, body = requests.push(
             [Part(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
@@ -136,7 +136,7 @@ class Push:
         return Call(Op.PUSH, head, body)
 
     def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         places = [(self.back[self.parts[part].table], where) for part, where in parcel.items
                   if self.parts[part].table in self.back]  # fmt: skip
         _unpack(body, self.row_dtype, places)
@@ -159,14 +159,14 @@ class Scan:
     clocked: bool = False
 
     def call(self, parcel: Parcel, route: Route) -> Call:
-        """See ``Errand``. A parcel holds one bucket."""
+        """See ``PserverRequest``. A parcel holds one bucket."""
         (part, where) = parcel.items[0]
         bucket = self.buckets[int(self.keys[part][where][0])]
         head = {"table": self.table, "bucket": bucket, "history": route.history, "version": route.version}
         return Call(Op.SCAN, head)
 
     def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
-        """See ``Errand``."""
+        """See ``PserverRequest``."""
         if body.nbytes:
             found = rows.decode(bytes(body))
             if len(found):

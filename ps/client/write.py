@@ -62,7 +62,7 @@ class Writer:
                 part.table: np.empty((len(part.keys), part.grads.shape[1]), np.float32)
                 for part in parts if part.table in back
             }  # fmt: skip
-            errand = Push(
+            request = Push(
                 parts, core.desk.number, self._seq, core.step, core.desk.joined.epoch, wire, 1.0, core.applied, clocked,
                 redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
             )  # fmt: skip
@@ -72,10 +72,10 @@ class Writer:
 
             def work(stands: bool) -> None:
                 what = f"a push to {', '.join(values) or 'no table'}"
-                core.travel(errand, parcels, route, PUSH, what, stands=stands)
+                core.fan_out(request, parcels, route, PUSH, what, stands=stands)
                 if clocked:  # a newcomer goes on where the others are
-                    core.step = max([core.step, *(int(head.get("step", 0)) for head in errand.heads)])
-                core.tally.add(pushes=1, again=errand.total("again"), damaged=errand.total("damaged"))
+                    core.step = max([core.step, *(int(head.get("step", 0)) for head in request.heads)])
+                core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged"))
                 for part in parts:
                     self._wrote(part.table, part.keys)
 
