@@ -10,7 +10,7 @@ from edl.errors import PsError, SettingError
 from ps.client.fanout import FanOut, PserverRequest
 from ps.client.master_session import FixedDesk, MasterDesk
 from ps.client.pool import Fleet
-from ps.client.routing import Parcel, Route
+from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
 from ps.spec import Mode, TableSpec
 from ps.wait import Patience
@@ -112,9 +112,16 @@ class Core:
         raise PsError(f"there is no table {table!r}; those defined are: {known}. Define it before it is used")
 
     def fan_out(
-        self, request: PserverRequest, parcels: Sequence[Parcel], route: Route, purpose: str, what: str, *, stands: bool
+        self,
+        request: PserverRequest,
+        sub_requests: Sequence[SubRequest],
+        route: Route,
+        purpose: str,
+        what: str,
+        *,
+        stands: bool,
     ) -> None:
         """Have something done. ``stands``: this trainer may be stopped for a cut meanwhile."""
         patience = Patience(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        FanOut(self.fleet, self.desk, request, purpose, patience, stand).run(parcels, route)
+        FanOut(self.fleet, self.desk, request, purpose, patience, stand).run(sub_requests, route)

@@ -17,7 +17,7 @@ from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
 from ps.client.master_session import Desk
 from ps.client.pool import Answer, Call, Fleet
-from ps.client.routing import Parcel, Route, some_buckets, split_again
+from ps.client.routing import Route, SubRequest, some_buckets, split_again
 from ps.errors import Denied, RolledBack, Unreachable
 from ps.protocol import messages
 from ps.protocol.frames import Op
@@ -44,11 +44,11 @@ class PserverRequest(Protocol):
     clocked: bool
     """Every pserver that owns a bucket has to hear of it, also without keys."""
 
-    def call(self, parcel: Parcel, route: Route) -> Call:
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
         """The request."""
         ...
 
-    def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """It is done. Called on any thread, several at a time; the body is void afterwards."""
         ...
 
@@ -57,7 +57,7 @@ class PserverRequest(Protocol):
 class _RequestAttempt:
     """One sub-request under way, or held back until it is sent again."""
 
-    parcel: Parcel
+    sub_request: SubRequest
     version: int
     """Of the chart by which it was made."""
     why: str = "no answer yet"
@@ -96,12 +96,12 @@ class FanOut:
     _version: int = -1
     """Of the newest chart of which every owner has been told of the step."""
 
-    def run(self, parcels: Sequence[Parcel], route: Route) -> None:
+    def run(self, sub_requests: Sequence[SubRequest], route: Route) -> None:
         """Returns when all is done. Raises ``PsError`` for a refusal and at the deadline, ``RolledBack``."""
         end = self.desk.listen(lambda: self._landings.put(None))
         try:
-            for parcel in parcels:
-                self._send(_RequestAttempt(parcel, route.version), route)
+            for sub_request in sub_requests:
+                self._send(_RequestAttempt(sub_request, route.version), route)
             self._tell_all(route)
             self._began = True
             while self._flying or self._held:
@@ -119,7 +119,7 @@ class FanOut:
             if attempt.call is not None:
                 attempt.call.given_up = True
         if self._flying:
-            self.fleet.interrupt(self.purpose, [attempt.parcel.server for attempt in self._flying.values()])
+            self.fleet.interrupt(self.purpose, [attempt.sub_request.server for attempt in self._flying.values()])
         while self._flying:
             try:
                 landing = self._landings.get(timeout=1.0)
@@ -135,18 +135,18 @@ class FanOut:
         if not self.request.clocked or route.version == self._version:
             return
         self._version = route.version
-        busy = {attempt.parcel.server for attempt in (*self._flying.values(), *self._held)}
+        busy = {attempt.sub_request.server for attempt in (*self._flying.values(), *self._held)}
         for number in route.clocked:
             if number not in busy and number not in self._told:
-                self._send(_RequestAttempt(Parcel(number), route.version), route)
+                self._send(_RequestAttempt(SubRequest(number), route.version), route)
 
     def _send(self, attempt: _RequestAttempt, route: Route) -> None:
-        server = route.servers.get(attempt.parcel.server)
+        server = route.servers.get(attempt.sub_request.server)
         if server is None:
             attempt.why, attempt.chart = "the Master has given no pserver these buckets yet", True
             self._hold(attempt, MOST_S)
             return
-        call = self.request.call(attempt.parcel, route)
+        call = self.request.call(attempt.sub_request, route)
         if self.request.clocked and self._began and self._told:
             call.head = {**call.head, "complete": True}  # it was applied somewhere: nobody has to be waited for
         call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
@@ -156,16 +156,16 @@ class FanOut:
         attempt.sent_s, attempt.late, attempt.call = _now_s(), False, call
         self._flying[number] = attempt
         try:
-            self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, attempt.parcel, answer))
+            self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, attempt.sub_request, answer))
         except BaseException:
             del self._flying[number]
             raise
 
-    def _landed(self, number: int, parcel: Parcel, answer: Answer) -> None:
+    def _landed(self, number: int, sub_request: SubRequest, answer: Answer) -> None:
         """On the lane's thread: the body is there until this returns."""
         if answer.frame is not None and answer.frame.op is Op.OK:
             try:
-                self.request.landed(parcel, answer.head, answer.frame.body)
+                self.request.landed(sub_request, answer.head, answer.frame.body)
             except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
                 answer.error = error
         self._landings.put((number, answer))
@@ -183,14 +183,14 @@ class FanOut:
         for attempt in held:
             if attempt.ready_s > now_s and not (attempt.chart and route.version > attempt.version):
                 self._held.append(attempt)
-            elif route.version == attempt.version and attempt.parcel.server != NOBODY:
+            elif route.version == attempt.version and attempt.sub_request.server != NOBODY:
                 self._send(attempt, route)
-            elif attempt.parcel.items:
+            elif attempt.sub_request.items:
                 self._version = -1  # it may have kept other buckets, and then still has to hear of the step
-                for parcel in split_again(route, self.request.keys, attempt.parcel.items):
-                    self._send(_RequestAttempt(parcel, route.version, attempt.why, attempt.tries), route)
-            elif attempt.parcel.server in route.clocked:
-                self._send(_RequestAttempt(attempt.parcel, route.version, attempt.why, attempt.tries), route)
+                for sub_request in split_again(route, self.request.keys, attempt.sub_request.items):
+                    self._send(_RequestAttempt(sub_request, route.version, attempt.why, attempt.tries), route)
+            elif attempt.sub_request.server in route.clocked:
+                self._send(_RequestAttempt(attempt.sub_request, route.version, attempt.why, attempt.tries), route)
 
     def _stands(self) -> bool:
         """Whether to wait until all that is under way has come back, to stand; and stand then."""
@@ -236,7 +236,7 @@ class FanOut:
         where = self._name(attempt)
         match op:
             case Op.OK:
-                self._told.add(attempt.parcel.server)
+                self._told.add(attempt.sub_request.server)
                 self.patience.moved()
             case Op.MOVED:
                 attempt.why, attempt.chart = f"{where} does not serve all of this: {text or 'buckets have moved'}", True
@@ -278,9 +278,9 @@ class FanOut:
         self._hold(attempt, min(LEAST_S * 2 ** min(attempt.tries - 1, 10), MOST_S))
 
     def _suspect(self, attempt: _RequestAttempt) -> None:
-        if attempt.parcel.server not in self._suspected and attempt.parcel.server in self.desk.route.servers:
-            self._suspected.add(attempt.parcel.server)
-            self.desk.suspect(attempt.parcel.server, attempt.why)
+        if attempt.sub_request.server not in self._suspected and attempt.sub_request.server in self.desk.route.servers:
+            self._suspected.add(attempt.sub_request.server)
+            self.desk.suspect(attempt.sub_request.server, attempt.why)
 
     def _look(self) -> None:
         """Nothing has come for a moment."""
@@ -296,9 +296,11 @@ class FanOut:
 
     def _why(self) -> str:
         attempts = [*self._held, *self._flying.values()]
-        shown = [f"{attempt.why} ({some_buckets(self.request.keys, attempt.parcel.items)})" for attempt in attempts[:4]]
+        shown = [
+            f"{attempt.why} ({some_buckets(self.request.keys, attempt.sub_request.items)})" for attempt in attempts[:4]
+        ]
         more = f"; and {len(attempts) - 4} more requests" if len(attempts) > 4 else ""
         return "; ".join(shown) + more
 
     def _name(self, attempt: _RequestAttempt) -> str:
-        return f"parameter server {self.desk.route.name(attempt.parcel.server)}"
+        return f"parameter server {self.desk.route.name(attempt.sub_request.server)}"

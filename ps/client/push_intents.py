@@ -13,7 +13,7 @@ from ps import intents
 from ps.client import routing
 from ps.client.core import INTENT, Core
 from ps.client.pool import Call
-from ps.client.routing import Parcel, Route
+from ps.client.routing import Route, SubRequest
 from ps.protocol.frames import Op
 
 
@@ -42,13 +42,13 @@ class _IntentRequest:
     def __post_init__(self) -> None:
         self.keys = [intents.home_key(self.trainer)]
 
-    def call(self, parcel: Parcel, route: Route) -> Call:
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
         """See ``PserverRequest``."""
         head = {"of": self.trainer, "seq": self.seq, "fence": self.fence}
         body = [self.text.encode()] if self.text else []
         return Call(Op.INTENT, {**head, "version": route.version, "history": route.history}, body)
 
-    def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """See ``PserverRequest``."""
         self.head, self.text = head, bytes(body).decode()
 
@@ -68,5 +68,5 @@ def fence(core: Core, trainer: int) -> tuple[int, str]:
 
 def _fan_out(core: Core, request: _IntentRequest, what: str) -> None:
     route = core.desk.route
-    parcels = routing.first_split(route, [route.unite(request.keys[0])])
-    core.fan_out(request, parcels, route, INTENT, what, stands=False)
+    sub_requests = routing.first_split(route, [route.unite(request.keys[0])])
+    core.fan_out(request, sub_requests, route, INTENT, what, stands=False)

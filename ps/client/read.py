@@ -83,8 +83,8 @@ class Reader:
             with self._lock:
                 route = self._core.desk.route
                 owner = route.owner[begin : begin + SCANNED].tolist()
-                parcels = [routing.Parcel(one, [(0, np.array([at]))]) for at, one in enumerate(owner)]
-                self._core.fan_out(request, parcels, route, PULL, f"the rows of table {table}", stands=False)
+                sub_requests = [routing.SubRequest(one, [(0, np.array([at]))]) for at, one in enumerate(owner)]
+                self._core.fan_out(request, sub_requests, route, PULL, f"the rows of table {table}", stands=False)
             yield from request.found
 
     def written(self, table: str, keys: Keys) -> None:
@@ -124,8 +124,8 @@ class Reader:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
             request = Pull(fetches, step, core.desk.joined.epoch, insert, core.options.wire, core.applied)
             # Keys and counts there, rows back.
-            parcels = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
-            core.fan_out(request, parcels, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
+            sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
+            core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
         for cache, written, part, rows, missing, place in late:
             rows[missing] = place
             cache.keep(part.keys, part.counts, place, step, written)

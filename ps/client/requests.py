@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edl.errors import ProtocolError
 from ps import rows
 from ps.client.pool import Call
-from ps.client.routing import Parcel, Route, Where
+from ps.client.routing import Route, SubRequest, Where
 from ps.protocol import requests
 from ps.protocol.frames import Op
 from ps.protocol.half_precision import WIRE_DTYPES, widen
@@ -48,15 +48,15 @@ class Pull:
     clocked: bool = False
     keys: Sequence[NDArray[np.int64]] = ()
     _placed: dict[int, bool] = field(default_factory=dict)
-    """By parcel: whether its rows were received where they belong."""
+    """By sub-request: whether its rows were received where they belong."""
 
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.fetches]
 
-    def call(self, parcel: Parcel, route: Route) -> Call:
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
         """See ``PserverRequest``."""
         wanted = []
-        for part, where in parcel.items:
+        for part, where in sub_request.items:
             fetch = self.fetches[part]
             counts = fetch.counts[where] if fetch.counts is not None and self.insert else None
             wanted.append(Wanted(fetch.spec.name, fetch.keys[where], self.dtype, fetch.spec.dim, counts))
@@ -65,11 +65,11 @@ class Pull:
             "step": self.step, "insert": self.insert, "version": route.version, "history": route.history,
             "epoch": self.epoch, "parts": parts,
         }  # fmt: skip
-        return Call(Op.PULL, head, body, self._into(parcel))
+        return Call(Op.PULL, head, body, self._into(sub_request))
 
-    def _into(self, parcel: Parcel) -> Callable[[int, bytes], memoryview | None] | None:
-        self._placed[id(parcel)] = False
-        (part, where), *others = parcel.items
+    def _into(self, sub_request: SubRequest) -> Callable[[int, bytes], memoryview | None] | None:
+        self._placed[id(sub_request)] = False
+        (part, where), *others = sub_request.items
         if others or self.dtype != "f4" or not isinstance(where, slice):
             return None
         mine: Any = self.fetches[part].rows[where]
@@ -78,17 +78,17 @@ class Pull:
         def into(size: int, head: bytes) -> memoryview | None:
             if size != place.nbytes:
                 return None
-            self._placed[id(parcel)] = True
+            self._placed[id(sub_request)] = True
             return place
 
         return into
 
-    def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """See ``PserverRequest``."""
-        self.applied[parcel.server] = int(head.get("applied", -1))
-        if self._placed.pop(id(parcel), False):
+        self.applied[sub_request.server] = int(head.get("applied", -1))
+        if self._placed.pop(id(sub_request), False):
             return
-        _unpack(body, self.dtype, [(self.fetches[part].rows, where) for part, where in parcel.items])
+        _unpack(body, self.dtype, [(self.fetches[part].rows, where) for part, where in sub_request.items])
 
 
 @dataclass
@@ -118,14 +118,14 @@ class Push:
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.parts]
 
-    def call(self, parcel: Parcel, route: Route) -> Call:
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
         """See ``PserverRequest``."""
-        some = [(self.parts[part], where) for part, where in parcel.items]
+        some = [(self.parts[part], where) for part, where in sub_request.items]
         parts, body = requests.push(
             [Part(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
         )
         head = {
-            "trainer": self.trainer, "seq": self.seq, "step": self.step, "base": self.bases.get(parcel.server, -1),
+            "trainer": self.trainer, "seq": self.seq, "step": self.step, "base": self.bases.get(sub_request.server, -1),
             "version": route.version, "history": route.history, "epoch": self.epoch, "scale": self.scale,
             "parts": parts, "ends": self.clocked,
         }  # fmt: skip
@@ -135,9 +135,9 @@ class Push:
             head["back"] = [[name, self.row_dtype] for name in self.back]
         return Call(Op.PUSH, head, body)
 
-    def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """See ``PserverRequest``."""
-        places = [(self.back[self.parts[part].table], where) for part, where in parcel.items
+        places = [(self.back[self.parts[part].table], where) for part, where in sub_request.items
                   if self.parts[part].table in self.back]  # fmt: skip
         _unpack(body, self.row_dtype, places)
         self.heads.append(head)
@@ -158,14 +158,14 @@ class Scan:
     found: list[Rows] = field(default_factory=list)
     clocked: bool = False
 
-    def call(self, parcel: Parcel, route: Route) -> Call:
-        """See ``PserverRequest``. A parcel holds one bucket."""
-        (part, where) = parcel.items[0]
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
+        """See ``PserverRequest``. A sub-request holds one bucket."""
+        (part, where) = sub_request.items[0]
         bucket = self.buckets[int(self.keys[part][where][0])]
         head = {"table": self.table, "bucket": bucket, "history": route.history, "version": route.version}
         return Call(Op.SCAN, head)
 
-    def landed(self, parcel: Parcel, head: Mapping[str, Any], body: memoryview) -> None:
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """See ``PserverRequest``."""
         if body.nbytes:
             found = rows.decode(bytes(body))

@@ -54,7 +54,7 @@ class Route:
 
 
 @dataclass(slots=True)
-class Parcel:
+class SubRequest:
     """What goes to one pserver in one request: for each part of the whole, by its place in a list, some of its keys."""
 
     server: int
@@ -63,38 +63,40 @@ class Parcel:
 
 def first_split(
     route: Route, united: Sequence[United], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
-) -> list[Parcel]:
+) -> list[SubRequest]:
     """By what ``route.unite`` found, for all parts at once. With ``key_bytes`` (by part, what a key takes) nobody is
-    sent more than ``most_bytes`` in one parcel."""
-    parcels = []
+    sent more than ``most_bytes`` in one sub-request."""
+    sub_requests = []
     for place, number in enumerate(route.owners):
-        parcel, size = Parcel(number), 0
+        sub_request, size = SubRequest(number), 0
         for part, one in enumerate(united):
             begin, end = one.bounds[place], one.bounds[place + 1]
             while begin < end:
                 each = key_bytes[part] if key_bytes else 0
                 room = max(1, (most_bytes - size) // each) if each else end - begin
                 upto = min(end, begin + room)
-                parcel.items.append((part, slice(begin, upto)))
+                sub_request.items.append((part, slice(begin, upto)))
                 size += each * (upto - begin)
                 begin = upto
                 if each and size + each > most_bytes:
-                    parcels.append(parcel)
-                    parcel, size = Parcel(number), 0
-        if parcel.items:
-            parcels.append(parcel)
-    return parcels
+                    sub_requests.append(sub_request)
+                    sub_request, size = SubRequest(number), 0
+        if sub_request.items:
+            sub_requests.append(sub_request)
+    return sub_requests
 
 
-def split_again(route: Route, keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]]) -> list[Parcel]:
+def split_again(
+    route: Route, keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]]
+) -> list[SubRequest]:
     """What did not get through, by another chart. ``keys``: all of each part."""
-    parcels: dict[int, Parcel] = {}
+    sub_requests: dict[int, SubRequest] = {}
     for part, where in items:
         places = np.arange(len(keys[part]))[where]
         owner = route.owner[hashing.buckets_of(keys[part][places])]
         for number in np.unique(owner).tolist():
-            parcels.setdefault(number, Parcel(number)).items.append((part, places[owner == number]))
-    return [parcels[number] for number in sorted(parcels)]
+            sub_requests.setdefault(number, SubRequest(number)).items.append((part, places[owner == number]))
+    return [sub_requests[number] for number in sorted(sub_requests)]
 
 
 def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]], most: int = 4) -> str:

@@ -68,11 +68,11 @@ class Writer:
             )  # fmt: skip
             if records is not None and records.text and records.redo is None:
                 declare(core, self._seq, records.text)
-            parcels = routing.first_split(route, united)
+            sub_requests = routing.first_split(route, united)
 
             def work(stands: bool) -> None:
                 what = f"a push to {', '.join(values) or 'no table'}"
-                core.fan_out(request, parcels, route, PUSH, what, stands=stands)
+                core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
                 if clocked:  # a newcomer goes on where the others are
                     core.step = max([core.step, *(int(head.get("step", 0)) for head in request.heads)])
                 core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged"))

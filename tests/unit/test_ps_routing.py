@@ -13,7 +13,7 @@ from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client import dedup, routing
 from ps.client.dedup import United
-from ps.client.routing import Parcel, Route
+from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
 from ps.protocol.messages import Chart, Server, pack
 from ps.spec import BUCKETS
@@ -25,8 +25,8 @@ def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1)
     return Route(Chart(version, 1, servers, pack(np.asarray(owner).tolist())))
 
 
-def taken(united: United, parcels: list[Parcel]) -> dict[int, set[int]]:
-    return {one.server: {int(key) for _, where in one.items for key in united.keys[where]} for one in parcels}
+def taken(united: United, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
+    return {one.server: {int(key) for _, where in one.items for key in united.keys[where]} for one in sub_requests}
 
 
 @given(
@@ -80,11 +80,11 @@ def test_only_some_of_the_keys() -> None:
         assert set(mine.tolist()) <= set(united.keys[united.bounds[place] : united.bounds[place + 1]].tolist())
 
 
-def test_several_parts_in_one_parcel_and_no_parcel_too_large() -> None:
+def test_several_parts_in_one_sub_request_and_none_too_large() -> None:
     route = a_route(np.arange(BUCKETS) % 2 + 1)
     united = [route.unite(np.arange(1000)), route.unite(np.arange(0)), route.unite(np.arange(500, 700))]
-    parcels = routing.first_split(route, united)
-    assert [one.server for one in parcels] == [1, 2] and [part for part, _ in parcels[0].items] == [0, 2]
+    sub_requests = routing.first_split(route, united)
+    assert [one.server for one in sub_requests] == [1, 2] and [part for part, _ in sub_requests[0].items] == [0, 2]
     small = routing.first_split(route, united, [100, 100, 50], 5000)
     for one in small:
         size = sum((100, 100, 50)[part] * len(united[part].keys[where]) for part, where in one.items)
@@ -100,10 +100,10 @@ def test_what_was_refused_is_split_by_the_newer_chart() -> None:
     keys = [np.arange(100), np.arange(100, 150)]
     newer = a_route(np.arange(BUCKETS) % 3 + 1, version=2)
     places = np.array([3, 5, 99])
-    parcels = routing.split_again(newer, keys, [(0, places), (1, slice(10, 20))])
-    found = {(part, int(key)) for one in parcels for part, where in one.items for key in keys[part][where]}
+    sub_requests = routing.split_again(newer, keys, [(0, places), (1, slice(10, 20))])
+    found = {(part, int(key)) for one in sub_requests for part, where in one.items for key in keys[part][where]}
     assert found == {(0, 3), (0, 5), (0, 99)} | {(1, key) for key in range(110, 120)}
-    for one in parcels:
+    for one in sub_requests:
         for part, where in one.items:
             assert (newer.owner[hashing.buckets_of(keys[part][where])] == one.server).all()
 
