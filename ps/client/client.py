@@ -25,7 +25,7 @@ from ps.client.checkpoint_stop import NameData, Settle, Stopping, Value
 from ps.client.core import DEADLINE_S, Core, Options
 from ps.client.geo import Geo
 from ps.client.master_session import FixedDesk, Line, MasterDesk
-from ps.client.pool import Fleet
+from ps.client.pool import ConnectionPool
 from ps.client.push_intents import Records
 from ps.client.read import Reader
 from ps.client.write import Writer
@@ -73,7 +73,9 @@ class Client:
         options = Options(deadline_s, wire, cache_rows, cache_steps)
         desk = MasterDesk(line, round_, tables)
         joined = desk.join()
-        return cls(Core(desk, Fleet(Hello(TRAINER, joined.number, name), secret or joined.secret, tls), options))
+        return cls(
+            Core(desk, ConnectionPool(Hello(TRAINER, joined.number, name), secret or joined.secret, tls), options)
+        )
 
     @classmethod
     def direct(
@@ -88,7 +90,11 @@ class Client:
         chart = chart or routing.fixed_chart(servers)
         joined = messages.Joined(number, 0, chart, 1, tuple(members), training or Training(), tuple(tables), 0)
         return cls(
-            Core(FixedDesk(joined), Fleet(Hello(TRAINER if number else TOOL, number, name), secret, tls), options)
+            Core(
+                FixedDesk(joined),
+                ConnectionPool(Hello(TRAINER if number else TOOL, number, name), secret, tls),
+                options,
+            )
         )
 
     # --- what is so --------------------------------------------------------------------------------------------------
@@ -185,7 +191,7 @@ class Client:
             self._end_news()
             self._reader.close()
             self._writer.close()
-            self._core.fleet.close(farewell=farewell)
+            self._core.pool.close(farewell=farewell)
 
     def __enter__(self) -> Client:
         return self
@@ -379,6 +385,6 @@ class Client:
     def _follow(self) -> None:
         """On any thread: something is new."""
         try:
-            self._core.fleet.follow(self._desk.route.servers)
+            self._core.pool.follow(self._desk.route.servers)
         except PsError as error:
             note(str(error))

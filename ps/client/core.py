@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from edl.errors import PsError, SettingError
 from ps.client.fanout import FanOut, PserverRequest
 from ps.client.master_session import FixedDesk, MasterDesk
-from ps.client.pool import Fleet
+from ps.client.pool import ConnectionPool
 from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
 from ps.spec import Mode, TableSpec
@@ -83,7 +83,7 @@ class Core:
     """One a client."""
 
     desk: MasterDesk | FixedDesk
-    fleet: Fleet
+    pool: ConnectionPool
     options: Options
     tally: Tally = field(default_factory=Tally)
     step: int = 0
@@ -124,4 +124,4 @@ class Core:
         """Have something done. ``stands``: this trainer may be stopped for a cut meanwhile."""
         patience = Patience(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        FanOut(self.fleet, self.desk, request, purpose, patience, stand).run(sub_requests, route)
+        FanOut(self.pool, self.desk, request, purpose, patience, stand).run(sub_requests, route)

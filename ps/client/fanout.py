@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
 from ps.client.master_session import Desk
-from ps.client.pool import Answer, Call, Fleet
+from ps.client.pool import Answer, Call, ConnectionPool
 from ps.client.routing import Route, SubRequest, some_buckets, split_again
 from ps.errors import Denied, RolledBack, Unreachable
 from ps.protocol import messages
@@ -77,7 +77,7 @@ class _RequestAttempt:
 class FanOut:
     """One request, split over pservers. For one use."""
 
-    fleet: Fleet
+    pool: ConnectionPool
     desk: Desk
     request: PserverRequest
     purpose: str
@@ -119,7 +119,7 @@ class FanOut:
             if attempt.call is not None:
                 attempt.call.given_up = True
         if self._flying:
-            self.fleet.interrupt(self.purpose, [attempt.sub_request.server for attempt in self._flying.values()])
+            self.pool.interrupt(self.purpose, [attempt.sub_request.server for attempt in self._flying.values()])
         while self._flying:
             try:
                 landing = self._landings.get(timeout=1.0)
@@ -156,13 +156,13 @@ class FanOut:
         attempt.sent_s, attempt.late, attempt.call = _now_s(), False, call
         self._flying[number] = attempt
         try:
-            self.fleet.ask(self.purpose, server, call, lambda answer: self._landed(number, attempt.sub_request, answer))
+            self.pool.ask(self.purpose, server, call, lambda answer: self._landed(number, attempt.sub_request, answer))
         except BaseException:
             del self._flying[number]
             raise
 
     def _landed(self, number: int, sub_request: SubRequest, answer: Answer) -> None:
-        """On the lane's thread: the body is there until this returns."""
+        """On the connection's thread: the body is there until this returns."""
         if answer.frame is not None and answer.frame.op is Op.OK:
             try:
                 self.request.landed(sub_request, answer.head, answer.frame.body)

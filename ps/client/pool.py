@@ -53,8 +53,8 @@ class Answer:
 Landed = Callable[[Answer], None]
 
 
-class Lane:
-    """To one pserver, for one purpose."""
+class PooledConnection:
+    """A connection to one pserver for one purpose, with a thread of its own."""
 
     def __init__(self, server: Server, hello: Hello, secret: str, tls: ssl.SSLContext | None) -> None:
         self.server = server
@@ -67,7 +67,7 @@ class Lane:
         self._thread.start()
 
     def ask(self, call: Call, landed: Landed) -> None:
-        """``landed`` is called on the lane's thread."""
+        """``landed`` is called on the connection's thread."""
         self._calls.put((call, landed))
 
     def close(self, gone: str = "") -> None:
@@ -142,50 +142,52 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Fleet:
-    """All lanes of a client."""
+class ConnectionPool:
+    """All connections of a client to pservers."""
 
     hello: Hello
     secret: str = field(repr=False)
     tls: ssl.SSLContext | None = None
-    _lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
+    _connections: dict[tuple[str, int], PooledConnection] = field(default_factory=dict)
     _gone: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
     def ask(self, purpose: str, server: Server, call: Call, landed: Landed) -> None:
-        """See ``Lane.ask``."""
+        """See ``PooledConnection.ask``."""
         with self._lock:
             if self._closed:
                 raise PsError("this client of the parameter servers has been closed")
-            lane = self._lanes.get((purpose, server.number))
-            if lane is None:
-                lane = self._lanes[purpose, server.number] = Lane(server, self.hello, self.secret, self.tls)
-            lane.ask(call, landed)  # under the lock: behind the end of a lane nobody would answer
+            connection = self._connections.get((purpose, server.number))
+            if connection is None:
+                connection = self._connections[purpose, server.number] = PooledConnection(
+                    server, self.hello, self.secret, self.tls
+                )
+            connection.ask(call, landed)  # under the lock: behind the end of a connection nobody would answer
 
     def follow(self, servers: Iterable[int]) -> None:
         """Those that live: hang up on all others."""
         alive = set(servers)
         with self._lock:
-            gone = [key for key in self._lanes if key[1] not in alive]
-            lanes = [self._lanes.pop(key) for key in gone]
-        for lane in lanes:
-            lane.close(f"parameter server {lane.server.name} is gone, says the Master")
+            gone = [key for key in self._connections if key[1] not in alive]
+            connections = [self._connections.pop(key) for key in gone]
+        for connection in connections:
+            connection.close(f"parameter server {connection.server.name} is gone, says the Master")
 
     def interrupt(self, purpose: str, servers: Iterable[int]) -> None:
         """Give up what is under way there."""
         with self._lock:
-            lanes = [self._lanes[purpose, one] for one in servers if (purpose, one) in self._lanes]
-        for lane in lanes:
-            lane.interrupt()
+            connections = [self._connections[purpose, one] for one in servers if (purpose, one) in self._connections]
+        for connection in connections:
+            connection.interrupt()
 
     def close(self, *, farewell: bool) -> None:
         """Hang up everywhere, with a word or, as if this process had died, without."""
         with self._lock:
             self._closed = True
-            lanes = list(self._lanes.values())
-            self._lanes.clear()
-        for lane in lanes:
-            lane.close("" if farewell else "this client has been closed")
-        for lane in lanes:
-            lane.join(1.0)
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            connection.close("" if farewell else "this client has been closed")
+        for connection in connections:
+            connection.join(1.0)

@@ -14,7 +14,7 @@ import pytest
 from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client.client import Client
-from ps.client.pool import Answer, Call, Lane
+from ps.client.pool import Answer, Call, PooledConnection
 from ps.errors import RolledBack
 from ps.net.caller import Endpoint, Reply
 from ps.protocol import messages
@@ -471,7 +471,7 @@ def test_a_pserver_that_loses_all_keys_of_a_step_but_not_all_buckets_hears_of_it
 
 def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench) -> None:
     bench.start(1)
-    fleet = bench.client()._core.fleet
+    pool = bench.client()._core.pool
     held, come, landed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
     def hold(frame: Frame, head: dict[str, Any]) -> None:
@@ -488,7 +488,7 @@ def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench
         landed.release()
 
     for call in calls:
-        fleet.ask("pull", bench.pservers[1].server, call, take)
+        pool.ask("pull", bench.pservers[1].server, call, take)
     assert held.acquire(timeout=PATIENCE_S)
     calls[1].given_up = True
     come.set()
@@ -501,22 +501,22 @@ def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench
 def test_nothing_is_asked_behind_the_end_of_a_lane(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Master says that a pserver is gone at the moment in which something is to be asked of it."""
     bench.start(1)
-    fleet = bench.client()._core.fleet
-    landed, ask, gone = threading.Event(), Lane.ask, threading.Event()
+    pool = bench.client()._core.pool
+    landed, ask, gone = threading.Event(), PooledConnection.ask, threading.Event()
 
     def follow() -> None:
-        fleet.follow([])
+        pool.follow([])
         gone.set()
 
     follower = threading.Thread(target=follow)
 
-    def late(self: Lane, call: Call, done: Any) -> None:
+    def late(self: PooledConnection, call: Call, done: Any) -> None:
         follower.start()
         gone.wait(0.2)  # as far as it comes
         ask(self, call, done)
 
-    monkeypatch.setattr(Lane, "ask", late)
-    fleet.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
+    monkeypatch.setattr(PooledConnection, "ask", late)
+    pool.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
     assert landed.wait(PATIENCE_S)
     follower.join(PATIENCE_S)
 
