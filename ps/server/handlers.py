@@ -1,8 +1,8 @@
 """What a pserver answers to trainers: pulls, pushes, scans.
 
-A request waits in its connection's thread, at most as long as its sender does: for other trainers (the gate), for a
-bucket that is on its way here, and a push for the copies. Every answer to a request with an older chart has the new one
-in its head.
+A request waits in its connection's thread, at most as long as its sender does: for other trainers (the step barrier),
+for a bucket that is on its way here, and a push for the copies. Every answer to a request with an older chart has the
+new one in its head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ps.protocol.requests import Refusal, Wanted, read_pull, read_push, rows_byt
 from ps.rows import Op as Does
 from ps.rows import Part, Piece, Push, Pushed, encode
 from ps.server.bucket_shell import Carrier, Sent
-from ps.server.step_barrier_shell import Averaging, Held, Revoked
+from ps.server.step_barrier_shell import Held, Revoked, StepBarrierShell
 from ps.spec import BUCKETS, Mode, Replication, TableSpec
 from ps.store.budget import Full
 from ps.store.damage import DamagedPush
@@ -160,7 +160,7 @@ class Answering:
     def __init__(self, name: str, store: Store, carrier: Carrier, evicting: Evicting) -> None:
         self.view: View | None = None
         self.counts = Counts()
-        self.gate = Averaging()
+        self.barrier = StepBarrierShell()
         self._name, self._store, self._carrier, self._evicting = name, store, carrier, evicting
         self.stream_bytes = STREAM_BYTES
 
@@ -264,7 +264,7 @@ class Answering:
         insert = bool(asked.head.get("insert", True))
         step = asked.step
         if insert and asked.trainer:
-            self.gate.pull(asked.trainer, step, asked.until_s)
+            self.barrier.pull(asked.trainer, step, asked.until_s)
         room = peer.room(sum(rows_bytes(len(one.keys), one.dim, one.dtype) for one in parts))
         at = 0
         for one in parts:
@@ -317,7 +317,7 @@ class Answering:
             def apply(pushes: Sequence[Push], at: int, scale: float) -> tuple[float, _Done]:
                 return scale, self._apply(pushes, at, scale, asked, base)
 
-            found = self.gate.push(push, step, apply, asked.until_s, head.get("complete") is True, trainer)
+            found = self.barrier.push(push, step, apply, asked.until_s, head.get("complete") is True, trainer)
             step = found.step
             scale, done = found.result
         counts = [done.pushed.fresh, done.pushed.skipped, done.pushed.damaged]

@@ -247,7 +247,7 @@ class Server:
             self.store.forget(trainer, max(REMEMBERED, len(orders.revoked)))
             self.answering.counts.forget(trainer)
             self._trainers.told(trainer)
-        self.answering.gate.orders(orders.epoch, orders.members, orders.revoked, orders.training)
+        self.answering.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.sweeping.holds(int((self.owned() != 0).sum()), self._copies())
         self.marking.orders(orders)
         with self.carrier.news:
@@ -277,7 +277,7 @@ class Server:
         log.info("Parameter server %s begins anew, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.marking.reset()
-        self.answering.gate.reset()
+        self.answering.barrier.reset()
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # that it hangs up now says nothing of the trainer

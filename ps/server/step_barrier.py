@@ -48,7 +48,7 @@ class _Waiting:
     step: int
 
 
-class Gate:
+class StepBarrier:
     """What of the trainers' pushes is applied when. ``tag``: the shell's number for a push that has come here."""
 
     def __init__(self, training: Training | None = None) -> None:

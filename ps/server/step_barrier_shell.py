@@ -1,4 +1,5 @@
-"""Trainers' pushes on their way through the gate: those of one step are applied together, by one of their threads."""
+"""Trainers' pushes on their way through the step barrier: those of one step are applied together, by one of their
+threads."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ps.hashing import buckets_of
 from ps.net.connection import now_s
 from ps.protocol.messages import Member
 from ps.rows import Part, Push
-from ps.server.step_barrier import Apply, Gate, May, Stale, Verdict
+from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
 from ps.spec import BUCKETS, Training
 
 
@@ -52,7 +53,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class Applied:
-    """What ``apply`` gave, and the step as the gate counts it."""
+    """What ``apply`` gave, and the step as the step barrier counts it."""
 
     step: int
     result: Any = field(default=None)
@@ -62,11 +63,11 @@ Apply_ = Callable[[Sequence[Push], int, float], Any]
 """Applies pushes of one step with a scale."""
 
 
-class Averaging:
-    """The gate with threads that wait at it."""
+class StepBarrierShell:
+    """The step barrier, and the threads that wait at it."""
 
     def __init__(self, training: Training | None = None) -> None:
-        self._gate = Gate(training)
+        self._barrier = StepBarrier(training)
         self._turn = threading.Condition()
         self._waiters: dict[int, _Waiter] = {}
         self._tags = 0
@@ -74,20 +75,20 @@ class Averaging:
     def orders(self, epoch: int, members: Sequence[Member], revoked: Sequence[int], training: Training) -> None:
         """The membership has changed."""
         with self._turn:
-            self._verdicts(self._gate.orders(epoch, members, revoked, training))
+            self._verdicts(self._barrier.orders(epoch, members, revoked, training))
             self._turn.notify_all()
 
     def reset(self) -> None:
         """A new history."""
         with self._turn:
-            self._verdicts(self._gate.reset())
+            self._verdicts(self._barrier.reset())
             self._turn.notify_all()
 
     def pull(self, trainer: int, step: int, until_s: float) -> None:
         """Until the trainer may have rows for this step. Raises ``Held`` and ``Revoked``."""
         with self._turn:
             while True:
-                may = self._gate.may_pull(trainer, step)
+                may = self._barrier.may_pull(trainer, step)
                 if may is May.GO:
                     return
                 if may is May.STALE:
@@ -100,14 +101,14 @@ class Averaging:
     def push(
         self, push: Push, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
     ) -> Applied:
-        """Have a push applied when it is its turn, perhaps by another thread. ``complete``: see ``Gate.push``.
+        """Have a push applied when it is its turn, perhaps by another thread. ``complete``: see ``StepBarrier.push``.
         ``trainer``: who pushes, if it repeats what another one had begun to. Raises what ``apply`` does, ``Held`` and
         ``Revoked``."""
         with self._turn:
             self._tags += 1
             tag = self._tags
             waiter = self._waiters[tag] = _Waiter(push)
-            self._verdicts(self._gate.push(trainer or push.trainer, step, tag, complete))
+            self._verdicts(self._barrier.push(trainer or push.trainer, step, tag, complete))
             self._turn.notify_all()
             try:
                 self._await(tag, waiter, step, until_s)
@@ -131,7 +132,7 @@ class Averaging:
             if waiter.taken:
                 self._turn.wait()
             elif left_s <= 0:
-                self._gate.withdraw(tag)
+                self._barrier.withdraw(tag)
                 raise Held(self._late(step))
             else:
                 self._turn.wait(left_s)
@@ -184,7 +185,7 @@ class Averaging:
         return results, errors
 
     def _late(self, step: int) -> str:
-        return ", ".join(member.name for member in self._gate.waits_for(step)) or "trainers"
+        return ", ".join(member.name for member in self._barrier.waits_for(step)) or "trainers"
 
 
 def _once_each(pushes: Sequence[Push]) -> list[Push]:

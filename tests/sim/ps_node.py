@@ -1,4 +1,4 @@
-"""A simulated pserver: the real ``Holding`` and ``Gate``, rows that remember each push, streams to followers."""
+"""A simulated pserver: the real ``Holding`` and ``StepBarrier``, rows that remember each push, streams to followers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.server import bucket_machine as hd
 from ps.server.bucket_machine import MOVED, SERVED, Holding
-from ps.server.step_barrier import Apply, Gate, Stale
+from ps.server.step_barrier import Apply, Stale, StepBarrier
 from ps.spec import Mode
 from tests.sim.ps_net import Pipe, Violation
 
@@ -50,7 +50,7 @@ class Request:
     """Another pserver has applied this step."""
     tag: int = 0
     at: int = 0
-    """The step as the gate counts it."""
+    """The step as the step barrier counts it."""
     applied: bool = False
     marks: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (follower, bucket): what its stream has to have acknowledged."""
@@ -141,7 +141,7 @@ class Node:
     def __init__(self, sim: PsSim, name: str, machine: str) -> None:
         self.sim, self.name, self.machine = sim, name, machine
         self.holding = Holding(name, buckets=sim.buckets)
-        self.gate = Gate(sim.training)
+        self.barrier = StepBarrier(sim.training)
         self.alive = True
         self.draining = False
         self.frozen_s = 0.0
@@ -181,7 +181,7 @@ class Node:
         orders = self.holding.orders
         if orders is None:
             return
-        self.verdicts(self.gate.orders(orders.epoch, orders.members, orders.revoked))
+        self.verdicts(self.barrier.orders(orders.epoch, orders.members, orders.revoked))
         for request in [one for one in self.requests if one.trainer in orders.revoked]:
             self.finish(request, "stale")
         if orders.go:
@@ -231,7 +231,7 @@ class Node:
 
     def _reset(self) -> None:
         self.store, self.feeds, self.pending, self.marked = {}, {}, {}, {}
-        self.verdicts(self.gate.reset())
+        self.verdicts(self.barrier.reset())
         for stream in [*self.streams.values(), *self.incoming]:
             stream.cut()
         self.streams, self.incoming = {}, []
@@ -345,7 +345,7 @@ class Node:
                 if not request.tag:
                     self.tags += 1
                     request.tag = self.tags
-                    self.verdicts(self.gate.push(request.trainer, request.step, request.tag, request.complete))
+                    self.verdicts(self.barrier.push(request.trainer, request.step, request.tag, request.complete))
             else:
                 self.apply(request)
         if request in self.requests and request.applied and states <= {SERVED} and self._is_acked(request):
@@ -408,5 +408,5 @@ class Node:
         if request in self.requests:
             self.requests.remove(request)
             if request.tag:
-                self.gate.withdraw(request.tag)
+                self.barrier.withdraw(request.tag)
             request.answer(answer)

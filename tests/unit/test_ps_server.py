@@ -116,8 +116,8 @@ def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
         )
     )
     waiting.start()
-    gate = one.answering.gate
-    until(gate._turn, lambda: len(gate._waiters) == 2)
+    barrier = one.answering.barrier
+    until(barrier._turn, lambda: len(barrier._waiters) == 2)
     assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is Op.OK
     waiting.join(30)
     assert [answer.op for answer in results] == [Op.OK, Op.OK]
