@@ -75,8 +75,8 @@ class Surroundings(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """One follower, by bucket."""
+class FollowerStream:
+    """The stream to one follower, and what goes into it, by bucket."""
 
     stream: Stream
     to: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
@@ -97,7 +97,7 @@ class Sent:
     def __init__(self, stops: NDArray[np.uint32]) -> None:
         self.stops = stops
         """As it was before."""
-        self.marks: dict[Lane, tuple[int, int]] = {}
+        self.marks: dict[FollowerStream, tuple[int, int]] = {}
 
 
 class Carrier:
@@ -119,7 +119,7 @@ class Carrier:
         """Steps that may have changed what is taken from others."""
         self._taken: NDArray[np.int64] = np.full(BUCKETS, -1, np.int64)
         """By bucket: the turn in which something of it was last taken from its owner."""
-        self._lanes: dict[int, Lane] = {}
+        self._to_followers: dict[int, FollowerStream] = {}
         self._events: queue.SimpleQueue[h.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="edl-ps-keeper", daemon=True)
 
@@ -130,8 +130,8 @@ class Carrier:
     def stop(self) -> None:
         """Take no more, and close all streams."""
         self._events.put(None)
-        for lane in list(self._lanes.values()):
-            lane.stream.close()
+        for to_follower in list(self._to_followers.values()):
+            to_follower.stream.close()
 
     def post(self, event: h.Event) -> None:
         """Any thread. Events are taken in the order in which they come."""
@@ -146,27 +146,33 @@ class Carrier:
     def spread(self, piece: Piece, sent: Sent | None = None) -> None:
         """A piece to everybody who has to have it. Its shard's lock is held."""
         version = self.version
-        for lane in tuple(self._lanes.values()):
+        for to_follower in tuple(self._to_followers.values()):
             begin = piece.shard * BUCKETS // SHARDS
-            live = lane.live[begin : begin + BUCKETS // SHARDS] if piece.removed else lane.live[piece.buckets]
+            live = (
+                to_follower.live[begin : begin + BUCKETS // SHARDS]
+                if piece.removed
+                else to_follower.live[piece.buckets]
+            )
             if not live.any():
                 continue
-            mine = piece if live.all() else part_of(piece, lane.live != 0)
-            mark = lane.stream.put(mine, version)
+            mine = piece if live.all() else part_of(piece, to_follower.live != 0)
+            mark = to_follower.stream.put(mine, version)
             if sent is not None:
-                sent.marks[lane] = mark
+                sent.marks[to_follower] = mark
 
     def feeds(self, first: int, last: int) -> bool:
         """Whether anybody is to have pieces of any of these shards, whose locks are held."""
         size = BUCKETS // SHARDS
-        return any(lane.live[first * size : last * size].any() for lane in tuple(self._lanes.values()))
+        return any(
+            to_follower.live[first * size : last * size].any() for to_follower in tuple(self._to_followers.values())
+        )
 
     def behind(self, sent: Sent, buckets: NDArray[np.uint16]) -> Sent:
         """Pieces of these buckets may have been put into the streams before: what waits for all that is in them."""
         found = Sent(sent.stops)
-        for lane in tuple(self._lanes.values()):
-            if lane.to[buckets].any():
-                found.marks[lane] = lane.stream.tail
+        for to_follower in tuple(self._to_followers.values()):
+            if to_follower.to[buckets].any():
+                found.marks[to_follower] = to_follower.stream.tail
         return found
 
     def stopped(self, sent: Sent, buckets: NDArray[np.uint16]) -> bool:
@@ -175,31 +181,36 @@ class Carrier:
 
     def waits_for(self, sent: Sent, buckets: NDArray[np.uint16], lag_s: float | None) -> int:
         """A follower who holds the acknowledgement up, or 0. ``lag_s``: of async replication. With ``news`` held."""
-        for number, lane in self._lanes.items():
-            wanted = buckets[lane.wait[buckets] != 0]
+        for number, to_follower in self._to_followers.items():
+            wanted = buckets[to_follower.wait[buckets] != 0]
             if len(wanted):
-                if not lane.stream.up or not lane.to[wanted].all():
+                if not to_follower.stream.up or not to_follower.to[wanted].all():
                     return number
-                mark = sent.marks.get(lane)
-                if mark is not None and not lane.stream.has(*mark):
+                mark = sent.marks.get(to_follower)
+                if mark is not None and not to_follower.stream.has(*mark):
                     return number
-            elif lag_s is not None and lane in sent.marks and lane.to[buckets].any() and self._lacks(lane, lag_s):
+            elif (
+                lag_s is not None
+                and to_follower in sent.marks
+                and to_follower.to[buckets].any()
+                and self._lacks(to_follower, lag_s)
+            ):
                 return number
         return 0
 
-    def _lacks(self, lane: Lane, lag_s: float) -> bool:
+    def _lacks(self, to_follower: FollowerStream, lag_s: float) -> bool:
         """Whether a copy may lack more than it should. In this order: ``fenced`` comes before what was refused counts
         as arrived."""
-        return lane.stream.behind(lag_s) or lane.refused > self._carried
+        return to_follower.stream.behind(lag_s) or to_follower.refused > self._carried
 
     def fullest(self, most: int, buckets: NDArray[np.uint16]) -> int:
         """A follower that pieces of some of these buckets go to, in whose stream more bytes than that wait; or 0."""
-        full = (number for number, lane in self._lanes.items() if lane.stream.queued_bytes > most)
-        return next((number for number in full if self._lanes[number].to[buckets].any()), 0)
+        full = (number for number, to_follower in self._to_followers.items() if to_follower.stream.queued_bytes > most)
+        return next((number for number in full if self._to_followers[number].to[buckets].any()), 0)
 
     def streams(self) -> list[Stream]:
         """All of them."""
-        return [lane.stream for lane in tuple(self._lanes.values())]
+        return [to_follower.stream for to_follower in tuple(self._to_followers.values())]
 
     # --- for what arrives from others --------------------------------------------------------------------------------
 
@@ -240,18 +251,18 @@ class Carrier:
     def take_image(self, follower: int, bucket: int, copy: int) -> None:
         """See ``replicate.Owner``."""
         with self._store.lock(bucket):
-            lane = self._lanes.get(follower)
-            if lane is None or not lane.to[bucket] or lane.pending[bucket] != copy:
+            to_follower = self._to_followers.get(follower)
+            if to_follower is None or not to_follower.to[bucket] or to_follower.pending[bucket] != copy:
                 return  # also when a newer copy has been asked for: only its own number is waited for
-            lane.stream.put(self._store.image(bucket), self.version, copy)
-            lane.pending[bucket] = 0
-            lane.live[bucket] = 1
+            to_follower.stream.put(self._store.image(bucket), self.version, copy)
+            to_follower.pending[bucket] = 0
+            to_follower.live[bucket] = 1
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
         """See ``replicate.Owner``."""
-        lane = self._lanes.get(follower)
-        if lane is not None:
-            lane.refused = max(lane.refused, version)
+        to_follower = self._to_followers.get(follower)
+        if to_follower is not None:
+            to_follower.refused = max(to_follower.refused, version)
         self.stops[np.asarray(buckets, np.int64)] += np.uint32(1)
         self.post(h.Fenced(follower, version, tuple(buckets)))
 
@@ -314,8 +325,8 @@ class Carrier:
         match event:
             case h.OrdersCame(orders):
                 self._around.followed(orders)
-            case h.LineLost(follower) if follower in self._lanes:
-                self._lanes[follower].stream.again()
+            case h.LineLost(follower) if follower in self._to_followers:
+                self._to_followers[follower].stream.again()
             case h.MasterLine():
                 self._around.line_begins()
         for effect in effects:
@@ -350,7 +361,7 @@ class Carrier:
                     self._around.restore(cut, buckets)
 
     def _into_stream(self, effect: h.Copy | h.Mark | h.Release) -> None:
-        stream = self._lane(effect.follower).stream
+        stream = self._to_follower(effect.follower).stream
         match effect:
             case h.Copy(_, number, buckets):
                 stream.copy(number, buckets)
@@ -359,40 +370,40 @@ class Carrier:
             case h.Release(_, buckets, version):
                 stream.put(Release(buckets), version)
 
-    def _lane(self, follower: int) -> Lane:
-        lane = self._lanes.get(follower)
-        if lane is None:
-            lane = Lane(Stream(follower, self, self._clock))
-            self._lanes = {**self._lanes, follower: lane}
-        return lane
+    def _to_follower(self, follower: int) -> FollowerStream:
+        to_follower = self._to_followers.get(follower)
+        if to_follower is None:
+            to_follower = FollowerStream(Stream(follower, self, self._clock))
+            self._to_followers = {**self._to_followers, follower: to_follower}
+        return to_follower
 
     def _part(self, follower: int) -> None:
-        lane = self._lanes.get(follower)
-        if lane is not None:
-            self._lanes = {number: one for number, one in self._lanes.items() if number != follower}
-            lane.stream.close()
+        to_follower = self._to_followers.get(follower)
+        if to_follower is not None:
+            self._to_followers = {number: one for number, one in self._to_followers.items() if number != follower}
+            to_follower.stream.close()
 
     def _await_images(self, effect: h.Copy) -> None:
-        lane = self._lane(effect.follower)
+        to_follower = self._to_follower(effect.follower)
         for some in self._locked(effect.buckets):
-            lane.pending[some] = effect.number
-            lane.live[some] = 0
+            to_follower.pending[some] = effect.number
+            to_follower.live[some] = 0
 
     def _feed(self, effect: h.Feed) -> None:
         for number in effect.wait:
-            self._lane(number)
+            self._to_follower(number)
         for number in effect.to:
-            self._lane(number).stream.begin()
+            self._to_follower(number).stream.begin()
         for some in self._locked(effect.buckets):
-            for number, lane in self._lanes.items():
-                lane.to[some] = number in effect.to
-                lane.wait[some] = number in effect.wait
+            for number, to_follower in self._to_followers.items():
+                to_follower.to[some] = number in effect.to
+                to_follower.wait[some] = number in effect.wait
                 if number not in effect.to:
-                    lane.pending[some] = 0
-                lane.live[some] = lane.to[some] & (lane.pending[some] == 0)
+                    to_follower.pending[some] = 0
+                to_follower.live[some] = to_follower.to[some] & (to_follower.pending[some] == 0)
 
     def _reset(self, number: int, history: int) -> None:
-        for follower in list(self._lanes):
+        for follower in list(self._to_followers):
             self._part(follower)
         for some in self._locked(range(BUCKETS)):
             self.served[some] = 0

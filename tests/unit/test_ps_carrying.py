@@ -59,13 +59,13 @@ def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(carrier: Ca
     bucket = 5
     carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
     carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
-    lane = carrier._lanes[2]
+    to_follower = carrier._to_followers[2]
     carrier.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
-    assert not lane.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
+    assert not to_follower.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
     carrier.take_image(2, bucket, 7)
-    assert lane.live[bucket]
+    assert to_follower.live[bucket]
     carrier._carry([h.Feed((bucket,), (), ())])
-    assert not lane.live[bucket]
+    assert not to_follower.live[bucket]
 
 
 def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
@@ -82,10 +82,10 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
     carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
     sent = carrier.sent()
     for number, bucket in ((2, near), (3, far)):
-        mark = carrier._lanes[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
-        sent.marks[carrier._lanes[number]] = mark
+        mark = carrier._to_followers[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
+        sent.marks[carrier._to_followers[number]] = mark
     assert carrier.waits_for(sent, near, 60.0) == 0 and carrier.waits_for(sent, near, 0.0) == 2
-    carrier._lanes[2].stream._state = "down"  # and the keeper has not heard of it yet
+    carrier._to_followers[2].stream._state = "down"  # and the keeper has not heard of it yet
     assert carrier.waits_for(sent, near, 60.0) == 2
     assert carrier.waits_for(sent, far, 60.0) == 0
     carrier._carry([h.Feed((5,), (), ())])
@@ -106,7 +106,7 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
 
     carrier._take(orders(5))
     carrier._carry([h.Feed((5, 6), (2,), ())])
-    monkeypatch.setattr(carrier._lanes[2].stream, "behind", lambda lag_s: False)
+    monkeypatch.setattr(carrier._to_followers[2].stream, "behind", lambda lag_s: False)
     sent = carrier.behind(carrier.sent(), near)
     assert carrier.waits_for(sent, near, 0.5) == 0
     carrier.fenced(2, 7, [6])
@@ -119,7 +119,7 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
 
 def test_a_full_stream_holds_only_what_goes_into_it(carrier: Carrier) -> None:
     carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
-    carrier._lanes[2].stream._bytes = 11
+    carrier._to_followers[2].stream._bytes = 11
     assert carrier.fullest(10, np.array([5, 900], np.uint16)) == 2
     assert carrier.fullest(10, np.array([900, 901], np.uint16)) == 0
 
