@@ -99,7 +99,7 @@ class Crowd:
         for _ in range(200):
             self.now_s += 0.05
             self.feed(sv.Tick())
-        assert self.machine.book.whole and not self.machine.book.grid.in_motion(), "buckets have owners"
+        assert self.machine.state.whole and not self.machine.state.grid.in_motion(), "buckets have owners"
 
     def _join(self, trainers: int) -> None:
         nodes = [
@@ -111,7 +111,7 @@ class Crowd:
             self.now_s += self.apart_s
             self.feed(self.said(number, messages.Join(f"{number:032x}", TABLES)))
         self.settle()
-        people = self.machine.book.people
+        people = self.machine.state.people
         found = [people.at(Caller(NodeId(f"node-{number}"), 0)) for number in range(trainers)]
         self.numbers = [one.number for one in found if one is not None]
         assert len(self.numbers) == trainers, "all have been let in"

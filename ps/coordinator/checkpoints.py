@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from edl.master.service import Caller
 from edl.wire.plain import from_plain, to_plain
 from ps.coordinator.membership import Trainer
-from ps.coordinator.state import CUT, Book, Turn, listed
+from ps.coordinator.state import CUT, PlacementState, Turn, listed
 from ps.protocol import messages
 
 SETTLE, HALT, NAME, MARK, WRITE, COMPLETE = "settle", "halt", "name", "mark", "write", "complete"
@@ -29,8 +29,8 @@ class _Kept:
 class Cuts:
     """The one that is under way, and who asked for it."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, state: PlacementState) -> None:
+        self._state = state
         self.top = 0
         """The highest number used, by anybody."""
         self.run = ""
@@ -84,7 +84,7 @@ class Cuts:
         if self.phase == MARK:
             return messages.Cut(self.top, "mark")
         if self.phase == WRITE:
-            return messages.Cut(self.top, "write", self.run if self._history == self._book.history else "")
+            return messages.Cut(self.top, "write", self.run if self._history == self._state.history else "")
         if self.phase == COMPLETE and server == min(self._servers):
             return messages.Cut(self.top, "complete", "", self._extra(), self._parts)
         return None
@@ -101,7 +101,7 @@ class Cuts:
 
     def at_cut(self, turn: Turn, trainer: Trainer, word: messages.AtCut) -> None:
         """A trainer has come to its boundary."""
-        self._book.reach(word.step)
+        self._state.reach(word.step)
         if word.cut != self.top or self.phase not in (HALT, NAME, MARK):
             turn.tell(trainer.caller, messages.GoOn(word.cut))
             return
@@ -125,7 +125,7 @@ class Cuts:
         if word.number != self.top or word.phase != self.phase or server not in self._servers:
             return
         if word.failed:
-            self.give_up(turn, f"{self._book.servers[server].name}: {word.failed}", lasting=word.lasting)
+            self.give_up(turn, f"{self._state.servers[server].name}: {word.failed}", lasting=word.lasting)
         elif self.phase == COMPLETE:
             self._completed(turn, word.told)
         else:
@@ -140,31 +140,31 @@ class Cuts:
 
     def settle(self, turn: Turn) -> None:
         """Go as far as what is known allows."""
-        book = self._book
+        state = self._state
         if self.phase and turn.now_s >= self._due_s:
             self.give_up(turn, self._waiting())
-        every = book.training.save_every_s
+        every = state.training.save_every_s
         if not self.phase:
-            if every and book.opened and not self._next_s:
+            if every and state.opened and not self._next_s:
                 self._next_s = turn.now_s + every
             # Without anybody who trains nobody could tell the positions in the data.
-            due = bool(self._next_s) and turn.now_s >= self._next_s and bool(book.members())
-            if (self._wanted or due) and book.whole and book.opened:
+            due = bool(self._next_s) and turn.now_s >= self._next_s and bool(state.members())
+            if (self._wanted or due) and state.whole and state.opened:
                 self._begin(turn)
             elif self._next_s > turn.now_s:
                 turn.wake(self._next_s)
-        members = {one.number for one in book.members()}
-        if self.phase == SETTLE and not book.grid.in_motion():
-            self._enter(turn, HALT, turn.now_s + book.limits.halt_s)
+        members = {one.number for one in state.members()}
+        if self.phase == SETTLE and not state.grid.in_motion():
+            self._enter(turn, HALT, turn.now_s + state.limits.halt_s)
             for number in members:
                 self.halt(turn, number)
-        if self.phase == HALT and members <= self._at.keys() and not book.grid.in_motion():
+        if self.phase == HALT and members <= self._at.keys() and not state.grid.in_motion():
             self._enter(turn, NAME, self._due_s)
         if self.phase == NAME:
             self._name(turn, members)
         if self.phase == MARK and self._told.keys() >= self._servers:
             self._go_on(turn)
-            self._enter(turn, WRITE, turn.now_s + book.limits.write_s)
+            self._enter(turn, WRITE, turn.now_s + state.limits.write_s)
         if self.phase == WRITE and self._told.keys() >= self._servers:
             self._parts = tuple(self._told.values())
             self._enter(turn, COMPLETE, self._due_s)
@@ -172,17 +172,17 @@ class Cuts:
             turn.wake(self._due_s)
 
     def _begin(self, turn: Turn) -> None:
-        book = self._book
+        state = self._state
         self.top += 1
         self._wanted = False
-        self._next_s = turn.now_s + book.training.save_every_s if book.training.save_every_s else 0.0
+        self._next_s = turn.now_s + state.training.save_every_s if state.training.save_every_s else 0.0
         self._at, self._names, self._named, self._namer = {}, {}, None, 0
-        self._enter(turn, SETTLE, turn.now_s + book.limits.halt_s)
+        self._enter(turn, SETTLE, turn.now_s + state.limits.halt_s)
 
     def halt(self, turn: Turn, number: int) -> None:
         """Tell a trainer that counts, also one that has begun to just now."""
         if self.phase == HALT:
-            turn.tell(self._book.people.trainers[number].caller, messages.Halt(self.top))
+            turn.tell(self._state.people.trainers[number].caller, messages.Halt(self.top))
 
     def _enter(self, turn: Turn, phase: str, due_s: float) -> None:
         self.phase, self._due_s, self._told = phase, due_s, {}
@@ -192,16 +192,16 @@ class Cuts:
         if members and self._named is None:
             if self._namer not in members:
                 self._namer = min(members)
-                turn.tell(self._book.people.trainers[self._namer].caller, messages.NameData(self.top))
+                turn.tell(self._state.people.trainers[self._namer].caller, messages.NameData(self.top))
             return
-        if self._named is None and self._book.top_step:
+        if self._named is None and self._state.top_step:
             self.give_up(turn, "nobody trains who could tell the positions in the data")
             return
-        self._servers = frozenset(self._book.servers)
-        self._enter(turn, MARK, turn.now_s + self._book.limits.mark_s)
+        self._servers = frozenset(self._state.servers)
+        self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
 
     def _go_on(self, turn: Turn) -> None:
-        for trainer in self._book.people.trainers.values():
+        for trainer in self._state.people.trainers.values():
             if trainer.begun or trainer.number in self._at:
                 turn.tell(trainer.caller, messages.GoOn(self.top))
 
@@ -231,7 +231,7 @@ class Cuts:
         except (ValueError, KeyError, TypeError):
             self.give_up(turn, f"a pserver does not say where the checkpoint is: {told[:80]!r}")
             return
-        self.run, self._history = run, self._book.history
+        self.run, self._history = run, self._state.history
         self.phase, self._servers = "", frozenset()
         turn.change(CUT)
         self.last = f"checkpoint {self.top} is complete: {run}"
@@ -242,23 +242,23 @@ class Cuts:
 
     def _extra(self) -> str:
         values = {self._names[number]: word.value for number, word in self._at.items() if word.value}
-        step = max((word.step for word in self._at.values()), default=self._book.top_step)
+        step = max((word.step for word in self._at.values()), default=self._state.top_step)
         ledgers = dict(self._named.ledgers) if self._named is not None else {}
         members = [self._names[number] for number in self._at]
         return json.dumps({"step": step, "members": members, "values": values, "ledgers": ledgers})
 
     def _waiting(self) -> str:
         """Whom it waits for, for people."""
-        book = self._book
+        state = self._state
         if self.phase == SETTLE:
-            return f"{book.grid.in_motion()} buckets were still on the move"
+            return f"{state.grid.in_motion()} buckets were still on the move"
         if self.phase == HALT:
-            late = [one.name for one in book.members() if one.number not in self._at]
-            what = "came to no boundary in time" if late else f"{book.grid.in_motion()} buckets are on the move"
+            late = [one.name for one in state.members() if one.number not in self._at]
+            what = "came to no boundary in time" if late else f"{state.grid.in_motion()} buckets are on the move"
             return f"{listed(late)} {what}".strip()
         if self.phase == NAME:
             return "the positions of the data were not named in time"
         late = [
-            one.name for one in book.servers.values() if one.number in self._servers and one.number not in self._told
+            one.name for one in state.servers.values() if one.number in self._servers and one.number not in self._told
         ]
         return f"{listed(late)} did not come to the end of phase {self.phase} in time"

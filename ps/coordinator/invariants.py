@@ -1,22 +1,22 @@
-"""What must hold of the placement machine's book after every step. Used by tests; lists what is violated."""
+"""What must hold of the placement machine's state after every step. Used by tests; lists what is violated."""
 
 from __future__ import annotations
 
-from ps.coordinator.state import Book
+from ps.coordinator.state import PlacementState
 from ps.protocol.messages import NOBODY, RESTORE
 
 
-def violations(book: Book) -> list[str]:
+def violations(state: PlacementState) -> list[str]:
     """Empty when all is well."""
     found = []
-    grid, living = book.grid, set(book.servers)
-    if book.stage != "placed":
+    grid, living = state.grid, set(state.servers)
+    if state.stage != "placed":
         held = grid.holders()
-        return [f"stage {book.stage}, and pservers {sorted(held)} hold buckets"] if held else []
+        return [f"stage {state.stage}, and pservers {sorted(held)} hold buckets"] if held else []
     for bucket in range(grid.buckets):
         owner, backup, joining, giver = grid.roles(bucket)
         where = f"bucket {bucket}: owner {owner}, backup {backup}, joining {joining}, giver {giver}"
-        catches_up = book.lagging and bool(grid.heir[bucket]) and joining == backup
+        catches_up = state.lagging and bool(grid.heir[bucket]) and joining == backup
         roles = [role for role in (owner, backup, NOBODY if catches_up else joining) if role != NOBODY]
         if owner == NOBODY:
             found.append(f"{where}: nobody owns it")
@@ -28,14 +28,14 @@ def violations(book: Book) -> list[str]:
             found.append(f"{where}: it is given by who has it")
         if giver != NOBODY and giver != RESTORE and giver != backup:
             found.append(f"{where}: the giver is not the backup")
-        if giver == RESTORE and not book.found:
+        if giver == RESTORE and not state.found:
             found.append(f"{where}: there is nothing to restore")
         if grid.heir[bucket] and not joining:
             found.append(f"{where}: an heir is nobody")
-        if grid.since[bucket] > book.version:
-            found.append(f"{where}: changed in version {grid.since[bucket]} of {book.version}")
-    if len({one.name for one in book.servers.values()}) != len(book.servers):
+        if grid.since[bucket] > state.version:
+            found.append(f"{where}: changed in version {grid.since[bucket]} of {state.version}")
+    if len({one.name for one in state.servers.values()}) != len(state.servers):
         found.append("two pservers of one name")
-    if max(book.servers, default=0) > book.numbers:
+    if max(state.servers, default=0) > state.numbers:
         found.append("a pserver's number was not given out")
     return found

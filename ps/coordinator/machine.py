@@ -1,9 +1,10 @@
 """The machine that places buckets on pservers: the service "ps" of the Master.
 
 Pure: events in, effects out. ``placement`` has the arithmetic of who holds what, ``serving`` the pservers, ``trainers``
-and ``membership`` the trainers, ``cuts`` the checkpoints, ``book`` what all of them know. This file takes events apart,
-and sees to it that after each of them whatever follows from it happens: level-triggered, so that nothing depends on a
-word being heard. Any change raises the chart's version, is kept, and goes out to every pserver as all that holds now.
+and ``membership`` the trainers, ``cuts`` the checkpoints, ``state`` what all of them know. This file takes events
+apart, and sees to it that after each of them whatever follows from it happens: level-triggered, so that nothing depends
+on a word being heard. Any change raises the chart's version, is kept, and goes out to every pserver as all that holds
+now.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ps.coordinator.persistence import load_piece, save_piece
 from ps.coordinator.placement import Grid
 from ps.coordinator.report import report
 from ps.coordinator.servers import Serving
-from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Book, Limits, Pserver, Turn
+from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
 from ps.coordinator.trainers import Trainers
 from ps.protocol import messages
 from ps.protocol.deltas import orders_changed
@@ -40,10 +41,10 @@ class PlacementMachine:
     name = "ps"
 
     def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
-        self.book = Book(training, limits or Limits(), Grid(buckets))
-        self.cuts = Cuts(self.book)
-        self.trainers = Trainers(self.book, self.cuts, self.chart, lambda: self.serving.secret)
-        self.serving = Serving(self.book, self.cuts, self.trainers)
+        self.state = PlacementState(training, limits or Limits(), Grid(buckets))
+        self.cuts = Cuts(self.state)
+        self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.serving.secret)
+        self.serving = Serving(self.state, self.cuts, self.trainers)
         self._kept: dict[str, bytes] = {}
         self._chart = messages.Chart()
         self._over = False
@@ -66,7 +67,7 @@ class PlacementMachine:
         try:
             for piece in PIECES:
                 if kept.get(piece):
-                    load_piece(self.book, self.cuts, piece, kept[piece])
+                    load_piece(self.state, self.cuts, piece, kept[piece])
                     self._kept[piece] = kept[piece]
         except (ProtocolError, ValueError, TypeError, KeyError) as error:
             self.serving.failed = f"what the last Master kept of the parameter servers cannot be used: {error!r}"
@@ -100,7 +101,7 @@ class PlacementMachine:
 
     def report(self) -> tuple[Progress, ...]:
         """Pservers, trainers, checkpoints, for ``edl status``."""
-        return report(self.book, self.cuts)
+        return report(self.state, self.cuts)
 
     def chart(self) -> messages.Chart:
         """Who holds what, as of the newest version."""
@@ -110,7 +111,7 @@ class PlacementMachine:
 
     def _heard(self, turn: Turn, name: str, body: str) -> None:
         if body.startswith('{"word":"TrainerLost"'):
-            teller = self.book.named(name)
+            teller = self.state.named(name)
             if teller is None or not teller.confirmed:
                 return  # it tells of a life that is over: trainers have hung up because it counted as dead
             try:
@@ -118,18 +119,18 @@ class PlacementMachine:
             except ProtocolError as error:
                 turn.note(f"pserver {name}: {error}")
             return
-        before = len(self.book.grid.touched)
+        before = len(self.state.grid.touched)
         self.serving.heard(turn, name, body)
-        if len(self.book.grid.touched) == before:
+        if len(self.state.grid.touched) == before:
             return
         if not body.startswith(_CAN_WAIT):
             self._gather_s = 0.0
         elif not before:
-            self._gather_s = turn.now_s + self.book.limits.gather_s
+            self._gather_s = turn.now_s + self.state.limits.gather_s
 
     def _finish(self, turn: Turn) -> tuple[Effect, ...]:
         """Whatever follows; then keep, then tell."""
-        book = self.book
+        state = self.state
         if self._over:
             return ()
         urgent = turn.changed or turn.kept or self.serving.greeted or self.cuts.phase
@@ -145,10 +146,10 @@ class PlacementMachine:
         if self.serving.failed:
             self._over = True
             return (*self._notes(turn), Fail(self.serving.failed))
-        changed = bool(turn.changed or book.grid.touched)
+        changed = bool(turn.changed or state.grid.touched)
         if changed:
-            book.version += 1
-            book.grid.stamp(book.version)
+            state.version += 1
+            state.grid.stamp(state.version)
             self._chart = self._draw()
             turn.kept |= turn.changed | {CHART}
         keeps = self._keep(turn)
@@ -166,11 +167,11 @@ class PlacementMachine:
         new = turn.changed | turn.kept
         if PEOPLE not in new:
             return False
-        busy = turn.effects or self.serving.greeted or self.cuts.phase or self.book.grid.touched
+        busy = turn.effects or self.serving.greeted or self.cuts.phase or self.state.grid.touched
         waits = new == {PEOPLE} and not busy and turn.now_s < self._crowd_s
         self._crowd = (turn.changed, turn.kept) if waits else (set(), set())
         if not waits:
-            self._crowd_s = turn.now_s + self.book.limits.gather_s
+            self._crowd_s = turn.now_s + self.state.limits.gather_s
         return waits
 
     def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
@@ -189,38 +190,38 @@ class PlacementMachine:
         keeps = []
         for piece in PIECES:
             if piece in turn.kept:
-                value = save_piece(self.book, self.cuts, piece)
+                value = save_piece(self.state, self.cuts, piece)
                 if self._kept.get(piece) != value:
                     self._kept[piece] = value
                     keeps.append(Keep(piece, value))
         return keeps
 
     def _draw(self) -> messages.Chart:
-        book = self.book
-        servers = tuple(one.public() for one in sorted(book.servers.values(), key=lambda one: one.number))
-        grids = (messages.pack(one) for one in (book.grid.owner, book.grid.backup, book.grid.joining))
-        return messages.Chart(book.version, book.history, servers, *grids)
+        state = self.state
+        servers = tuple(one.public() for one in sorted(state.servers.values(), key=lambda one: one.number))
+        grids = (messages.pack(one) for one in (state.grid.owner, state.grid.backup, state.grid.joining))
+        return messages.Chart(state.version, state.history, servers, *grids)
 
     def _send(self, turn: Turn, changed: bool) -> None:
         """What is new to everybody if anything has changed; all that holds to those whose line is new."""
-        book = self.book
+        state = self.state
         greeted, self.serving.greeted = self.serving.greeted, set()
-        to = [one for one in book.servers.values() if one.greeted and (changed or one.number in greeted)]
+        to = [one for one in state.servers.values() if one.greeted and (changed or one.number in greeted)]
         if not to:
             return
         orders = messages.Orders(
             token=0,
             you=0,
             chart=self._chart,
-            epoch=book.people.epoch,
-            members=book.members(),
-            training=book.training,
+            epoch=state.people.epoch,
+            members=state.members(),
+            training=state.training,
             # Before buckets are placed a checkpoint may still say otherwise, and a pserver defines a table once.
-            tables=tuple(book.tables.values()) if book.stage == "placed" else (),
-            lr=book.lr,
-            revoked=book.people.revoked,
-            since=messages.pack(book.grid.since, "i"),
-            giver=messages.pack(book.grid.giver),
+            tables=tuple(state.tables.values()) if state.stage == "placed" else (),
+            lr=state.lr,
+            revoked=state.people.revoked,
+            since=messages.pack(state.grid.since, "i"),
+            giver=messages.pack(state.grid.giver),
         )
         last, self._orders = self._orders, orders
         texts: dict[bool, dict[str, Any]] = {}

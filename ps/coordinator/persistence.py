@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edl.wire.plain import from_plain, to_plain
 from ps.coordinator.checkpoints import Cuts
-from ps.coordinator.state import CHART, CUT, PEOPLE, SERVERS, TABLES, Book, Pserver
+from ps.coordinator.state import CHART, CUT, PEOPLE, SERVERS, TABLES, PlacementState, Pserver
 from ps.protocol import messages
 from ps.spec import TableSpec
 
@@ -63,57 +63,57 @@ def _code(name: str) -> str:
     return "i" if name == "since" else "h"
 
 
-def save_piece(book: Book, cuts: Cuts, piece: str) -> bytes:
+def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
     """One piece, as it is now."""
     if piece == PEOPLE:
-        return book.people.encode()
+        return state.people.encode()
     if piece == CUT:
         return cuts.encode()
     value: object
     if piece == CHART:
         value = _Chart(
-            version=book.version,
-            history=book.history,
-            opened=book.opened,
-            stage=book.stage,
-            reason=book.reason,
-            found=book.found,
-            top_step=book.top_step,
-            grids=tuple(messages.pack(getattr(book.grid, name), _code(name)) for name in _GRIDS),
+            version=state.version,
+            history=state.history,
+            opened=state.opened,
+            stage=state.stage,
+            reason=state.reason,
+            found=state.found,
+            top_step=state.top_step,
+            grids=tuple(messages.pack(getattr(state.grid, name), _code(name)) for name in _GRIDS),
         )
     elif piece == SERVERS:
         names = _Server.__dataclass_fields__
-        servers = (_Server(*(getattr(one, name) for name in names)) for one in book.servers.values())
-        value = _Servers(book.numbers, tuple(servers))
+        servers = (_Server(*(getattr(one, name) for name in names)) for one in state.servers.values())
+        value = _Servers(state.numbers, tuple(servers))
     elif piece == TABLES:
-        value = _Tables(tuple(book.tables.values()))
+        value = _Tables(tuple(state.tables.values()))
     else:
-        value = _Lr(tuple(book.holds), tuple(book.world_holds), book.world_factor)
+        value = _Lr(tuple(state.holds), tuple(state.world_holds), state.world_factor)
     return json.dumps(to_plain(value), separators=(",", ":")).encode()
 
 
-def load_piece(book: Book, cuts: Cuts, piece: str, text: bytes) -> None:
+def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> None:
     """Take up one piece. Raises what reading raises when it is nothing that ``save_piece`` has written."""
     if piece == PEOPLE:
-        book.people.decode(text)
+        state.people.decode(text)
     elif piece == CUT:
         cuts.decode(text)
     elif piece == CHART:
         chart = from_plain(_Chart, json.loads(text))
-        book.version, book.history, book.opened = chart.version, chart.history, chart.opened
-        book.stage, book.reason, book.found = chart.stage, chart.reason, chart.found
-        book.top_step = chart.top_step
+        state.version, state.history, state.opened = chart.version, chart.history, chart.opened
+        state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
+        state.top_step = chart.top_step
         for name, grid in zip(_GRIDS, chart.grids, strict=True):
-            setattr(book.grid, name, messages.unpack(grid, book.grid.buckets, _code(name)))
+            setattr(state.grid, name, messages.unpack(grid, state.grid.buckets, _code(name)))
     elif piece == SERVERS:
         kept = from_plain(_Servers, json.loads(text))
-        book.numbers = kept.numbers
-        book.servers = {
+        state.numbers = kept.numbers
+        state.servers = {
             one.number: Pserver(**{name: getattr(one, name) for name in _Server.__dataclass_fields__})
             for one in kept.servers
         }
     elif piece == TABLES:
-        book.tables = {table.name: table for table in from_plain(_Tables, json.loads(text)).tables}
+        state.tables = {table.name: table for table in from_plain(_Tables, json.loads(text)).tables}
     else:
         lr = from_plain(_Lr, json.loads(text))
-        book.holds, book.world_holds, book.world_factor = list(lr.holds), list(lr.worlds), lr.world
+        state.holds, state.world_holds, state.world_factor = list(lr.holds), list(lr.worlds), lr.world

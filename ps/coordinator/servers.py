@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from edl.errors import ProtocolError
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.placement import Planner
-from ps.coordinator.state import CHART, LR, PEOPLE, SERVERS, TABLES, Book, Pserver, Turn, listed
+from ps.coordinator.state import CHART, LR, PEOPLE, SERVERS, TABLES, PlacementState, Pserver, Turn, listed
 from ps.protocol import messages
 from ps.protocol.messages import NOBODY, RESTORE
 from ps.spec import TableSpec
@@ -34,10 +34,10 @@ class People(Protocol):
 
 
 class Serving:
-    """Acts on the book."""
+    """Acts on the placement state."""
 
-    def __init__(self, book: Book, cuts: Cuts, people: People) -> None:
-        self._book, self._cuts, self._people = book, cuts, people
+    def __init__(self, state: PlacementState, cuts: Cuts, people: People) -> None:
+        self._state, self._cuts, self._people = state, cuts, people
         self.keys: dict[str, dict[str, Any]] = {}
         """Values of the keys of pservers, by name."""
         self.failed = ""
@@ -61,7 +61,7 @@ class Serving:
 
     def taken_over(self, turn: Turn) -> None:
         """A new Master: pservers whose keys have gone meanwhile are to be found."""
-        if self._book.servers:
+        if self._state.servers:
             self._orphans_s = turn.now_s + ORPHANS_S
 
     # --- keys and lines ----------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Serving:
             return
         self.keys[name] = found
         self.secret = str(found.get("secret", "")) or self.secret
-        server = self._book.named(name)
+        server = self._state.named(name)
         if server is None:
             return
         draining = bool(found.get("draining"))
@@ -91,13 +91,13 @@ class Serving:
     def key_gone(self, turn: Turn, name: str) -> None:
         """Its lease is gone: it is dead, or has left."""
         self.keys.pop(name, None)
-        server = self._book.named(name)
+        server = self._state.named(name)
         if server is not None:
             self.bury(turn, server, "its key is gone")
 
     def line_down(self, turn: Turn, name: str, refused: bool) -> None:
         """Nothing can be said to it now; with ``refused``, never again."""
-        server = self._book.named(name)
+        server = self._state.named(name)
         if server is not None:
             server.greeted = False
             self._silent.setdefault(server.number, turn.now_s)
@@ -113,7 +113,7 @@ class Serving:
         except ProtocolError as error:
             turn.note(f"pserver {name}: {error}")
             return
-        server = self._book.named(name)
+        server = self._state.named(name)
         if isinstance(word, messages.Hello):
             self._hello(turn, name, server, word)
         elif server is not None and server.greeted:
@@ -129,11 +129,11 @@ class Serving:
                 server = None
         if server is None:
             value = self.keys[name]
-            self._book.numbers += 1
-            server = Pserver(self._book.numbers, name, str(value["host"]), int(value["port"]))
+            self._state.numbers += 1
+            server = Pserver(self._state.numbers, name, str(value["host"]), int(value["port"]))
             server.path, server.machine = str(value.get("path", "")), str(value.get("machine", ""))
             server.draining = bool(value.get("draining"))
-            self._book.servers[server.number] = server
+            self._state.servers[server.number] = server
             turn.change(SERVERS)
         server.most_bytes = word.most_bytes
         server.greeted = True
@@ -141,7 +141,7 @@ class Serving:
         self.greeted.add(server.number)
 
     def _word(self, turn: Turn, server: Pserver, word: Any) -> None:
-        book, number = self._book, server.number
+        state, number = self._state, server.number
         match word:
             case messages.Followed(version):
                 server.followed = max(server.followed, version)
@@ -151,13 +151,13 @@ class Serving:
             case messages.OrdersPlease():
                 self.greeted.add(number)
             case messages.Synced(version, follower, buckets):
-                able = follower in book.servers and not book.servers[follower].draining
-                book.grid.synced(number, follower, version, messages.of_ranges(buckets, book.grid.buckets), able)
+                able = follower in state.servers and not state.servers[follower].draining
+                state.grid.synced(number, follower, version, messages.of_ranges(buckets, state.grid.buckets), able)
             case messages.Unsynced(version, follower, buckets):
-                copies = book.copies and follower in book.servers
-                book.grid.unsynced(number, follower, version, messages.of_ranges(buckets, book.grid.buckets), copies)
+                copies = state.copies and follower in state.servers
+                state.grid.unsynced(number, follower, version, messages.of_ranges(buckets, state.grid.buckets), copies)
             case messages.Took(version, buckets):
-                book.grid.took(number, version, messages.of_ranges(buckets, book.grid.buckets), book.copies)
+                state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
             case messages.CutDone(_, phase, failed) if phase == "restore":
                 self._not_restored(turn, server, word, failed)
             case messages.CutDone():
@@ -169,30 +169,30 @@ class Serving:
 
     def _load(self, server: Pserver, word: messages.Load) -> None:
         server.load = word
-        self._book.reach(word.top_step)
+        self._state.reach(word.top_step)
         for bucket, keys in word.hot:
-            if 0 <= bucket < self._book.grid.buckets and len(self._heat) < MOST_HEAT:
+            if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
                 self._heat[bucket] = self._heat.get(bucket, 0.0) + keys
 
     # --- deaths ------------------------------------------------------------------------------------------------------
 
     def bury(self, turn: Turn, server: Pserver, why: str) -> None:
         """It is dead. Its copies take over in this very step."""
-        book = self._book
-        del book.servers[server.number]
+        state = self._state
+        del state.servers[server.number]
         turn.change(SERVERS)
-        held = server.number in book.grid.holders()
-        lost = book.grid.bury(server.number)
+        held = server.number in state.grid.holders()
+        lost = state.grid.bury(server.number)
         if held or not server.draining:
             turn.note(f"pserver {server.name} (number {server.number}) is gone: {why}")
-        if lost and book.opened:
-            count = f"{len(lost)} of {book.grid.buckets} buckets"
+        if lost and state.opened:
+            count = f"{len(lost)} of {state.grid.buckets} buckets"
             self._roll_back(turn, f"pserver {server.name} took {count} along that had no copy in step")
         elif lost:
-            giver = RESTORE if book.found else NOBODY
-            sites = book.sites()
+            giver = RESTORE if state.found else NOBODY
+            sites = state.sites()
             if any(site.active for site in sites):
-                Planner(book.grid, sites, book.copies, 0).place(lost, giver)
+                Planner(state.grid, sites, state.copies, 0).place(lost, giver)
             else:
                 self._begin_anew()
             turn.change(CHART)
@@ -201,31 +201,31 @@ class Serving:
     def _bury_silent(self, turn: Turn) -> None:
         """Who is frozen, or cannot be reached, is not waited for where others have all it has. Where they do not, its
         key says whether it lives: its launcher looks after it. When it comes back, it begins anew."""
-        book = self._book
+        state = self._state
         for number, since_s in list(self._silent.items()):
-            server = book.servers.get(number)
+            server = state.servers.get(number)
             if server is None or server.greeted:
                 del self._silent[number]
-            elif turn.now_s < since_s + book.limits.silent_s:
-                turn.wake(since_s + book.limits.silent_s)
-            elif book.grid.spares(number, {one.number for one in book.servers.values() if one.greeted}):
+            elif turn.now_s < since_s + state.limits.silent_s:
+                turn.wake(since_s + state.limits.silent_s)
+            elif state.grid.spares(number, {one.number for one in state.servers.values() if one.greeted}):
                 del self._silent[number]
                 self.bury(turn, server, "it does not answer, and others have all it has")
 
     def _begin_anew(self) -> None:
-        self._book.stage = "new"
-        self._book.grid.clear()
-        self._book.found = ()
+        self._state.stage = "new"
+        self._state.grid.clear()
+        self._state.found = ()
         self._enough_s = 0.0
 
     def _roll_back(self, turn: Turn, why: str) -> None:
         """Rows are lost: everybody goes back to the last complete checkpoint, and trainers begin anew."""
-        book = self._book
+        state = self._state
         turn.note(f"{why}: all parameters go back to the last complete checkpoint")
         self._cuts.give_up(turn, why)
         self._begin_anew()
-        book.reason, book.opened = why, False
-        book.history += 1
+        state.reason, state.opened = why, False
+        state.history += 1
         turn.change(CHART)
         self._people.rolled_back(turn)
 
@@ -234,49 +234,49 @@ class Serving:
     @property
     def finder(self) -> int:
         """Who looks for a checkpoint."""
-        return min(self._book.servers, default=NOBODY) if self._book.stage == "finding" else NOBODY
+        return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
 
     def order(self, number: int) -> messages.Cut | None:
         """What one pserver has to do about a checkpoint to begin from."""
-        book = self._book
+        state = self._state
         if number == self.finder:
             return messages.Cut(0, "find")
-        if book.stage == "placed" and book.found and RESTORE in book.grid.giver:
-            return messages.Cut(book.found[0].number, "restore", book.found[0].run)
+        if state.stage == "placed" and state.found and RESTORE in state.grid.giver:
+            return messages.Cut(state.found[0].number, "restore", state.found[0].run)
         return None
 
     def _found(self, turn: Turn, word: messages.Found) -> None:
-        book = self._book
-        if book.stage != "finding":
+        state = self._state
+        if state.stage != "finding":
             return
         self._cuts.above(turn, word.top)
         if not word.cuts and word.refused:
             lines = "\n".join(word.refused)
-            because = f"{book.reason}, and no checkpoint" if book.reason else "none of the checkpoints that are there"
+            because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints that are there"
             self.failed = f"{because} can be used:\n{lines}\nRepair or remove what is there, or use another --rdzv-id"
-        elif not word.cuts and book.reason:
+        elif not word.cuts and state.reason:
             advice = "Start the job anew; --checkpoint-dir with --ps-save-every would have kept most of it"
-            self.failed = f"{book.reason}, and there is no complete checkpoint. {advice}"
+            self.failed = f"{state.reason}, and there is no complete checkpoint. {advice}"
         else:
-            book.found = word.cuts
+            state.found = word.cuts
             self._place(turn)
 
     def _place(self, turn: Turn) -> None:
-        book = self._book
-        if not any(site.active for site in book.sites()):
+        state = self._state
+        if not any(site.active for site in state.sites()):
             self._begin_anew()
             return
-        if book.found:
-            self._people.compare(turn, book.found[0].tables)
-            book.top_step = book.found[0].step
+        if state.found:
+            self._people.compare(turn, state.found[0].tables)
+            state.top_step = state.found[0].step
             turn.change(TABLES)
-            turn.note(f"parameters are restored from {book.found[0].run}")
-        Planner(book.grid, book.sites(), book.copies, 0).place_all(RESTORE if book.found else NOBODY)
-        book.stage = "placed"
+            turn.note(f"parameters are restored from {state.found[0].run}")
+        Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
+        state.stage = "placed"
         turn.change(CHART)
 
     def _not_restored(self, turn: Turn, server: Pserver, word: messages.CutDone, failed: str) -> None:
-        book = self._book
+        state = self._state
         cut = self.order(server.number)
         if not failed or cut is None or cut.phase != "restore" or cut.number != word.number:
             return
@@ -284,9 +284,9 @@ class Serving:
         if word.lasting:
             self.failed = f"checkpoint {cut.run} cannot be restored; pserver {server.name} says: {failed}"
             return
-        book.found = book.found[1:]
-        book.history += 1
-        if book.found:
+        state.found = state.found[1:]
+        state.history += 1
+        if state.found:
             self._place(turn)
         else:
             self.failed = f"no checkpoint could be restored; the last one was {cut.run}; {server.name} says: {failed}"
@@ -295,79 +295,79 @@ class Serving:
 
     def settle(self, turn: Turn) -> None:
         """Go as far as what is known allows."""
-        book = self._book
+        state = self._state
         if self._orphans_s and turn.now_s >= self._orphans_s:
             self._orphans_s = 0.0
-            for server in [one for one in book.servers.values() if one.name not in self.keys]:
+            for server in [one for one in state.servers.values() if one.name not in self.keys]:
                 self.bury(turn, server, "it died while there was no Master")
         elif self._orphans_s:
             turn.wake(self._orphans_s)
         self._bury_silent(turn)
-        if book.stage == "finding" and not book.servers:
+        if state.stage == "finding" and not state.servers:
             self._begin_anew()
-        if book.stage == "new":
+        if state.stage == "new":
             self._first(turn)
-        elif book.stage == "placed":
+        elif state.stage == "placed":
             self._watch_few(turn)
-            if book.whole and not self._cuts.freezes:
+            if state.whole and not self._cuts.freezes:
                 self._plan(turn)
-        if not self.failed and self._without_s and turn.now_s >= self._without_s + book.limits.recover_s:
+        if not self.failed and self._without_s and turn.now_s >= self._without_s + state.limits.recover_s:
             self.failed = self._too_few()
 
     def _first(self, turn: Turn) -> None:
         """Wait for enough pservers, then look for a checkpoint."""
-        book = self._book
-        able = [one for one in book.servers.values() if one.greeted and not one.draining]
-        least, most = book.training.servers
-        if not able or (len(able) < least and not book.reason):
+        state = self._state
+        able = [one for one in state.servers.values() if one.greeted and not one.draining]
+        least, most = state.training.servers
+        if not able or (len(able) < least and not state.reason):
             self._enough_s = 0.0
             if not self._without_s:
                 self._without_s = turn.now_s
-            turn.wake(self._without_s + book.limits.recover_s)
+            turn.wake(self._without_s + state.limits.recover_s)
             return
         self._without_s = 0.0
-        self._enough_s = self._enough_s or turn.now_s + book.limits.grace_s
+        self._enough_s = self._enough_s or turn.now_s + state.limits.grace_s
         if len(able) < most and turn.now_s < self._enough_s:
             turn.wake(self._enough_s)
             return
-        book.stage = "finding"
+        state.stage = "finding"
         turn.change(CHART)
 
     def _too_few(self) -> str:
-        book = self._book
-        least = book.training.servers[0]
-        there = sum(1 for one in book.servers.values() if one.greeted)
-        since = f"{book.reason}; since then" if book.reason else "since the job's start"
-        text = f"{since}, {there} of at least {least} pservers have come in {book.limits.recover_s:g} s"
+        state = self._state
+        least = state.training.servers[0]
+        there = sum(1 for one in state.servers.values() if one.greeted)
+        since = f"{state.reason}; since then" if state.reason else "since the job's start"
+        text = f"{since}, {there} of at least {least} pservers have come in {state.limits.recover_s:g} s"
         return f"{text}. Start more of them (--servers), or look at why they end"
 
     def _watch_few(self, turn: Turn) -> None:
         """Fewer than the least hold buckets: it goes on, and says so."""
-        book = self._book
-        able = sum(1 for one in book.servers.values() if not one.draining)
-        below = able < book.training.servers[0]
+        state = self._state
+        able = sum(1 for one in state.servers.values() if not one.draining)
+        below = able < state.training.servers[0]
         if below != self._below:
             self._below = below
             if below:
-                least = book.training.servers[0]
+                least = state.training.servers[0]
                 turn.note(f"{able} of at least {least} pservers are left; nothing is lost, and it goes on")
             else:
                 turn.note(f"there are {able} pservers again")
 
     def _plan(self, turn: Turn) -> None:
-        book = self._book
+        state = self._state
         hot = bool(self._heat) and turn.now_s >= self._heat_s
-        if not (hot or turn.changed - ELSEWHERE or book.grid.touched or self._unplanned):
+        if not (hot or turn.changed - ELSEWHERE or state.grid.touched or self._unplanned):
             return
         self._unplanned = False
         heat = None
         if hot:
-            self._heat_s = turn.now_s + book.limits.heat_s
+            self._heat_s = turn.now_s + state.limits.heat_s
             heat = self._heat
             self._heat = {bucket: keys / 2 for bucket, keys in heat.items() if keys >= 2}
-        planner = Planner(book.grid, book.sites(), book.copies, book.motion(), lagging=book.lagging)
+        planner = Planner(state.grid, state.sites(), state.copies, state.motion(), lagging=state.lagging)
         planner.run(heat)
-        leaving = [one.name for one in book.servers.values() if one.draining]
+        leaving = [one.name for one in state.servers.values() if one.draining]
         stuck = listed(leaving) if leaving and not planner.active else ""
         if stuck != self._stuck:
             self._stuck = stuck
@@ -376,5 +376,5 @@ class Serving:
 
     def may_go(self, server: Pserver) -> bool:
         """It was to leave, and holds nothing any more."""
-        book = self._book
-        return server.draining and book.stage == "placed" and server.number not in book.grid.holders()
+        state = self._state
+        return server.draining and state.stage == "placed" and server.number not in state.grid.holders()

@@ -99,7 +99,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Book:
+class PlacementState:
     """All of it."""
 
     training: Training

@@ -152,7 +152,7 @@ class Master:
             return
         effects = self.machine.step(event, self.sim.net.now_s)
         over = any(isinstance(effect, sv.Fail) for effect in effects)
-        wrong = [] if over else violations(self.machine.book)
+        wrong = [] if over else violations(self.machine.state)
         if wrong:
             raise Violation(f"after {type(event).__name__}: {wrong[0]}")
         dies, self.dies = self.dies, ""

@@ -195,15 +195,15 @@ def keeps_a_number(patch: Patch) -> None:
     bury, hello = Serving.bury, Serving._hello
 
     def remembers(self: Serving, turn: Any, server: Any, why: str) -> None:
-        buried[id(self._book), server.name] = server.number
+        buried[id(self._state), server.name] = server.number
         bury(self, turn, server, why)
 
     def returns(self: Serving, turn: Any, name: str, server: Any, word: Any) -> None:
-        number = buried.get((id(self._book), name))
+        number = buried.get((id(self._state), name))
         if server is None and number and name in self.keys:
-            before, self._book.numbers = self._book.numbers, number - 1
+            before, self._state.numbers = self._state.numbers, number - 1
             hello(self, turn, name, server, word)
-            self._book.numbers = max(before, number)
+            self._state.numbers = max(before, number)
         else:
             hello(self, turn, name, server, word)
 
@@ -239,7 +239,7 @@ def marks_without_trainers(patch: Patch) -> None:
     def hasty(self: Cuts, turn: Any) -> None:
         settle(self, turn)
         if self.phase == "halt":
-            self._servers = frozenset(self._book.servers)
+            self._servers = frozenset(self._state.servers)
             self._enter(turn, "mark", turn.now_s + 4.0)
 
     patch.setattr(Cuts, "settle", hasty)

@@ -173,7 +173,7 @@ class Rig:
         try:
             while self._events and not self.failed:
                 self._do(self.machine.step(self._events.popleft(), self.now_s))
-                assert self.failed or violations(self.machine.book) == []
+                assert self.failed or violations(self.machine.state) == []
         finally:
             self._busy = False
 
@@ -207,5 +207,5 @@ class Rig:
         for name in names:
             self.add(name)
         self.pass_time(2.0)
-        assert self.machine.book.stage == "placed"
+        assert self.machine.state.stage == "placed"
         return self

@@ -69,7 +69,7 @@ def test_trainers_that_come_together_are_one_change() -> None:
     crowd = Crowd(64, 4, apart_s=0.0)
     crowd.begin(64)
     assert crowd.words <= 4 * (64 + 4), "not one change for each of them"
-    assert len(crowd.machine.book.members()) == 64
+    assert len(crowd.machine.state.members()) == 64
 
 
 def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
@@ -82,7 +82,7 @@ def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
     assert crowd.kept != kept
     fresh = PlacementMachine(crowd.training)
     fresh.load(crowd.kept, crowd.now_s)
-    assert fresh.book.members() == crowd.machine.book.members()
+    assert fresh.state.members() == crowd.machine.state.members()
 
 
 def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
@@ -96,7 +96,7 @@ def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
     sent.clear()
     one.say("p", messages.OrdersPlease(1))
     assert [type(word) for word in sent] == [messages.Orders]
-    assert sent[0].members == one.machine.book.members()
+    assert sent[0].members == one.machine.state.members()
 
 
 def test_a_trainer_that_missed_a_word_asks_for_everything() -> None:

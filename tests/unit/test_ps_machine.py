@@ -30,42 +30,42 @@ def test_it_waits_for_the_least_and_a_moment_for_more() -> None:
     one = Rig(Training(servers=(2, 4)))
     one.add("p")
     one.pass_time(5.0)
-    assert one.machine.book.stage == "new"
+    assert one.machine.state.stage == "new"
     one.add("q")
     one.pass_time(0.5)
-    assert one.machine.book.stage == "new"
+    assert one.machine.state.stage == "new"
     one.add("r")
     one.pass_time(0.6)
-    assert set(one.machine.book.grid.owner) == {1, 2, 3}
+    assert set(one.machine.state.grid.owner) == {1, 2, 3}
 
 
 def test_it_does_not_wait_when_the_most_are_there() -> None:
     one = Rig(Training(servers=(1, 2)))
     one.add("p")
     one.add("q")
-    assert set(one.machine.book.grid.owner) == {1, 2}
+    assert set(one.machine.state.grid.owner) == {1, 2}
 
 
 def test_pservers_above_the_most_are_spares() -> None:
     one = rig("p", "q", "r", training=Training(servers=(1, 2)))
-    assert one.machine.book.grid.holders() == {1, 2}
+    assert one.machine.state.grid.holders() == {1, 2}
     one.kill("p")
-    assert one.machine.book.grid.holders() == {2, 3}
+    assert one.machine.state.grid.holders() == {2, 3}
 
 
 def test_every_bucket_is_served_by_its_owner_only() -> None:
     one = rig("p", "q", "r")
     for bucket in range(one.buckets):
         serving = [h.number for h in one.holdings.values() if h.allowed[bucket] == SERVED]
-        assert serving == [one.machine.book.grid.owner[bucket]]
+        assert serving == [one.machine.state.grid.owner[bucket]]
 
 
 def test_a_newcomer_gets_its_share_while_all_goes_on() -> None:
     one = rig()
     one.add("r")
-    owned = [list(one.machine.book.grid.owner).count(number) for number in (1, 2, 3)]
+    owned = [list(one.machine.state.grid.owner).count(number) for number in (1, 2, 3)]
     assert sorted(owned) == [2, 3, 3]
-    assert one.machine.book.grid.in_motion() == 0
+    assert one.machine.state.grid.in_motion() == 0
 
 
 def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
@@ -73,7 +73,7 @@ def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
     one.drain("q")
     leaver = one.holdings["servers/q"]
     assert leaver.orders is not None and leaver.orders.drain and leaver.orders.go
-    assert 2 not in one.machine.book.grid.holders()
+    assert 2 not in one.machine.state.grid.holders()
     stays = one.holdings["servers/p"]
     assert stays.orders is not None and not stays.orders.go
 
@@ -82,7 +82,7 @@ def test_the_last_one_cannot_leave() -> None:
     one = rig("p", training=Training(servers=(1, 2)))
     one.drain("p")
     assert "servers/p cannot leave: no other pserver is there to take the buckets" in one.notes
-    assert one.machine.book.grid.holders() == {1}
+    assert one.machine.state.grid.holders() == {1}
 
 
 def test_a_death_loses_nothing_that_has_a_copy() -> None:
@@ -90,8 +90,8 @@ def test_a_death_loses_nothing_that_has_a_copy() -> None:
     one.world("a")
     one.trainer("a")
     one.kill("p")
-    assert set(one.machine.book.grid.owner) == {2}
-    assert one.machine.book.history == 1
+    assert set(one.machine.state.grid.owner) == {2}
+    assert one.machine.state.history == 1
     assert not one.failed
     assert "1 of at least 2 pservers are left; nothing is lost, and it goes on" in one.notes
 
@@ -99,9 +99,9 @@ def test_a_death_loses_nothing_that_has_a_copy() -> None:
 def test_a_refused_line_is_a_death_and_a_broken_one_is_not() -> None:
     one = rig()
     one.feed(sv.LineDown("servers/p", False))
-    assert set(one.machine.book.servers) == {1, 2}
+    assert set(one.machine.state.servers) == {1, 2}
     one.feed(sv.LineDown("servers/p", True))
-    assert set(one.machine.book.servers) == {2}
+    assert set(one.machine.state.servers) == {2}
 
 
 def test_a_process_that_comes_back_empty_is_another_one() -> None:
@@ -109,15 +109,15 @@ def test_a_process_that_comes_back_empty_is_another_one() -> None:
     one.holdings["servers/p"] = Holding("servers/p", buckets=one.buckets)
     one.feed(sv.LineUp("servers/p"))
     one.say("p", one.holdings["servers/p"].hello())
-    assert one.machine.book.named("servers/p") is not None
-    assert set(one.machine.book.servers) == {2, 3, 4}, "numbers are never used again"
+    assert one.machine.state.named("servers/p") is not None
+    assert set(one.machine.state.servers) == {2, 3, 4}, "numbers are never used again"
 
 
 def test_what_is_said_before_hello_counts_for_nothing() -> None:
     one = rig()
     one.feed(sv.LineDown("servers/p", False))
     one.say("p", messages.Unsynced(10**6, 2, ((0, 8),)))
-    assert one.machine.book.grid.in_motion() == 0
+    assert one.machine.state.grid.in_motion() == 0
 
 
 def test_nonsense_is_noted() -> None:
@@ -152,17 +152,17 @@ def test_lost_rows_without_a_checkpoint_end_the_job(replication: Replication) ->
 def test_empty_buckets_are_no_loss() -> None:
     one = rig(training=Training(servers=(1, 4), replication=Replication.NONE))
     one.kill("p")
-    assert set(one.machine.book.grid.owner) == {2}
-    assert one.machine.book.history == 1
+    assert set(one.machine.state.grid.owner) == {2}
+    assert one.machine.state.history == 1
 
 
 def test_hot_buckets_are_spread() -> None:
     one = rig("p", "q", "r")
     load = messages.Load(0, 0, 0, 0, 0, 0, 0, 0.0, ((0, 1000), (1, 900)))
-    before = one.machine.book.grid.owner[0], one.machine.book.grid.owner[1]
+    before = one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]
     one.say("p", load)
-    assert (one.machine.book.grid.owner[0], one.machine.book.grid.owner[1]) != before
-    assert one.machine.book.grid.in_motion() == 0
+    assert (one.machine.state.grid.owner[0], one.machine.state.grid.owner[1]) != before
+    assert one.machine.state.grid.in_motion() == 0
 
 
 # --- trainers --------------------------------------------------------------------------------------------------------
@@ -204,13 +204,13 @@ def test_the_epoch_counts_those_that_have_begun() -> None:
     one.world("a", "b")
     one.trainer("a")
     number = one.trainer("b")
-    epoch = one.machine.book.people.epoch
+    epoch = one.machine.state.people.epoch
     assert one.members("a") == ["a/0", "b/0"]
     one.tell("b", messages.Leave(number))
-    assert one.machine.book.people.epoch == epoch + 1
+    assert one.machine.state.people.epoch == epoch + 1
     assert one.members("a") == ["a/0"]
     one.tell("b", messages.Begin(number))
-    assert len(one.machine.book.members()) == 2, "its number is good as long as it lives"
+    assert len(one.machine.state.members()) == 2, "its number is good as long as it lives"
 
 
 def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
@@ -219,9 +219,9 @@ def test_a_world_without_its_node_ends_a_trainer_and_no_other() -> None:
     one.trainer("a")
     one.trainer("b")
     one.feed(sv.WorldEnded(Round(1), "a node left"))
-    assert len(one.machine.book.members()) == 2
+    assert len(one.machine.state.members()) == 2
     one.world("b", "c", number=2)
-    assert [member.name for member in one.machine.book.members()] == ["b/0"]
+    assert [member.name for member in one.machine.state.members()] == ["b/0"]
     one.tell("a", messages.Join("x"))
     assert one.heard("a", messages.Refused)[-1].kind == "stale"
 
@@ -231,7 +231,7 @@ def test_a_trainer_whose_connections_broke_is_gone() -> None:
     one.world("a")
     number = one.trainer("a")
     one.say("p", messages.TrainerLost(number))
-    assert one.machine.book.members() == ()
+    assert one.machine.state.members() == ()
 
 
 def test_the_first_definition_of_a_table_counts() -> None:
@@ -245,7 +245,7 @@ def test_the_first_definition_of_a_table_counts() -> None:
         "table users: dim 16 here, 8 there (here: this script, there: the job)",
     )
     one.trainer("b", "c", (TABLE, TableSpec("items", 4)))
-    assert set(one.machine.book.tables) == {"users", "items"}
+    assert set(one.machine.state.tables) == {"users", "items"}
 
 
 def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
@@ -253,7 +253,7 @@ def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
     one.world("a")
     one.trainer("a")
     told = len(one.heard("a", messages.Charted))
-    one.tell("a", messages.ChartPlease(one.machine.book.version))
+    one.tell("a", messages.ChartPlease(one.machine.state.version))
     assert len(one.heard("a", messages.Charted)) == told
     one.tell("a", messages.ChartPlease(0))
     assert len(one.heard("a", messages.Charted)) == told + 1
@@ -279,7 +279,7 @@ def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
     holds = {(hold.step, hold.table): hold.factor for hold in one.holdings["servers/p"].orders.lr}
     assert (holds[600, ""], holds[600, "users"], holds[500, "users"]) == (2.0, 0.4, 0.2)
     one.tell("a", messages.SetLr(number, messages.LrHold(700, 1.0)))
-    again = {(hold.step, hold.table): hold.factor for hold in one.machine.book.lr}
+    again = {(hold.step, hold.table): hold.factor for hold in one.machine.state.lr}
     assert again == {**holds, (700, ""): 4.0}
     one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5, "other")))
     assert "there is no table other" in one.heard("a", messages.Refused)[-1].text
@@ -365,12 +365,12 @@ def test_buckets_keep_still_until_the_mark() -> None:
     one.world("a")
     one.trainer("a")
     one.tell("a", messages.Save(1))
-    before = list(one.machine.book.grid.owner)
+    before = list(one.machine.state.grid.owner)
     one.add("r")
-    assert (list(one.machine.book.grid.owner), one.machine.book.grid.in_motion()) == (before, 0)
+    assert (list(one.machine.state.grid.owner), one.machine.state.grid.in_motion()) == (before, 0)
     halted(one, "a")
     one.tell("a", messages.DataNamed(1, ()))
-    assert 3 in one.machine.book.grid.owner
+    assert 3 in one.machine.state.grid.owner
 
 
 def test_nobody_begins_between_the_last_boundary_and_the_mark() -> None:
@@ -380,9 +380,9 @@ def test_nobody_begins_between_the_last_boundary_and_the_mark() -> None:
     one.tell("a", messages.Save(1))
     halted(one, "a")
     one.trainer("b")
-    assert len(one.machine.book.members()) == 1
+    assert len(one.machine.state.members()) == 1
     one.tell("a", messages.DataNamed(1, ()))
-    assert len(one.machine.book.members()) == 2
+    assert len(one.machine.state.members()) == 2
 
 
 def test_checkpoints_by_the_clock() -> None:
@@ -416,7 +416,7 @@ def test_a_lost_bucket_takes_everybody_back() -> None:
     one.kill("p")
     assert one.heard("a", messages.Refused)[-1].kind == "stale"
     one.pass_time(5.0)
-    assert one.machine.book.history == 2
+    assert one.machine.state.history == 2
     assert one.trainer("a", "m") == 2
     assert json.loads(one.heard("a", messages.Joined)[-1].restored)["history"] == 2
 
@@ -440,7 +440,7 @@ def test_a_damaged_checkpoint_is_passed_over() -> None:
     one.found = messages.Found(7, (*FOUND.cuts, older))
     one.bad = {"cut-7"}
     one.started("p", "q")
-    assert one.machine.book.found == (older,)
+    assert one.machine.state.found == (older,)
     assert any("cut-7 cannot be restored" in note and "damaged" in note for note in one.notes)
 
 
@@ -453,8 +453,8 @@ def test_tables_that_differ_from_the_checkpoint_are_refused_and_it_stays() -> No
     (refused,) = one.heard("a", messages.Refused)
     assert refused.kind == "table" and "table users: dim 16 here, 8 there" in refused.text
     assert "(here: the script, there: the checkpoint)" in refused.text and "--checkpoint-dir" in refused.text
-    book = one.machine.book
-    assert book.found == one.found.cuts and book.whole and book.tables == {"users": TABLE} and not one.failed
+    state = one.machine.state
+    assert state.found == one.found.cuts and state.whole and state.tables == {"users": TABLE} and not one.failed
     one.tell("a", messages.Join("a2", (TableSpec("users", 16),)))
     assert one.heard("a", messages.Refused)[-1].kind == "table" and not one.heard("a", messages.Joined)
     one.tell("a", messages.Join("a3", (TableSpec("clients", 8),)))
@@ -482,7 +482,7 @@ def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
     one.add("p")
     one.add("q")
     one.pass_time(2.0)
-    assert "cut-7 cannot be restored" in one.failed and one.machine.book.found == (*FOUND.cuts, older)
+    assert "cut-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.cuts, older)
 
 
 def test_who_waits_to_be_let_in_is_told_for_what() -> None:
@@ -536,8 +536,8 @@ def test_the_next_master_knows_everything_that_was_told() -> None:
     after = one.new_machine()
     assert after.chart().owner == before.chart().owner
     assert after.chart().version == before.chart().version, "nothing has changed"
-    assert after.book.people.trainers == before.book.people.trainers
-    assert (after.book.lr, after.book.tables) == (before.book.lr, before.book.tables)
+    assert after.state.people.trainers == before.state.people.trainers
+    assert (after.state.lr, after.state.tables) == (before.state.lr, before.state.tables)
     one.tell("a", messages.Join("n", (TABLE,)))
     assert one.heard("a", messages.Joined)[-1].number == number
 
@@ -547,8 +547,8 @@ def test_pservers_that_died_without_a_master_are_missed() -> None:
     del one.holdings["servers/q"]
     one.new_machine()
     one.pass_time(3.0)
-    assert set(one.machine.book.servers) == {1, 3}
-    assert 2 not in one.machine.book.grid.holders()
+    assert set(one.machine.state.servers) == {1, 3}
+    assert 2 not in one.machine.state.grid.holders()
 
 
 def test_a_checkpoint_does_not_outlive_its_master() -> None:

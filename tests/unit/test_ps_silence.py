@@ -19,11 +19,11 @@ def test_who_is_silent_is_not_waited_for_where_others_have_all_it_has() -> None:
     one = rig()
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(SILENT_S - 0.5)
-    assert set(one.machine.book.servers) == {1, 2}
+    assert set(one.machine.state.servers) == {1, 2}
     one.pass_time(1.0)
-    assert set(one.machine.book.servers) == {2}
-    assert set(one.machine.book.grid.owner) == {2}
-    assert one.machine.book.history == 1
+    assert set(one.machine.state.servers) == {2}
+    assert set(one.machine.state.grid.owner) == {2}
+    assert one.machine.state.history == 1
 
 
 def test_a_line_that_is_made_again_in_time_changes_nothing() -> None:
@@ -32,7 +32,7 @@ def test_a_line_that_is_made_again_in_time_changes_nothing() -> None:
     one.pass_time(SILENT_S - 0.5)
     one.say("p", one.holdings["servers/p"].hello())
     one.pass_time(10 * SILENT_S)
-    assert set(one.machine.book.servers) == {1, 2}
+    assert set(one.machine.state.servers) == {1, 2}
 
 
 def test_a_master_that_reaches_nobody_buries_nobody() -> None:
@@ -40,14 +40,14 @@ def test_a_master_that_reaches_nobody_buries_nobody() -> None:
     for name in ("servers/p", "servers/q"):
         one.feed(sv.LineDown(name, False))
     one.pass_time(10 * SILENT_S)
-    assert set(one.machine.book.servers) == {1, 2}
+    assert set(one.machine.state.servers) == {1, 2}
 
 
 def test_who_has_what_nobody_else_has_is_waited_for() -> None:
     one = rig(training=Training(replication=Replication.NONE))
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(10 * SILENT_S)
-    assert set(one.machine.book.servers) == {1, 2}
+    assert set(one.machine.state.servers) == {1, 2}
 
 
 def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:
@@ -58,5 +58,5 @@ def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:
     one.pass_time(2 * SILENT_S)
     for word in (one.holdings["servers/p"].hello(), messages.TrainerLost(number)):  # before it can have had its orders
         one.machine.step(sv.Heard("servers/p", messages.encode(word)), one.now_s)
-    assert set(one.machine.book.servers) == {2, 3}
-    assert [member.number for member in one.machine.book.members()] == [number]
+    assert set(one.machine.state.servers) == {2, 3}
+    assert [member.number for member in one.machine.state.members()] == [number]
