@@ -28,7 +28,7 @@ from ps.coordinator.machine import PlacementMachine
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.server import bucket_machine as hd
-from ps.server.bucket_machine import Holding
+from ps.server.bucket_machine import BucketMachine
 from ps.spec import TableSpec, Training
 
 TABLES = tuple(TableSpec(name, 16) for name in ("users", "items", "words"))
@@ -50,7 +50,7 @@ class Crowd:
         """Of trainers."""
         self._begun = 0
         self._events: deque[sv.Event] = deque()
-        self._holdings: dict[str, Holding] | None = {}
+        self._holdings: dict[str, BucketMachine] | None = {}
         self._take(self.machine.load({}, self.now_s))
         self._place(pservers)
         self._holdings = None  # what follows is for the Master only
@@ -94,7 +94,7 @@ class Crowd:
             name = f"servers/node-{number}-0"
             value = json.dumps({"host": f"10.0.0.{number}", "port": 1000, "secret": "s", "machine": f"m{number}"})
             self.feed(sv.KeyPut(name, value.encode()))
-            self._holdings[name] = Holding(name)
+            self._holdings[name] = BucketMachine(name)
             self._do(name, self._holdings[name].step(hd.MasterLine()))
         for _ in range(200):
             self.now_s += 0.05
@@ -151,19 +151,19 @@ class Crowd:
 
     def _do(self, name: str, effects: Sequence[hd.Effect]) -> None:
         assert self._holdings is not None
-        holding = self._holdings[name]
+        bucket_machine = self._holdings[name]
         for effect in effects:
             match effect:
                 case hd.Say(word):
                     self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
-                    self._do(name, holding.step(hd.ImageAcked(follower, number, buckets)))
+                    self._do(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.Mark(follower, number):
-                    self._do(name, holding.step(hd.MarkAcked(follower, number)))
+                    self._do(name, bucket_machine.step(hd.MarkAcked(follower, number)))
                 case hd.Release(follower, buckets, version):
                     for other, one in self._holdings.items():
                         if one.number == follower:
-                            self._do(other, one.step(hd.Released(holding.number, version, buckets)))
+                            self._do(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
 
 
 @click.command("crowd")

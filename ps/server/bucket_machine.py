@@ -65,13 +65,13 @@ __all__ = [
     "MOVED",
     "SERVED",
     "WAITING",
+    "BucketMachine",
     "Copy",
     "Drop",
     "Effect",
     "Event",
     "Feed",
     "Fenced",
-    "Holding",
     "ImageAcked",
     "LineLost",
     "LineMade",
@@ -91,7 +91,7 @@ __all__ = [
 ]
 
 MOVED, SERVED, WAITING = 0, 1, 2
-"""Of a bucket, in ``Holding.allowed``."""
+"""Of a bucket, in ``BucketMachine.allowed``."""
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class _Todo:
         """At the end."""
 
 
-class Holding:
+class BucketMachine:
     """The buckets of one pserver. Not thread-safe: one event at a time."""
 
     def __init__(self, name: str, *, buckets: int = BUCKETS, most_bytes: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Carries out what ``Holding`` says: which buckets are served, where their pieces go, and whom a push waits for.
+"""Carries out what ``BucketMachine`` says: which buckets are served, where their pieces go, and whom a push waits for.
 
 One thread steps the machine and carries out its effects, so they happen in one order. What requests look at (``served``
 and each follower's ``live``) changes only under the lock of the bucket's shard; what they wait for changes only under
@@ -24,7 +24,7 @@ from ps.protocol.messages import Cut, Orders
 from ps.protocol.replication import Release, part_of
 from ps.rows import Piece
 from ps.server import bucket_machine as h
-from ps.server.bucket_machine import Holding
+from ps.server.bucket_machine import BucketMachine
 from ps.server.replicate_out import Stream
 from ps.spec import BUCKETS
 from ps.store.store import Store
@@ -100,10 +100,10 @@ class Sent:
         self.marks: dict[FollowerStream, tuple[int, int]] = {}
 
 
-class Carrier:
+class BucketShell:
     """See the module."""
 
-    def __init__(self, holding: Holding, store: Store, around: Surroundings, clock: Clock) -> None:
+    def __init__(self, bucket_machine: BucketMachine, store: Store, around: Surroundings, clock: Clock) -> None:
         self.served: Mask = np.zeros(BUCKETS, np.uint8)
         """1 where requests are served."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
@@ -113,7 +113,7 @@ class Carrier:
         self.version = 0
         self._carried = 0
         """Version of the orders that have been carried out."""
-        self._holding, self._store, self._around, self._clock = holding, store, around, clock
+        self._bucket_machine, self._store, self._around, self._clock = bucket_machine, store, around, clock
         self._stepping = threading.Lock()
         self._turns = 0
         """Steps that may have changed what is taken from others."""
@@ -217,12 +217,12 @@ class Carrier:
     @property
     def number(self) -> int:
         """By which this pserver goes; 0 for none."""
-        return self._holding.number
+        return self._bucket_machine.number
 
     @property
     def history(self) -> int:
         """Of the rows here."""
-        return self._holding.history
+        return self._bucket_machine.history
 
     @property
     def turn(self) -> int:
@@ -230,16 +230,17 @@ class Carrier:
         return self._turns
 
     def refuses(self, sender: int, version: int, buckets: Sequence[int]) -> list[int]:
-        """See ``Holding``. The lock of the buckets' shard is held, and stays so until what comes is in the store."""
+        """See ``BucketMachine``. The lock of the buckets' shard is held, and stays so until what comes is in the
+        store."""
         with self._stepping:
-            refused = self._holding.refuses(sender, version, buckets)
+            refused = self._bucket_machine.refuses(sender, version, buckets)
             turn = self._turns
         self._taken[np.asarray(buckets, np.int64)] = turn
         return refused
 
     def waiting(self, buckets: Iterable[int]) -> bool:
         """Whether none of these buckets is somebody else's: those that are not served will be."""
-        allowed = self._holding.allowed
+        allowed = self._bucket_machine.allowed
         return all(allowed[bucket] != h.MOVED for bucket in buckets)
 
     # --- the owner of streams ----------------------------------------------------------------------------------------
@@ -305,16 +306,16 @@ class Carrier:
 
     def _take(self, event: h.Event) -> None:
         if isinstance(event, h.OrdersCame):
-            if event.orders.chart.version < self._holding.version:
+            if event.orders.chart.version < self._bucket_machine.version:
                 log.info("Parameter server: orders %d are old news", event.orders.chart.version)
                 return
             self._around.prepare(event.orders)
         with self._stepping:
-            effects = self._holding.step(event)
+            effects = self._bucket_machine.step(event)
             if isinstance(event, h.OrdersCame | h.Released | h.Restored | h.Fenced):
                 self._turns += 1
             turn = self._turns
-            self.version = self._holding.version
+            self.version = self._bucket_machine.version
         with self.news:
             self._carry(effects)
             self._carried = self.version

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from edl.errors import EdlError
 from ps.net.connection import now_s
 from ps.rows import Rows
-from ps.server.bucket_shell import Carrier
+from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
 from ps.store.store import Store
 
@@ -25,10 +25,14 @@ class Sweeping:
     """One thread."""
 
     def __init__(
-        self, store: Store, carrier: Carrier, evicted: Callable[[str, Rows], None], failed: Callable[[str], None]
+        self,
+        store: Store,
+        bucket_shell: BucketShell,
+        evicted: Callable[[str, Rows], None],
+        failed: Callable[[str], None],
     ) -> None:
         """``evicted``: takes the rows of tables that export them."""
-        self._store, self._carrier, self._evicted, self._failed = store, carrier, evicted, failed
+        self._store, self._bucket_shell, self._evicted, self._failed = store, bucket_shell, evicted, failed
         self._share = 0.0
         """Of all buckets: those that it owns."""
         self._now = threading.Event()
@@ -50,7 +54,7 @@ class Sweeping:
         for name, table in list(self._store.tables.items()):
             if table.spec.eviction.any:
                 both = round(table.spec.eviction.most_rows * (owned + copies) / BUCKETS)
-                self._store.cap(name, max(1, both) if table.spec.eviction.most_rows else 0, self._carrier.served)
+                self._store.cap(name, max(1, both) if table.spec.eviction.most_rows else 0, self._bucket_shell.served)
 
     def make_room(self, tables: Collection[str]) -> bool:
         """Sweep at once; False when none of these tables ever loses rows: what others lose is no room for them."""
@@ -90,7 +94,7 @@ class Sweeping:
             step=self._store.most_seen_step,
             most=self._part(eviction.most_rows),
             least=self._part(eviction.least_rows),
-            each=self._carrier.spread,
+            each=self._bucket_shell.spread,
         )
         if len(rows):
             log.info("Parameter server: %d rows of table %s evicted", len(rows), name)

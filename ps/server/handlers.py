@@ -28,7 +28,7 @@ from ps.protocol.handshake import TRAINER
 from ps.protocol.requests import Refusal, Wanted, read_pull, read_push, rows_bytes
 from ps.rows import Op as Does
 from ps.rows import Part, Piece, Push, Pushed, encode
-from ps.server.bucket_shell import Carrier, Sent
+from ps.server.bucket_shell import BucketShell, Sent
 from ps.server.step_barrier_shell import Held, Revoked, StepBarrierShell
 from ps.spec import BUCKETS, Mode, Replication, TableSpec
 from ps.store.budget import Full
@@ -157,11 +157,11 @@ class Waited(Exception):
 class Answering:
     """The handlers. ``view`` is set with each orders."""
 
-    def __init__(self, name: str, store: Store, carrier: Carrier, evicting: Evicting) -> None:
+    def __init__(self, name: str, store: Store, bucket_shell: BucketShell, evicting: Evicting) -> None:
         self.view: View | None = None
         self.counts = Counts()
         self.barrier = StepBarrierShell()
-        self._name, self._store, self._carrier, self._evicting = name, store, carrier, evicting
+        self._name, self._store, self._bucket_shell, self._evicting = name, store, bucket_shell, evicting
         self.stream_bytes = STREAM_BYTES
 
     def answer(self, peer: Peer, frame: Frame) -> Reply:
@@ -210,11 +210,11 @@ class Answering:
         if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
             raise Refusal("word", f"trainer {trainer} pushes in the name of {head.get('trainer')!r}")
         history = head.get("history", view.history)
-        with self._carrier.news:
+        with self._bucket_shell.news:
             while history > view.history:
                 if now_s() >= until_s:
                     raise Waited(Op.WAIT, text="its orders are older than yours", **{"for": "release"})
-                self._carrier.news.wait(until_s - now_s())
+                self._bucket_shell.news.wait(until_s - now_s())
                 view = self.view or view
         if history < view.history:
             text = "the parameters were rolled back to a checkpoint: begin anew"
@@ -246,16 +246,16 @@ class Answering:
 
     def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
         """Until all of these are served here."""
-        carrier = self._carrier
-        with carrier.news:
-            while not carrier.served[buckets].all():
-                missing = buckets[carrier.served[buckets] == 0].tolist()
-                if not carrier.waiting(missing):
+        bucket_shell = self._bucket_shell
+        with bucket_shell.news:
+            while not bucket_shell.served[buckets].all():
+                missing = buckets[bucket_shell.served[buckets] == 0].tolist()
+                if not bucket_shell.waiting(missing):
                     raise Waited(Op.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
                 if now_s() >= until_s:
                     text = f"bucket {missing[0]} is on its way to pserver {self._name}"
                     raise Waited(Op.WAIT, text=text, **{"for": "release"})
-                carrier.news.wait(until_s - now_s())
+                bucket_shell.news.wait(until_s - now_s())
 
     # --- pull --------------------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Answering:
             out = np.frombuffer(room, np.float32, count * dim).reshape(count, dim)
         else:
             out = np.empty((count, dim), np.float32)
-        served = self._carrier.served
+        served = self._bucket_shell.served
         while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
             self._await_served(_buckets([one]), until_s)
             if now_s() >= until_s:
@@ -356,15 +356,15 @@ class Answering:
         divisor = 1.0
         if view.training.staleness_lr and view.training.mode is Mode.ASYNC:
             divisor = 1 + counts.others(asked.trainer, base) / max(1, len(view.members))
-        sent = self._carrier.sent()
+        sent = self._bucket_shell.sent()
         pushed = self._store.push(
             pushes,
             step=step,
             lr=view.rates(step, divisor),
             scale=scale,
-            allowed=self._carrier.served,
-            each=lambda piece: self._carrier.spread(piece, sent),
-            needed=self._carrier.feeds,
+            allowed=self._bucket_shell.served,
+            each=lambda piece: self._bucket_shell.spread(piece, sent),
+            needed=self._bucket_shell.feeds,
         )
         with counts.lock:
             counts.keys += pushed.fresh
@@ -374,32 +374,32 @@ class Answering:
 
     def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:
         """Until the streams to copies of these buckets are not too full."""
-        carrier = self._carrier
-        with carrier.news:
-            while follower := carrier.fullest(self.stream_bytes, buckets):
+        bucket_shell = self._bucket_shell
+        with bucket_shell.news:
+            while follower := bucket_shell.fullest(self.stream_bytes, buckets):
                 if now_s() >= until_s:
                     under_way = f"{self.stream_bytes >> 20} MB are on the way to pserver {follower}"
                     raise Waited(Op.BUSY, after_s=0.2, text=f"copies lag behind: more than {under_way}")
-                carrier.news.wait(until_s - now_s())
+                bucket_shell.news.wait(until_s - now_s())
 
     def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
         """Until all copies that a push waits for have it."""
-        carrier, sent = self._carrier, done.sent
+        bucket_shell, sent = self._bucket_shell, done.sent
         training = asked.view.training
         lag_s = training.lag_s if training.replication is Replication.ASYNC else None
         if done.pushed.skipped or done.pushed.refused:
-            sent = carrier.behind(sent, buckets)
-        with carrier.news:
+            sent = bucket_shell.behind(sent, buckets)
+        with bucket_shell.news:
             while True:
-                if carrier.stopped(sent, buckets):
+                if bucket_shell.stopped(sent, buckets):
                     raise Waited(Op.MOVED, text=f"a bucket left pserver {self._name} meanwhile: repeat this push")
-                follower = carrier.waits_for(sent, buckets, lag_s)
+                follower = bucket_shell.waits_for(sent, buckets, lag_s)
                 if not follower:
                     return
                 if now_s() >= asked.until_s:
                     text = f"pserver {self._name} waits for its copy on pserver {follower}"
                     raise Waited(Op.WAIT, text=text, **{"for": "copies"})
-                carrier.news.wait(asked.until_s - now_s())
+                bucket_shell.news.wait(asked.until_s - now_s())
 
     # --- intents -----------------------------------------------------------------------------------------------------
 
@@ -417,14 +417,14 @@ class Answering:
         bucket = home(of)
         buckets, shard = np.array([bucket], np.uint16), shard_of_bucket(bucket)
         found: Intent | None = None
-        sent = self._carrier.sent()
+        sent = self._bucket_shell.sent()
         while found is None:
             self._await_served(buckets, asked.until_s)
-            sent = self._carrier.sent()
+            sent = self._bucket_shell.sent()
             with self._store.lock(bucket):
-                if self._carrier.served[bucket]:
+                if self._bucket_shell.served[bucket]:
                     found = intents.fence(of) if fence else intents.declare(of, seq, str(body, "utf-8"))
-                    self._carrier.spread(Piece(shard, (), buckets, intents={of: found}), sent)
+                    self._bucket_shell.spread(Piece(shard, (), buckets, intents={of: found}), sent)
         self._await_copies(_Done(Pushed(), sent), buckets, asked)
         text = found.text.encode() if fence else b""
         return self._ok(asked, [text] if text else [], seq=found.seq)

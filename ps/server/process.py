@@ -64,7 +64,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
     log.info("Parameter server %s at %s, memory for rows: %s", setup.name, address(host, endpoint.port), limit)
     launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s))
     over.wait()
-    served = int(server.carrier.served.sum())
+    served = int(server.bucket_shell.served.sum())
     if not drained.is_set() and not launcher.gone:
         log.warning("Parameter server %s: ends with %d buckets, which others take over from copies", setup.name, served)
     server.stop()

@@ -1,7 +1,7 @@
 """The other end of the stream from a bucket's owner: what arrives is taken in its order, or refused bucket by bucket.
 
-Everything is shown to ``Holding.refuses`` first, under the lock of the shard that it changes, so that nothing of a
-former owner can overwrite what this pserver has served since. What was accepted once is not asked about again until
+Everything is shown to ``BucketMachine.refuses`` first, under the lock of the shard that it changes, so that nothing of
+a former owner can overwrite what this pserver has served since. What was accepted once is not asked about again until
 orders may have changed that.
 """
 
@@ -22,7 +22,7 @@ from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.replication import Release, part_of, unpack
 from ps.rows import Image, Piece
 from ps.server.bucket_machine import Released
-from ps.server.bucket_shell import Carrier
+from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
 from ps.store.store import Store
 
@@ -42,8 +42,8 @@ class _Accepted:
 class Following:
     """What other pservers send here."""
 
-    def __init__(self, carrier: Carrier, store: Store) -> None:
-        self._carrier, self._store = carrier, store
+    def __init__(self, bucket_shell: BucketShell, store: Store) -> None:
+        self._bucket_shell, self._store = bucket_shell, store
         self._lock = threading.Lock()
         self._newest: dict[int, Peer] = {}
         """By number of the sender: nothing is taken from the connections before."""
@@ -59,9 +59,8 @@ class Following:
         head = frame.json()
         meant = (head.get("to"), head.get("history"))
         if not meant[0] or meant != self._name():
-            text = (
-                f"this is pserver {self._carrier.number or 'without a number yet'} in history {self._carrier.history}"
-            )
+            mine = self._bucket_shell
+            text = f"this is pserver {mine.number or 'without a number yet'} in history {mine.history}"
             return Reply.no(Op.REFUSED, kind="number", text=text)
         if not isinstance(peer.data, _Accepted):
             peer.data = _Accepted()
@@ -72,23 +71,23 @@ class Following:
         fenced: set[int] = set()
         for version, content in unpack(head.get("items", []), frame.body):
             if self._name() != meant:
-                return Reply.no(Op.REFUSED, kind="number", text=f"this is pserver {self._carrier.number} now")
+                return Reply.no(Op.REFUSED, kind="number", text=f"this is pserver {self._bucket_shell.number} now")
             if isinstance(content, Release):
                 self._check(peer)
-                refused = set(self._carrier.refuses(peer.number, version, content.buckets))
+                refused = set(self._bucket_shell.refuses(peer.number, version, content.buckets))
                 fenced |= refused
                 taken = tuple(bucket for bucket in content.buckets if bucket not in refused)
-                self._carrier.post(Released(peer.number, version, taken))
+                self._bucket_shell.post(Released(peer.number, version, taken))
             elif isinstance(content, Image):
                 fenced.update(self._image(peer, version, content))
             else:
                 fenced.update(self._piece(peer, version, content))
         if not fenced:
             return Reply()
-        return Reply(Op.OK, pack_head({"fenced": sorted(fenced), "version": self._carrier.version}))
+        return Reply(Op.OK, pack_head({"fenced": sorted(fenced), "version": self._bucket_shell.version}))
 
     def _name(self) -> tuple[int, int]:
-        return self._carrier.number, self._carrier.history
+        return self._bucket_shell.number, self._bucket_shell.history
 
     def _check(self, peer: Peer) -> None:
         """Raises ``ProtocolError`` when the sender has made another stream since: what comes through this one is older
@@ -102,7 +101,7 @@ class Following:
             raise ProtocolError(f"an image of bucket {image.bucket}")
         with self._store.lock(image.bucket):
             self._check(peer)
-            refused = self._carrier.refuses(peer.number, version, [image.bucket])
+            refused = self._bucket_shell.refuses(peer.number, version, [image.bucket])
             if not refused:
                 self._store.take_image(image)
         return refused
@@ -121,7 +120,7 @@ class Following:
 
     def _refused(self, peer: Peer, version: int, piece: Piece) -> list[int]:
         known: _Accepted = peer.data
-        turn = self._carrier.turn
+        turn = self._bucket_shell.turn
         if (known.turn, known.version) != (turn, version):
             known.turn, known.version = turn, version
             known.buckets[:] = False
@@ -131,7 +130,7 @@ class Following:
         asked = [int(bucket) for bucket in touched[~known.buckets[touched]]]
         if not asked:
             return []
-        refused = self._carrier.refuses(peer.number, version, asked)
+        refused = self._bucket_shell.refuses(peer.number, version, asked)
         known.buckets[asked] = True
         known.buckets[refused] = False
         return refused
@@ -142,8 +141,8 @@ class Following:
         if not missing:
             return
         until_s = now_s() + TABLES_S
-        with self._carrier.news:
+        with self._bucket_shell.news:
             while any(name not in self._store.tables for name in missing):
                 if now_s() >= until_s:
                     raise ProtocolError(f"rows of a table that no orders have defined here: {', '.join(missing)}")
-                self._carrier.news.wait(until_s - now_s())
+                self._bucket_shell.news.wait(until_s - now_s())

@@ -25,8 +25,8 @@ from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.handshake import MASTER, SERVER, TRAINER, Hello
-from ps.server.bucket_machine import Holding, MasterLine, OrdersCame, Restored
-from ps.server.bucket_shell import Carrier
+from ps.server.bucket_machine import BucketMachine, MasterLine, OrdersCame, Restored
+from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import Marking
 from ps.server.eviction_task import Sweeping
 from ps.server.handlers import Answering, View
@@ -75,12 +75,12 @@ class Server:
         self._setup, self._gone, self._clock = setup, gone, setup.clock
         self._failed = failed or (lambda what: self.stop())
         self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes)
-        self.holding = Holding(setup.name, most_bytes=setup.most_bytes)
-        self.carrier = Carrier(self.holding, self.store, self, setup.clock)
+        self.bucket_machine = BucketMachine(setup.name, most_bytes=setup.most_bytes)
+        self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock)
         self.marking = Marking(self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s)
-        self.sweeping = Sweeping(self.store, self.carrier, self.marking.evicted, self.failed)
-        self.answering = Answering(setup.name, self.store, self.carrier, self.sweeping)
-        self._following = Following(self.carrier, self.store)
+        self.sweeping = Sweeping(self.store, self.bucket_shell, self.marking.evicted, self.failed)
+        self.answering = Answering(setup.name, self.store, self.bucket_shell, self.sweeping)
+        self._following = Following(self.bucket_shell, self.store)
         self.endpoint = Endpoint(
             self._handle,
             secret=setup.secret,
@@ -105,7 +105,7 @@ class Server:
     def start(self, host: str, port: int = 0) -> None:
         """Listen, and begin to work. Raises ``PortInUse``."""
         self.store.warm()
-        self.carrier.start()
+        self.bucket_shell.start()
         self.marking.start()
         self.sweeping.start()
         self.endpoint.start(host, port)
@@ -117,7 +117,7 @@ class Server:
         """End all connections, and all threads that can be ended."""
         self._over.set()
         self.endpoint.stop()
-        self.carrier.stop()
+        self.bucket_shell.stop()
         self.marking.stop()
         self.sweeping.stop()
 
@@ -154,7 +154,7 @@ class Server:
             if old is not None:
                 old.hang_up()
             log.info("Parameter server %s: the Master %s is here", self._setup.name, peer.name)
-            self.carrier.post(MasterLine())
+            self.bucket_shell.post(MasterLine())
         elif peer.role == TRAINER:
             self._trainers.came(peer.number)
 
@@ -204,32 +204,34 @@ class Server:
         if isinstance(word, messages.OrdersChanged):
             told, before = self._told
             if told is not peer or before is None or before.chart.version != word.base:
-                peer.push(Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.holding.version)).encode()])
+                peer.push(
+                    Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.bucket_machine.version)).encode()]
+                )
                 return
             word = orders_after(before, word)
         self._told = peer, word
-        self.carrier.post(OrdersCame(word))
+        self.bucket_shell.post(OrdersCame(word))
 
     # --- surroundings of the keeper, and of checkpoints --------------------------------------------------------------
 
     def connect(self, follower: int) -> Caller:
-        """See ``carrying.Surroundings``."""
-        orders = self.holding.orders
+        """See ``bucket_shell.Surroundings``."""
+        orders = self.bucket_machine.orders
         place = next((one for one in orders.chart.servers if one.number == follower), None) if orders else None
         if place is None:
             raise PsError(f"pserver {follower} is not in the chart")
-        hello = Hello(SERVER, self.holding.number, self._setup.name)
+        hello = Hello(SERVER, self.bucket_machine.number, self._setup.name)
         tls = self._setup.tls[0] if self._setup.tls else None
         return Caller.connect(place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls)
 
     def say(self, word: Any) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         master = self._master
         if master is not None:
             master.push(Op.CONTROL, b"", [messages.encode(word).encode()])
 
     def prepare(self, orders: messages.Orders) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         for table in orders.tables:
             try:
                 self.store.define(table)
@@ -237,7 +239,7 @@ class Server:
                 log.error("Parameter server: %s", error)
 
     def followed(self, orders: messages.Orders) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         before = self.answering.view
         self.answering.view = View(orders, before)
         known = before.revoked if before is not None else frozenset()
@@ -250,8 +252,8 @@ class Server:
         self.answering.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.sweeping.holds(int((self.owned() != 0).sum()), self._copies())
         self.marking.orders(orders)
-        with self.carrier.news:
-            self.carrier.news.notify_all()
+        with self.bucket_shell.news:
+            self.bucket_shell.news.notify_all()
         if before is None or before.epoch != orders.epoch or before.orders.chart.servers != orders.chart.servers:
             log.info(
                 "Parameter server %s is number %d: orders %d, history %d, %d pservers, %d trainers, %d buckets here",
@@ -263,17 +265,17 @@ class Server:
             self._gone()
 
     def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
-        """See ``carrying.Surroundings``."""
-        orders = self.holding.orders
+        """See ``bucket_shell.Surroundings``."""
+        orders = self.bucket_machine.orders
         if orders is not None:
             self.marking.restore(orders, cut, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """See ``marking.Around``."""
-        self.carrier.post(Restored(number, buckets))
+        """See ``checkpoint_task.Around``."""
+        self.bucket_shell.post(Restored(number, buckets))
 
     def reset(self, number: int, history: int) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         log.info("Parameter server %s begins anew, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.marking.reset()
@@ -286,29 +288,33 @@ class Server:
         self._trainers.forget()
 
     def failed(self, what: str) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         log.error("Parameter server %s ends: %s. Its buckets' copies take over", self._setup.name, what)
         self._failed(what)
 
     def line_begins(self) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         self._master = self._newest
 
     def line_made(self) -> None:
-        """See ``carrying.Surroundings``."""
+        """See ``bucket_shell.Surroundings``."""
         self.marking.again()
         for trainer in self._trainers.lost:
             self.say(messages.TrainerLost(trainer))
 
     def owned(self) -> NDArray[np.uint8]:
-        """See ``marking.Around``."""
-        owner = np.frombuffer(self.holding.owner, np.int16)
-        mine: NDArray[np.uint8] = (owner == (self.holding.number or -1)).astype(np.uint8)
+        """See ``checkpoint_task.Around``."""
+        owner = np.frombuffer(self.bucket_machine.owner, np.int16)
+        mine: NDArray[np.uint8] = (owner == (self.bucket_machine.number or -1)).astype(np.uint8)
         return mine
 
     def _copies(self) -> int:
-        holding = self.holding
-        return (holding.backup.count(holding.number) + holding.joining.count(holding.number)) if holding.number else 0
+        bucket_machine = self.bucket_machine
+        return (
+            (bucket_machine.backup.count(bucket_machine.number) + bucket_machine.joining.count(bucket_machine.number))
+            if bucket_machine.number
+            else 0
+        )
 
     # --- now and then ------------------------------------------------------------------------------------------------
 
@@ -345,7 +351,7 @@ class Server:
             pushes=counts.pushes,
             keys=counts.keys,
             top_step=counts.top_step,
-            lag_s=max((stream.lag_s for stream in self.carrier.streams()), default=0.0),
+            lag_s=max((stream.lag_s for stream in self.bucket_shell.streams()), default=0.0),
             hot=tuple((int(bucket), int(risen[bucket])) for bucket in top if risen[bucket]),
             damaged=counts.damaged,
             text=f"memory is {100 * size // most} % full" if most and size > 0.9 * most else "",
@@ -358,14 +364,14 @@ class Server:
         self._heat = heat
         streams = [
             {"follower": one.follower, "queued_bytes": one.queued_bytes, "lag_s": one.lag_s, "up": one.up}
-            for one in self.carrier.streams()
+            for one in self.bucket_shell.streams()
         ]
         tables = {name: {"rows": table.rows} for name, table in self.store.tables.items()}
         plain = {name: getattr(load, name) for name in load.__dataclass_fields__}
-        holding = self.holding
+        bucket_machine = self.bucket_machine
         return {
-            "load": plain, "number": holding.number, "version": holding.version, "history": holding.history,
-            "served": int(self.carrier.served.sum()), "streams": streams, "tables": tables,
+            "load": plain, "number": bucket_machine.number, "version": bucket_machine.version, "history": bucket_machine.history,
+            "served": int(self.bucket_shell.served.sum()), "streams": streams, "tables": tables,
         }  # fmt: skip
 
 

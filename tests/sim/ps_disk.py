@@ -59,7 +59,7 @@ class Disk:
             node.marked[cut.number] = {
                 bucket: node.store.get(bucket, Bucket()).copy()
                 for bucket in range(self.sim.buckets)
-                if owner[bucket] == node.holding.number
+                if owner[bucket] == node.bucket_machine.number
             }
             self.say(node, messages.CutDone(cut.number, "mark"))
         else:
@@ -77,8 +77,8 @@ class Disk:
             if self.sim.net.rng.random() < self.sim.disk_faults:
                 self.say(node, messages.CutDone(cut.number, "write", "the disk is full"))
                 return
-            self.parts.setdefault(cut.number, {})[node.holding.number] = node.marked.get(cut.number, {})
-            self.say(node, messages.CutDone(cut.number, "write", "", f"{node.holding.number}"))
+            self.parts.setdefault(cut.number, {})[node.bucket_machine.number] = node.marked.get(cut.number, {})
+            self.say(node, messages.CutDone(cut.number, "write", "", f"{node.bucket_machine.number}"))
         elif cut.phase == "complete":
             parts = [self.parts[cut.number][int(part)] for part in cut.parts]
             self._complete(cut, parts)

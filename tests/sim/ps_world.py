@@ -107,7 +107,7 @@ class PsSim:
         self.net.at(self.net.delay() if after_s is None else after_s, self.run, process, action, *args)
 
     def by_number(self, number: int) -> Node | None:
-        return next((node for node in self.nodes if node.alive and node.holding.number == number), None)
+        return next((node for node in self.nodes if node.alive and node.bucket_machine.number == number), None)
 
     def trainers(self) -> list[Trainer]:
         return [one for one in self.people.values() if one.alive]
@@ -201,7 +201,7 @@ class PsSim:
 
     def leave(self, node: Node) -> None:
         """It has nothing any more, and ends."""
-        if any(roles.count(node.holding.number) for roles in self.roles):
+        if any(roles.count(node.bucket_machine.number) for roles in self.roles):
             raise Violation(f"{node.name} was sent away with buckets")
         self.kill(node)
         self.master.key_gone(node.name)

@@ -16,7 +16,7 @@ from ps.coordinator.state import Limits
 from ps.protocol import messages
 from ps.protocol.deltas import members_after, orders_after
 from ps.server import bucket_machine as hd
-from ps.server.bucket_machine import Holding
+from ps.server.bucket_machine import BucketMachine
 from ps.spec import TableSpec, Training
 
 TABLE = TableSpec("users", 8)
@@ -32,7 +32,7 @@ class Rig:
         self.limits = Limits(gather_s=0.0, **limits)
         self.now_s = 10.0
         self.store: dict[str, bytes] = {}
-        self.holdings: dict[str, Holding] = {}
+        self.bucket_machines: dict[str, BucketMachine] = {}
         self.orders: dict[str, messages.Orders] = {}
         """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
@@ -56,10 +56,10 @@ class Rig:
         self.machine = PlacementMachine(self.training, buckets=self.buckets, limits=self.limits)
         self.wake_s = 0.0
         self._do(self.machine.load(dict(self.store), self.now_s))
-        for name in list(self.holdings):
+        for name in list(self.bucket_machines):
             self.feed(sv.KeyPut(name, self._value(name)))
             self.feed(sv.LineUp(name))
-            self._effects(name, self.holdings[name].step(hd.MasterLine()))
+            self._effects(name, self.bucket_machines[name].step(hd.MasterLine()))
         return self.machine
 
     # --- pservers ----------------------------------------------------------------------------------------------------
@@ -67,22 +67,22 @@ class Rig:
     def _value(self, name: str, **more: object) -> bytes:
         return json.dumps({"host": self.machines[name], "port": 1, "secret": "s", **more}).encode()
 
-    def add(self, name: str, machine: str = "") -> Holding:
+    def add(self, name: str, machine: str = "") -> BucketMachine:
         """A pserver registers, its line stands, it says hello."""
         key = f"servers/{name}"
         self.machines[key] = machine or name
-        self.holdings[key] = Holding(key, buckets=self.buckets)
+        self.bucket_machines[key] = BucketMachine(key, buckets=self.buckets)
         self.feed(sv.KeyPut(key, self._value(key)))
         self.feed(sv.LineUp(key))
-        self._effects(key, self.holdings[key].step(hd.MasterLine()))
-        return self.holdings[key]
+        self._effects(key, self.bucket_machines[key].step(hd.MasterLine()))
+        return self.bucket_machines[key]
 
     def drain(self, name: str) -> None:
         self.feed(sv.KeyPut(f"servers/{name}", self._value(f"servers/{name}", draining=True)))
 
     def kill(self, name: str) -> None:
         key = f"servers/{name}"
-        del self.holdings[key]
+        del self.bucket_machines[key]
         self.feed(sv.KeyGone(key))
 
     def say(self, name: str, word: Any) -> None:
@@ -91,24 +91,24 @@ class Rig:
 
     def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
         """Copies are made and marks acknowledged at once."""
-        holding = self.holdings[name]
+        bucket_machine = self.bucket_machines[name]
         for effect in effects:
             match effect:
                 case hd.Say(word):
                     self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
-                    self._effects(name, holding.step(hd.ImageAcked(follower, number, buckets)))
+                    self._effects(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.Mark(follower, number):
-                    self._effects(name, holding.step(hd.MarkAcked(follower, number)))
+                    self._effects(name, bucket_machine.step(hd.MarkAcked(follower, number)))
                 case hd.Release(follower, buckets, version):
-                    for other, one in self.holdings.items():
+                    for other, one in self.bucket_machines.items():
                         if one.number == follower:
-                            self._effects(other, one.step(hd.Released(holding.number, version, buckets)))
+                            self._effects(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
                 case hd.Restore(cut, _) if cut.run in self.bad:
                     told = messages.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
                     self.feed(sv.Heard(name, messages.encode(told)))
                 case hd.Restore(cut, buckets):
-                    self._effects(name, holding.step(hd.Restored(cut.number, buckets)))
+                    self._effects(name, bucket_machine.step(hd.Restored(cut.number, buckets)))
 
     def members(self, node: str) -> list[str]:
         """Who counts, by all that this trainer has been told."""
@@ -124,12 +124,12 @@ class Rig:
         return [one.name for one in found]
 
     def _orders(self, name: str, orders: messages.Orders | messages.OrdersChanged) -> None:
-        before = self.holdings[name].orders
+        before = self.bucket_machines[name].orders
         if isinstance(orders, messages.OrdersChanged):
             assert self.orders[name].chart.version == orders.base, "nothing has been missed"
             orders = orders_after(self.orders[name], orders)
         self.orders[name] = orders
-        self._effects(name, self.holdings[name].step(hd.OrdersCame(orders)))
+        self._effects(name, self.bucket_machines[name].step(hd.OrdersCame(orders)))
         cut = orders.cut
         if cut is None or (before is not None and before.cut == cut):
             return
@@ -199,7 +199,7 @@ class Rig:
                 case sv.Fail(text):
                     self.failed = text
         for effect in effects:
-            if isinstance(effect, sv.Send) and effect.name in self.holdings:
+            if isinstance(effect, sv.Send) and effect.name in self.bucket_machines:
                 self._orders(effect.name, messages.decode(effect.body))
 
     def started(self, *names: str) -> Rig:

@@ -16,7 +16,7 @@ from ps.hashing import SHARDS, buckets_of
 from ps.protocol.messages import Chart, Cut, Joined, Orders, pack
 from ps.rows import Part, Piece, Push
 from ps.server import bucket_machine as h
-from ps.server.bucket_shell import Carrier
+from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import Marking
 from ps.server.server import Setup
 from ps.spec import BUCKETS, Training
@@ -48,28 +48,28 @@ class Around:
 
 
 @pytest.fixture
-def carrier() -> Iterator[Carrier]:
+def bucket_shell() -> Iterator[BucketShell]:
     """Its keeper does not run: effects are carried out by the test."""
-    one = Carrier(h.Holding("a"), Store(kernels="numpy"), Around(), SystemClock())
+    one = BucketShell(h.BucketMachine("a"), Store(kernels="numpy"), Around(), SystemClock())
     yield one
     one.stop()
 
 
-def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(carrier: Carrier) -> None:
+def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(bucket_shell: BucketShell) -> None:
     bucket = 5
-    carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
-    carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
-    to_follower = carrier._to_followers[2]
-    carrier.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
+    bucket_shell._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
+    bucket_shell._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
+    to_follower = bucket_shell._to_followers[2]
+    bucket_shell.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
     assert not to_follower.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
-    carrier.take_image(2, bucket, 7)
+    bucket_shell.take_image(2, bucket, 7)
     assert to_follower.live[bucket]
-    carrier._carry([h.Feed((bucket,), (), ())])
+    bucket_shell._carry([h.Feed((bucket,), (), ())])
     assert not to_follower.live[bucket]
 
 
 def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = np.array([5], np.uint16), np.array([900], np.uint16)
     over = threading.Event()
@@ -79,23 +79,23 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
         raise PsError("too late")
 
     monkeypatch.setattr(Around, "connect", connect)
-    carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
-    sent = carrier.sent()
+    bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    sent = bucket_shell.sent()
     for number, bucket in ((2, near), (3, far)):
-        mark = carrier._to_followers[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
-        sent.marks[carrier._to_followers[number]] = mark
-    assert carrier.waits_for(sent, near, 60.0) == 0 and carrier.waits_for(sent, near, 0.0) == 2
-    carrier._to_followers[2].stream._state = "down"  # and the keeper has not heard of it yet
-    assert carrier.waits_for(sent, near, 60.0) == 2
-    assert carrier.waits_for(sent, far, 60.0) == 0
-    carrier._carry([h.Feed((5,), (), ())])
-    assert carrier.waits_for(sent, near, 60.0) == 0, "orders have taken the copy away"
-    carrier.stop()
+        mark = bucket_shell._to_followers[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
+        sent.marks[bucket_shell._to_followers[number]] = mark
+    assert bucket_shell.waits_for(sent, near, 60.0) == 0 and bucket_shell.waits_for(sent, near, 0.0) == 2
+    bucket_shell._to_followers[2].stream._state = "down"  # and the keeper has not heard of it yet
+    assert bucket_shell.waits_for(sent, near, 60.0) == 2
+    assert bucket_shell.waits_for(sent, far, 60.0) == 0
+    bucket_shell._carry([h.Feed((5,), (), ())])
+    assert bucket_shell.waits_for(sent, near, 60.0) == 0, "orders have taken the copy away"
+    bucket_shell.stop()
     over.set()
 
 
 def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_something(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, everywhere = np.array([5], np.uint16), [pack([number] * BUCKETS) for number in (0, 1)]
     since = pack([5] * BUCKETS, "i")
@@ -104,24 +104,24 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
         chart = Chart(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
         return h.OrdersCame(Orders(0, 1, chart, 0, (), Training(), (), since=since, giver=everywhere[0]))
 
-    carrier._take(orders(5))
-    carrier._carry([h.Feed((5, 6), (2,), ())])
-    monkeypatch.setattr(carrier._to_followers[2].stream, "behind", lambda lag_s: False)
-    sent = carrier.behind(carrier.sent(), near)
-    assert carrier.waits_for(sent, near, 0.5) == 0
-    carrier.fenced(2, 7, [6])
-    assert carrier.waits_for(sent, near, 0.5) == 2, "it may own this bucket as well"
-    carrier._take(orders(6))
-    assert carrier.waits_for(sent, near, 0.5) == 2
-    carrier._take(orders(7))
-    assert carrier.waits_for(sent, near, 0.5) == 0
+    bucket_shell._take(orders(5))
+    bucket_shell._carry([h.Feed((5, 6), (2,), ())])
+    monkeypatch.setattr(bucket_shell._to_followers[2].stream, "behind", lambda lag_s: False)
+    sent = bucket_shell.behind(bucket_shell.sent(), near)
+    assert bucket_shell.waits_for(sent, near, 0.5) == 0
+    bucket_shell.fenced(2, 7, [6])
+    assert bucket_shell.waits_for(sent, near, 0.5) == 2, "it may own this bucket as well"
+    bucket_shell._take(orders(6))
+    assert bucket_shell.waits_for(sent, near, 0.5) == 2
+    bucket_shell._take(orders(7))
+    assert bucket_shell.waits_for(sent, near, 0.5) == 0
 
 
-def test_a_full_stream_holds_only_what_goes_into_it(carrier: Carrier) -> None:
-    carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
-    carrier._to_followers[2].stream._bytes = 11
-    assert carrier.fullest(10, np.array([5, 900], np.uint16)) == 2
-    assert carrier.fullest(10, np.array([900, 901], np.uint16)) == 0
+def test_a_full_stream_holds_only_what_goes_into_it(bucket_shell: BucketShell) -> None:
+    bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    bucket_shell._to_followers[2].stream._bytes = 11
+    assert bucket_shell.fullest(10, np.array([5, 900], np.uint16)) == 2
+    assert bucket_shell.fullest(10, np.array([900, 901], np.uint16)) == 0
 
 
 class Reading:

@@ -12,7 +12,7 @@ from edl.master.service import Caller
 from edl.types import NodeId, Round
 from edl.wire.messages import Settings
 from ps.protocol import messages
-from ps.server.bucket_machine import SERVED, Holding
+from ps.server.bucket_machine import SERVED, BucketMachine
 from ps.spec import Replication, TableSpec, Training
 from tests.unit.ps_rig import TABLE, Rig
 
@@ -56,7 +56,7 @@ def test_pservers_above_the_most_are_spares() -> None:
 def test_every_bucket_is_served_by_its_owner_only() -> None:
     one = rig("p", "q", "r")
     for bucket in range(one.buckets):
-        serving = [h.number for h in one.holdings.values() if h.allowed[bucket] == SERVED]
+        serving = [h.number for h in one.bucket_machines.values() if h.allowed[bucket] == SERVED]
         assert serving == [one.machine.state.grid.owner[bucket]]
 
 
@@ -71,10 +71,10 @@ def test_a_newcomer_gets_its_share_while_all_goes_on() -> None:
 def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
     one = rig("p", "q", "r")
     one.drain("q")
-    leaver = one.holdings["servers/q"]
+    leaver = one.bucket_machines["servers/q"]
     assert leaver.orders is not None and leaver.orders.drain and leaver.orders.go
     assert 2 not in one.machine.state.grid.holders()
-    stays = one.holdings["servers/p"]
+    stays = one.bucket_machines["servers/p"]
     assert stays.orders is not None and not stays.orders.go
 
 
@@ -106,9 +106,9 @@ def test_a_refused_line_is_a_death_and_a_broken_one_is_not() -> None:
 
 def test_a_process_that_comes_back_empty_is_another_one() -> None:
     one = rig("p", "q", "r")
-    one.holdings["servers/p"] = Holding("servers/p", buckets=one.buckets)
+    one.bucket_machines["servers/p"] = BucketMachine("servers/p", buckets=one.buckets)
     one.feed(sv.LineUp("servers/p"))
-    one.say("p", one.holdings["servers/p"].hello())
+    one.say("p", one.bucket_machines["servers/p"].hello())
     assert one.machine.state.named("servers/p") is not None
     assert set(one.machine.state.servers) == {2, 3, 4}, "numbers are never used again"
 
@@ -192,7 +192,7 @@ def test_another_process_in_the_slot_takes_its_place() -> None:
     one.world("a")
     one.trainer("a", "n")
     assert one.trainer("a", "m") == 2
-    orders = one.holdings["servers/p"].orders
+    orders = one.bucket_machines["servers/p"].orders
     assert orders is not None
     assert (orders.revoked, [member.number for member in orders.members]) == ((1,), [2])
     one.tell("a", messages.Begin(1))
@@ -267,7 +267,7 @@ def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
     one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5)))
     one.tell("a", messages.SetLr(number, messages.LrHold(500, 0.1, "users")))
     one.feed(sv.SettingsHold(Settings(number=1, factor=2.0)))
-    orders = one.holdings["servers/p"].orders
+    orders = one.bucket_machines["servers/p"].orders
     assert orders is not None
     holds = {(hold.step, hold.table): hold.factor for hold in orders.lr}
     assert holds == {(100, ""): 1.0, (500, "users"): 0.2}, (
@@ -275,8 +275,8 @@ def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
     )
     one.say("p", messages.Load(0, 0, 0, 0, 0, 0, 599, 0.0))
     one.feed(sv.SettingsHold(Settings(number=2, factor=4.0)))
-    assert one.holdings["servers/p"].orders is not None
-    holds = {(hold.step, hold.table): hold.factor for hold in one.holdings["servers/p"].orders.lr}
+    assert one.bucket_machines["servers/p"].orders is not None
+    holds = {(hold.step, hold.table): hold.factor for hold in one.bucket_machines["servers/p"].orders.lr}
     assert (holds[600, ""], holds[600, "users"], holds[500, "users"]) == (2.0, 0.4, 0.2)
     one.tell("a", messages.SetLr(number, messages.LrHold(700, 1.0)))
     again = {(hold.step, hold.table): hold.factor for hold in one.machine.state.lr}
@@ -402,7 +402,10 @@ def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
     joined = one.heard("a", messages.Joined)[-1]
     assert (joined.step, json.loads(joined.restored)["run"]) == (50, "cut-7")
     assert all(
-        h.allowed[bucket] == SERVED for h in one.holdings.values() for bucket in range(8) if h.owner[bucket] == h.number
+        h.allowed[bucket] == SERVED
+        for h in one.bucket_machines.values()
+        for bucket in range(8)
+        if h.owner[bucket] == h.number
     )
     one.tell("a", messages.Save(1))
     assert one.heard("a", messages.Halt) == [messages.Halt(8)], "numbers in the directory are not used again"
@@ -430,7 +433,7 @@ def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
     one.found = FOUND
     one.kill("p")
     one.pass_time(5.0)
-    orders = one.holdings["servers/q"].orders
+    orders = one.bucket_machines["servers/q"].orders
     assert orders is not None and orders.lr == (messages.LrHold(0, 2.0, ""),)
 
 
@@ -467,11 +470,11 @@ def test_no_pserver_hears_of_tables_before_a_checkpoint_has_been_looked_for() ->
     one.world("a")
     one.tell("a", messages.Join("a", (TableSpec("users", 16),)))
     one.add("p")
-    orders = one.holdings["servers/p"].orders
+    orders = one.bucket_machines["servers/p"].orders
     assert orders is not None and orders.tables == ()
     one.add("q")
     one.pass_time(2.0)
-    orders = one.holdings["servers/p"].orders
+    orders = one.bucket_machines["servers/p"].orders
     assert orders is not None and orders.tables == (TableSpec("users", 16),)
 
 
@@ -544,7 +547,7 @@ def test_the_next_master_knows_everything_that_was_told() -> None:
 
 def test_pservers_that_died_without_a_master_are_missed() -> None:
     one = rig("p", "q", "r")
-    del one.holdings["servers/q"]
+    del one.bucket_machines["servers/q"]
     one.new_machine()
     one.pass_time(3.0)
     assert set(one.machine.state.servers) == {1, 3}

@@ -112,14 +112,14 @@ def test_nothing_acknowledged_is_lost_with_the_owner() -> None:
     thread = threading.Thread(target=push)
     seen = pusher.acknowledged
     thread.start()
-    until(pair.servers[1].carrier.news, lambda: pusher.acknowledged > seen + 20)
+    until(pair.servers[1].bucket_shell.news, lambda: pusher.acknowledged > seen + 20)
     pair.kill(1)
     heir = pair.plan.next(owner={2: ALL}, backup={}, changed=ALL)
     heir.places = {2: pair.places[2]}
     pair.all(heir)
     pusher.plan = heir
     seen = pusher.acknowledged
-    until(pair.servers[2].carrier.news, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
+    until(pair.servers[2].bucket_shell.news, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
     over.set()
     thread.join(60)
     assert not thread.is_alive()
@@ -135,8 +135,8 @@ def count_up(one: Server) -> bool:
 
 
 def notify(one: Server) -> None:
-    with one.carrier.news:
-        one.carrier.news.notify_all()
+    with one.bucket_shell.news:
+        one.bucket_shell.news.notify_all()
 
 
 def test_hand_over_under_load() -> None:
@@ -172,7 +172,7 @@ def test_hand_over_under_load() -> None:
         seen = [pusher.acknowledged for pusher in pushers]
         one = pair.servers[1]
         until(
-            one.carrier.news,
+            one.bucket_shell.news,
             lambda: all(p.acknowledged > s + 2 for p, s in zip(pushers, seen, strict=True)) or not count_up(one),  # noqa: B023
         )
     over.set()
@@ -352,7 +352,7 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
         seq += 1
         answer = trainer.push(seq, COUNTS, [1], patience_s=0.3)
     assert answer.op is Op.WAIT and answer.head["for"] == "copies"
-    assert max(stream.lag_s for stream in one.carrier.streams()) > 0.05
+    assert max(stream.lag_s for stream in one.bucket_shell.streams()) > 0.05
     held.set()
     assert trainer.push(seq, COUNTS, [1]).op is Op.OK
 

@@ -477,6 +477,6 @@ def test_the_first_orders_name_the_dead_oldest_first(made: Made) -> None:
     """The oldest are forgotten first, so the order is not that of a set."""
     dead = tuple(range(770, 1026))
     one, boss, plan = made({"revoked": dead})
-    until(one.carrier.news, lambda: list(one.store._gone) == list(dead))
+    until(one.bucket_shell.news, lambda: list(one.store._gone) == list(dead))
     boss.say(plan.next(revoked=(*dead[1:], 1030)).orders(1))
-    until(one.carrier.news, lambda: list(one.store._gone) == [*dead[1:], 1030])
+    until(one.bucket_shell.news, lambda: list(one.store._gone) == [*dead[1:], 1030])

@@ -30,7 +30,7 @@ def test_a_line_that_is_made_again_in_time_changes_nothing() -> None:
     one = rig()
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(SILENT_S - 0.5)
-    one.say("p", one.holdings["servers/p"].hello())
+    one.say("p", one.bucket_machines["servers/p"].hello())
     one.pass_time(10 * SILENT_S)
     assert set(one.machine.state.servers) == {1, 2}
 
@@ -56,7 +56,10 @@ def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:
     number = one.trainer("a")
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(2 * SILENT_S)
-    for word in (one.holdings["servers/p"].hello(), messages.TrainerLost(number)):  # before it can have had its orders
+    for word in (
+        one.bucket_machines["servers/p"].hello(),
+        messages.TrainerLost(number),
+    ):  # before it can have had its orders
         one.machine.step(sv.Heard("servers/p", messages.encode(word)), one.now_s)
     assert set(one.machine.state.servers) == {2, 3}
     assert [member.number for member in one.machine.state.members()] == [number]
