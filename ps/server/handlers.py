@@ -154,7 +154,7 @@ class Waited(Exception):
         super().__init__(op.name)
 
 
-class Answering:
+class RequestHandlers:
     """The handlers. ``view`` is set with each orders."""
 
     def __init__(self, name: str, store: Store, bucket_shell: BucketShell, evicting: Evicting) -> None:

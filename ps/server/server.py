@@ -29,7 +29,7 @@ from ps.server.bucket_machine import BucketMachine, MasterLine, OrdersCame, Rest
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import Marking
 from ps.server.eviction_task import Sweeping
-from ps.server.handlers import Answering, View
+from ps.server.handlers import RequestHandlers, View
 from ps.server.replicate_in import Following
 from ps.server.replicate_out import CONNECT_S
 from ps.spec import BUCKETS
@@ -79,7 +79,7 @@ class Server:
         self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock)
         self.marking = Marking(self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s)
         self.sweeping = Sweeping(self.store, self.bucket_shell, self.marking.evicted, self.failed)
-        self.answering = Answering(setup.name, self.store, self.bucket_shell, self.sweeping)
+        self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.sweeping)
         self._following = Following(self.bucket_shell, self.store)
         self.endpoint = Endpoint(
             self._handle,
@@ -138,7 +138,7 @@ class Server:
     # --- who comes ---------------------------------------------------------------------------------------------------
 
     def _met(self, peer: Peer) -> tuple[str, str] | None:
-        view = self.answering.view
+        view = self.handlers.view
         if peer.role == MASTER and peer.hello.token < self._token:
             log.warning("Parameter server: refused a Master with token %d; one has been here with %d",
                         peer.hello.token, self._token)  # fmt: skip
@@ -170,7 +170,7 @@ class Server:
 
     def _handle(self, peer: Peer, frame: Frame) -> Reply:
         if frame.op in (Op.PULL, Op.PUSH, Op.SCAN, Op.INTENT):
-            return self.answering.answer(peer, frame)
+            return self.handlers.answer(peer, frame)
         if frame.op is Op.STREAM and peer.role == SERVER:
             return self._stream(peer, frame)
         if frame.op is Op.CONTROL and peer.role == MASTER:
@@ -240,16 +240,16 @@ class Server:
 
     def followed(self, orders: messages.Orders) -> None:
         """See ``bucket_shell.Surroundings``."""
-        before = self.answering.view
-        self.answering.view = View(orders, before)
+        before = self.handlers.view
+        self.handlers.view = View(orders, before)
         known = before.revoked if before is not None else frozenset()
         for trainer in orders.revoked:  # the eldest first
             if trainer in known:
                 continue
             self.store.forget(trainer, max(REMEMBERED, len(orders.revoked)))
-            self.answering.counts.forget(trainer)
+            self.handlers.counts.forget(trainer)
             self._trainers.told(trainer)
-        self.answering.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
+        self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.sweeping.holds(int((self.owned() != 0).sum()), self._copies())
         self.marking.orders(orders)
         with self.bucket_shell.news:
@@ -279,7 +279,7 @@ class Server:
         log.info("Parameter server %s begins anew, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.marking.reset()
-        self.answering.barrier.reset()
+        self.handlers.barrier.reset()
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # that it hangs up now says nothing of the trainer
@@ -342,7 +342,7 @@ class Server:
         risen = heat - self._heat
         self._heat = heat
         top = np.argsort(risen)[::-1][:HOT]
-        counts, size, most = self.answering.counts, self.store.bytes(), self._setup.most_bytes
+        counts, size, most = self.handlers.counts, self.store.bytes(), self._setup.most_bytes
         return messages.Load(
             rows=sum(table.rows for table in self.store.tables.values()),
             bytes=size,

@@ -378,7 +378,7 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
             sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
         ),
     )
-    one.answering.stream_bytes = 1000
+    one.handlers.stream_bytes = 1000
     trainer = Trainer(places[1])
     assert trainer.push(1, COUNTS, KEYS, patience_s=0.3).op is Op.WAIT
     answer = trainer.push(2, COUNTS, KEYS, patience_s=0.3)

@@ -116,7 +116,7 @@ def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
         )
     )
     waiting.start()
-    barrier = one.answering.barrier
+    barrier = one.handlers.barrier
     until(barrier._turn, lambda: len(barrier._waiters) == 2)
     assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is Op.OK
     waiting.join(30)
@@ -252,9 +252,9 @@ def test_who_is_gone_is_counted_no_more(made: Made) -> None:
     one, boss, plan = made()
     trainer = Trainer(place(one))
     assert trainer.push(1, SGD, range(3)).op is Op.OK
-    assert set(one.answering.counts.own) == {trainer.number}
+    assert set(one.handlers.counts.own) == {trainer.number}
     boss.say(plan.next(revoked=(trainer.number,)).orders(1))
-    assert not one.answering.counts.own
+    assert not one.handlers.counts.own
 
 
 def test_the_row_cap_holds(made: Made) -> None:
@@ -443,7 +443,7 @@ def test_masters(made: Made) -> None:
     until(newer.news, lambda: newer.over, "the line to end")
     newest = Boss(place(one), token=5)
     newest.say(plan.next(members=(2,)).orders(1))
-    assert one.answering.view is not None and [member.number for member in one.answering.view.members] == [2]
+    assert one.handlers.view is not None and [member.number for member in one.handlers.view.members] == [2]
 
 
 def test_before_any_orders() -> None:
@@ -467,8 +467,8 @@ def test_what_is_told_now_and_then(made: Made) -> None:
 
 def test_a_table_that_newer_orders_will_bring_is_waited_for(made: Made) -> None:
     one, _, _ = made()
-    assert one.answering.view is not None
-    newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.answering.view.version + 1}
+    assert one.handlers.view is not None
+    newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.handlers.view.version + 1}
     frame = Trainer(place(one)).ask(Op.PULL, newer, [bytes(8)])
     assert frame.op is Op.BUSY and "no table 'nothing'" in frame.json()["text"]
 
