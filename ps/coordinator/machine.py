@@ -1,6 +1,6 @@
 """The machine that places buckets on pservers: the service "ps" of the Master.
 
-Pure: events in, effects out. ``placement`` has the arithmetic of who holds what, ``serving`` the pservers, ``trainers``
+Pure: events in, effects out. ``placement`` has the arithmetic of who holds what, ``servers`` the pservers, ``trainers``
 and ``membership`` the trainers, ``cuts`` the checkpoints, ``state`` what all of them know. This file takes events
 apart, and sees to it that after each of them whatever follows from it happens: level-triggered, so that nothing depends
 on a word being heard. Any change raises the chart's version, is kept, and goes out to every pserver as all that holds
@@ -21,7 +21,7 @@ from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.persistence import load_piece, save_piece
 from ps.coordinator.placement import Grid
 from ps.coordinator.report import report
-from ps.coordinator.servers import Serving
+from ps.coordinator.servers import PserverRegistry
 from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
 from ps.coordinator.trainers import Trainers
 from ps.protocol import messages
@@ -43,8 +43,8 @@ class PlacementMachine:
     def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
         self.state = PlacementState(training, limits or Limits(), Grid(buckets))
         self.cuts = Cuts(self.state)
-        self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.serving.secret)
-        self.serving = Serving(self.state, self.cuts, self.trainers)
+        self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.servers.secret)
+        self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
         self._kept: dict[str, bytes] = {}
         self._chart = messages.Chart()
         self._over = False
@@ -70,9 +70,9 @@ class PlacementMachine:
                     load_piece(self.state, self.cuts, piece, kept[piece])
                     self._kept[piece] = kept[piece]
         except (ProtocolError, ValueError, TypeError, KeyError) as error:
-            self.serving.failed = f"what the last Master kept of the parameter servers cannot be used: {error!r}"
+            self.servers.failed = f"what the last Master kept of the parameter servers cannot be used: {error!r}"
         self._chart = self._draw()
-        self.serving.taken_over(turn)
+        self.servers.taken_over(turn)
         return self._finish(turn)
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
@@ -84,11 +84,11 @@ class PlacementMachine:
             case sv.Heard(name, body) if name.startswith(PREFIX):
                 self._heard(turn, name, body)
             case sv.KeyPut(name, value) if name.startswith(PREFIX):
-                self.serving.key_put(turn, name, value)
+                self.servers.key_put(turn, name, value)
             case sv.KeyGone(name):
-                self.serving.key_gone(turn, name)
+                self.servers.key_gone(turn, name)
             case sv.LineDown(name, refused):
-                self.serving.line_down(turn, name, refused)
+                self.servers.line_down(turn, name, refused)
             case sv.WorldBegan(world):
                 self.trainers.world_began(turn, world)
             case sv.SettingsHold(settings):
@@ -120,7 +120,7 @@ class PlacementMachine:
                 turn.note(f"pserver {name}: {error}")
             return
         before = len(self.state.grid.touched)
-        self.serving.heard(turn, name, body)
+        self.servers.heard(turn, name, body)
         if len(self.state.grid.touched) == before:
             return
         if not body.startswith(_CAN_WAIT):
@@ -133,19 +133,19 @@ class PlacementMachine:
         state = self.state
         if self._over:
             return ()
-        urgent = turn.changed or turn.kept or self.serving.greeted or self.cuts.phase
+        urgent = turn.changed or turn.kept or self.servers.greeted or self.cuts.phase
         if turn.now_s < self._gather_s and not urgent:
             return self._asleep(turn, [self._gather_s])
         if self._crowded(turn):
             return self._asleep(turn, [self._crowd_s])
         self._gather_s = 0.0
         for _ in range(3):  # a cut that ends lets buckets move and trainers in
-            self.serving.settle(turn)
+            self.servers.settle(turn)
             self.cuts.settle(turn)
             self.trainers.settle(turn)
-        if self.serving.failed:
+        if self.servers.failed:
             self._over = True
-            return (*self._notes(turn), Fail(self.serving.failed))
+            return (*self._notes(turn), Fail(self.servers.failed))
         changed = bool(turn.changed or state.grid.touched)
         if changed:
             state.version += 1
@@ -167,7 +167,7 @@ class PlacementMachine:
         new = turn.changed | turn.kept
         if PEOPLE not in new:
             return False
-        busy = turn.effects or self.serving.greeted or self.cuts.phase or self.state.grid.touched
+        busy = turn.effects or self.servers.greeted or self.cuts.phase or self.state.grid.touched
         waits = new == {PEOPLE} and not busy and turn.now_s < self._crowd_s
         self._crowd = (turn.changed, turn.kept) if waits else (set(), set())
         if not waits:
@@ -205,7 +205,7 @@ class PlacementMachine:
     def _send(self, turn: Turn, changed: bool) -> None:
         """What is new to everybody if anything has changed; all that holds to those whose line is new."""
         state = self.state
-        greeted, self.serving.greeted = self.serving.greeted, set()
+        greeted, self.servers.greeted = self.servers.greeted, set()
         to = [one for one in state.servers.values() if one.greeted and (changed or one.number in greeted)]
         if not to:
             return
@@ -237,10 +237,10 @@ class PlacementMachine:
 
     def _own(self, server: Pserver) -> dict[str, Any]:
         """What only one pserver is told."""
-        cut = self.serving.order(server.number) or self.cuts.order(server.number)
+        cut = self.servers.order(server.number) or self.cuts.order(server.number)
         return {
             "you": server.number,
             "cut": to_plain(cut),
             "drain": server.draining,
-            "go": self.serving.may_go(server),
+            "go": self.servers.may_go(server),
         }

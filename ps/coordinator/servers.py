@@ -33,7 +33,7 @@ class People(Protocol):
         ...
 
 
-class Serving:
+class PserverRegistry:
     """Acts on the placement state."""
 
     def __init__(self, state: PlacementState, cuts: Cuts, people: People) -> None:

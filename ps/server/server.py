@@ -370,7 +370,8 @@ class Server:
         plain = {name: getattr(load, name) for name in load.__dataclass_fields__}
         bucket_machine = self.bucket_machine
         return {
-            "load": plain, "number": bucket_machine.number, "version": bucket_machine.version, "history": bucket_machine.history,
+            "load": plain, "number": bucket_machine.number, "version": bucket_machine.version,
+            "history": bucket_machine.history,
             "served": int(self.bucket_shell.served.sum()), "streams": streams, "tables": tables,
         }  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.membership import Membership, Trainer
 from ps.coordinator.placement import Grid
-from ps.coordinator.servers import Serving
+from ps.coordinator.servers import PserverRegistry
 from ps.protocol.messages import NOBODY
 from ps.server.bucket_machine import BucketMachine
 from tests.sim.ps_net import Violation
@@ -192,13 +192,13 @@ def promotes_any_copy(patch: Patch) -> None:
 def keeps_a_number(patch: Patch) -> None:
     """A pserver that was taken for dead and comes back has its old number and its old rows."""
     buried: dict[tuple[int, str], int] = {}
-    bury, hello = Serving.bury, Serving._hello
+    bury, hello = PserverRegistry.bury, PserverRegistry._hello
 
-    def remembers(self: Serving, turn: Any, server: Any, why: str) -> None:
+    def remembers(self: PserverRegistry, turn: Any, server: Any, why: str) -> None:
         buried[id(self._state), server.name] = server.number
         bury(self, turn, server, why)
 
-    def returns(self: Serving, turn: Any, name: str, server: Any, word: Any) -> None:
+    def returns(self: PserverRegistry, turn: Any, name: str, server: Any, word: Any) -> None:
         number = buried.get((id(self._state), name))
         if server is None and number and name in self.keys:
             before, self._state.numbers = self._state.numbers, number - 1
@@ -207,8 +207,8 @@ def keeps_a_number(patch: Patch) -> None:
         else:
             hello(self, turn, name, server, word)
 
-    patch.setattr(Serving, "bury", remembers)
-    patch.setattr(Serving, "_hello", returns)
+    patch.setattr(PserverRegistry, "bury", remembers)
+    patch.setattr(PserverRegistry, "_hello", returns)
 
 
 def waits_for_the_dead(patch: Patch) -> None:
