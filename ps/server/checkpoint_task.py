@@ -60,7 +60,7 @@ class _Mark:
     snapshot: Snapshot
 
 
-class Marking:
+class CheckpointTask:
     """See the module."""
 
     def __init__(

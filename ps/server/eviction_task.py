@@ -21,7 +21,7 @@ SWEEP_SHARE = 0.05
 """Of a processor, at most: looking at large tables takes a while, and is done less often."""
 
 
-class Sweeping:
+class EvictionTask:
     """One thread."""
 
     def __init__(

@@ -39,7 +39,7 @@ class _Accepted:
     buckets: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(BUCKETS, np.bool_))
 
 
-class Following:
+class ReplicationIn:
     """What other pservers send here."""
 
     def __init__(self, bucket_shell: BucketShell, store: Store) -> None:

@@ -27,10 +27,10 @@ from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.handshake import MASTER, SERVER, TRAINER, Hello
 from ps.server.bucket_machine import BucketMachine, MasterLine, OrdersCame, Restored
 from ps.server.bucket_shell import BucketShell
-from ps.server.checkpoint_task import Marking
-from ps.server.eviction_task import Sweeping
+from ps.server.checkpoint_task import CheckpointTask
+from ps.server.eviction_task import EvictionTask
 from ps.server.handlers import RequestHandlers, View
-from ps.server.replicate_in import Following
+from ps.server.replicate_in import ReplicationIn
 from ps.server.replicate_out import CONNECT_S
 from ps.spec import BUCKETS
 from ps.store.kernels import at_once, chosen, kernels
@@ -77,10 +77,12 @@ class Server:
         self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes)
         self.bucket_machine = BucketMachine(setup.name, most_bytes=setup.most_bytes)
         self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock)
-        self.marking = Marking(self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s)
-        self.sweeping = Sweeping(self.store, self.bucket_shell, self.marking.evicted, self.failed)
-        self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.sweeping)
-        self._following = Following(self.bucket_shell, self.store)
+        self.checkpoint_task = CheckpointTask(
+            self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s
+        )
+        self.eviction_task = EvictionTask(self.store, self.bucket_shell, self.checkpoint_task.evicted, self.failed)
+        self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.eviction_task)
+        self._following = ReplicationIn(self.bucket_shell, self.store)
         self.endpoint = Endpoint(
             self._handle,
             secret=setup.secret,
@@ -106,8 +108,8 @@ class Server:
         """Listen, and begin to work. Raises ``PortInUse``."""
         self.store.warm()
         self.bucket_shell.start()
-        self.marking.start()
-        self.sweeping.start()
+        self.checkpoint_task.start()
+        self.eviction_task.start()
         self.endpoint.start(host, port)
         threading.Thread(target=self._look_after, name="edl-ps-looks", daemon=True).start()
         if self.store.kernels != (wanted := self._setup.kernels or chosen()):
@@ -118,8 +120,8 @@ class Server:
         self._over.set()
         self.endpoint.stop()
         self.bucket_shell.stop()
-        self.marking.stop()
-        self.sweeping.stop()
+        self.checkpoint_task.stop()
+        self.eviction_task.stop()
 
     def _compile(self, wanted: str) -> None:
         """Rows are served by the kernels in numpy meanwhile."""
@@ -250,8 +252,8 @@ class Server:
             self.handlers.counts.forget(trainer)
             self._trainers.told(trainer)
         self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
-        self.sweeping.holds(int((self.owned() != 0).sum()), self._copies())
-        self.marking.orders(orders)
+        self.eviction_task.holds(int((self.owned() != 0).sum()), self._copies())
+        self.checkpoint_task.orders(orders)
         with self.bucket_shell.news:
             self.bucket_shell.news.notify_all()
         if before is None or before.epoch != orders.epoch or before.orders.chart.servers != orders.chart.servers:
@@ -268,7 +270,7 @@ class Server:
         """See ``bucket_shell.Surroundings``."""
         orders = self.bucket_machine.orders
         if orders is not None:
-            self.marking.restore(orders, cut, buckets)
+            self.checkpoint_task.restore(orders, cut, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
         """See ``checkpoint_task.Around``."""
@@ -278,7 +280,7 @@ class Server:
         """See ``bucket_shell.Surroundings``."""
         log.info("Parameter server %s begins anew, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
-        self.marking.reset()
+        self.checkpoint_task.reset()
         self.handlers.barrier.reset()
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
@@ -298,7 +300,7 @@ class Server:
 
     def line_made(self) -> None:
         """See ``bucket_shell.Surroundings``."""
-        self.marking.again()
+        self.checkpoint_task.again()
         for trainer in self._trainers.lost:
             self.say(messages.TrainerLost(trainer))
 

@@ -17,7 +17,7 @@ from ps.protocol.messages import Chart, Cut, Joined, Orders, pack
 from ps.rows import Part, Piece, Push
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
-from ps.server.checkpoint_task import Marking
+from ps.server.checkpoint_task import CheckpointTask
 from ps.server.server import Setup
 from ps.spec import BUCKETS, Training
 from ps.store.store import Store
@@ -150,22 +150,22 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
 
     push(1)
     rows = store.image(bucket).rows
-    marking = Marking(store, None, "job", around, SystemClock())
+    checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
     cut = Cut(3, "restore", "there")
     orders = Orders(0, 1, Chart(), 0, (), Training(), ())
 
     def begins_anew() -> None:
         store.drop([bucket])
-        marking.reset()
+        checkpoint_task.reset()
         push(1)
         push(2)
 
-    marking._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
-    marking.restore(orders, cut, (bucket,))
-    marking.restore(orders, cut, (bucket,))  # not begun when the rows go
-    marking.stop()
-    marking.start()
-    marking._thread.join()
+    checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
+    checkpoint_task.restore(orders, cut, (bucket,))
+    checkpoint_task.restore(orders, cut, (bucket,))  # not begun when the rows go
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
     assert value() == 2.0 and around.loaded == []
 
 
@@ -176,7 +176,7 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     whole.push([Push(1, 1, [Part("counts", key, np.ones((40_000, 2), np.float32))])], step=1)
     store = Store(kernels="numpy", most_bytes=200_000)
     store.define(COUNTS)
-    marking = Marking(store, None, "job", around, SystemClock())
+    checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
     snapshot = whole.snapshot(1)
 
     class Everything:
@@ -185,11 +185,13 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
                 put(Loaded(shard, tuple(range(64 * shard, 64 * shard + 64)), snapshot.take(shard).rows))
             return ""
 
-    marking._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
-    marking.restore(Orders(0, 1, Chart(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS)))
-    marking.stop()
-    marking.start()
-    marking._thread.join()
+    checkpoint_task._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
+    checkpoint_task.restore(
+        Orders(0, 1, Chart(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS))
+    )
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
     (told,) = around.said
     assert told.lasting and around.loaded == []
     assert all(part in told.failed for part in ("4096 buckets", "--pserver-memory allows 200,000", "more pservers"))

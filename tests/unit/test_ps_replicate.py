@@ -286,7 +286,7 @@ def test_evicted_rows_go_from_copies_too() -> None:
     trainer = Trainer(pair.places[1])
     trainer.push(1, table, KEYS[:1000], step=1)
     trainer.push(2, table, KEYS[1000:], step=10)
-    pair.servers[1].sweeping.sweep("counts")
+    pair.servers[1].eviction_task.sweep("counts")
     assert trainer.push(3, table, KEYS[1000:], step=10).op is Op.OK  # behind the removal, in the same stream
     assert pair.servers[1].store.rows("counts") == pair.servers[2].store.rows("counts") == 2000
 
@@ -309,12 +309,12 @@ def test_copies_are_never_evicted_where_they_are_copies(most_rows: int, unseen_s
     other = Trainer(pair.places[2], number=2)
     others = [key for key in KEYS if bucket_of(key) in second]
     assert other.push(1, table, others[:800], step=20).op is Op.OK  # steps are far on there
-    pair.servers[2].sweeping.sweep("counts")
+    pair.servers[2].eviction_task.sweep("counts")
     assert count(pair.servers[2], mine[:800]) == [1.0] * 800, "it is the owner who lets them go"
-    pair.servers[1].sweeping.sweep("counts")
+    pair.servers[1].eviction_task.sweep("counts")
     assert pair.servers[1].store.rows("counts") == 1600, "there is room for all; nothing is old for this one"
     assert trainer.push(2, table, mine[800:820], step=20).op is Op.OK
-    pair.servers[1].sweeping.sweep("counts")
+    pair.servers[1].eviction_task.sweep("counts")
     assert trainer.push(3, table, mine[800:820], step=20).op is Op.OK  # behind the removal, in the same stream
     assert count(pair.servers[1], mine) == count(pair.servers[2], mine)
 

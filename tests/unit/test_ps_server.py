@@ -263,7 +263,7 @@ def test_the_row_cap_holds(made: Made) -> None:
     trainer = Trainer(place(one))
     for seq in range(1, 6):
         assert trainer.push(seq, table, range(300 * seq, 300 * seq + 300)).op is Op.OK
-    one.sweeping.sweep("e")
+    one.eviction_task.sweep("e")
     assert one.store.rows("e") <= 500
 
 
