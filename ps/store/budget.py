@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edl.errors import PsError
 from ps.rows import Op
-from ps.store.shard_table import Shelf
+from ps.store.shard_table import ShardTable
 
 if TYPE_CHECKING:
     from ps.store.push_plan import Work
@@ -29,8 +29,8 @@ class Owner(Protocol):
         """Memory in use."""
         ...
 
-    def missing(self, work: Work) -> list[tuple[Shelf, int]]:
-        """How many new rows a push needs, by shelf."""
+    def missing(self, work: Work) -> list[tuple[ShardTable, int]]:
+        """How many new rows a push needs, by shard table."""
         ...
 
 
@@ -54,20 +54,20 @@ class Budget:
             self._used = used
 
     @contextmanager
-    def adding(self, shelf: Shelf, rows: int) -> Iterator[None]:
+    def adding(self, shard_table: ShardTable, rows: int) -> Iterator[None]:
         """Around what adds so many rows at most; 0: they have been promised, or must be taken. May raise ``Full``."""
         if not self.most:
             yield
             return
-        before = shelf.bytes()
-        more = shelf.bytes_for(rows) if rows else 0
+        before = shard_table.bytes()
+        more = shard_table.bytes_for(rows) if rows else 0
         self._promise(more)
         try:
             yield
         finally:
             with self._lock:
                 self._promised -= more
-                self._used += shelf.bytes() - before
+                self._used += shard_table.bytes() - before
 
     @contextmanager
     def promise(self, owner: Owner, works: Sequence[Work]) -> Iterator[None]:
@@ -83,7 +83,7 @@ class Budget:
             self._promised += more
         if not fits:
             needed = [one for work in works if work.table.open or work.op != Op.GRAD for one in owner.missing(work)]
-            more = sum(shelf.bytes_for(rows) for shelf, rows in needed)
+            more = sum(shard_table.bytes_for(rows) for shard_table, rows in needed)
             with self._lock:
                 self._used = owner.bytes()
             self._promise(more)

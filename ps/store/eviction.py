@@ -10,25 +10,25 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.store.shard_table import FREQUENCY, SEEN, Shelf, Slots
+from ps.store.shard_table import FREQUENCY, SEEN, ShardTable, Slots
 
 SAMPLE = 1 << 21
 """Ages looked at to find out how old is too old; of larger tables a regular sample."""
 
 
-def ages(shelf: Shelf, slots: Slots) -> NDArray[np.uint64]:
+def ages(shard_table: ShardTable, slots: Slots) -> NDArray[np.uint64]:
     """Of these rows."""
-    meta = shelf.meta
+    meta = shard_table.meta
     seen: NDArray[np.uint64] = meta[slots, SEEN].astype(np.uint64) << np.uint64(32)
     age: NDArray[np.uint64] = seen | meta[slots, FREQUENCY].astype(np.uint64)
     return age
 
 
-def oldest(shelf: Shelf, slots: Slots, most: int) -> Slots:
+def oldest(shard_table: ShardTable, slots: Slots, most: int) -> Slots:
     """So many of these rows at most, the oldest."""
     if len(slots) <= most:
         return slots
-    return slots[np.argpartition(ages(shelf, slots), most)[:most]] if most > 0 else slots[:0]
+    return slots[np.argpartition(ages(shard_table, slots), most)[:most]] if most > 0 else slots[:0]
 
 
 def limit_age(samples: Iterable[NDArray[np.uint64]], share: float) -> int:

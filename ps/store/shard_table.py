@@ -26,7 +26,7 @@ MOST_ROWS = (1 << 25) - 2
 Slots = NDArray[np.int64]
 
 
-class Shelf(ABC):
+class ShardTable(ABC):
     """Rows by slot; see the kernels for rows by key."""
 
     def __init__(self, layout: Layout, number: int) -> None:
@@ -139,14 +139,14 @@ class Shelf(ABC):
         """At most what so many more rows take."""
 
 
-class Shelves:
+class ShardTables:
     """A table's rows in all shards."""
 
-    def __init__(self, layout: Layout, shelves: list[Shelf]) -> None:
+    def __init__(self, layout: Layout, shard_tables: list[ShardTable]) -> None:
         self.layout = layout
-        self.all = shelves
+        self.all = shard_tables
 
-    def __getitem__(self, shard: int) -> Shelf:
+    def __getitem__(self, shard: int) -> ShardTable:
         return self.all[shard]
 
 

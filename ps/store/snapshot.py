@@ -70,12 +70,12 @@ class Snapshot:
         reading = self._reading[shard].get(table)
         if reading is None or not self.open:
             return
-        shelf = self._store.tables[table].shelves[shard]
-        marks = shelf.meta[slots[slots >= 0], CHANGED]
+        shard_table = self._store.tables[table].shard_tables[shard]
+        marks = shard_table.meta[slots[slots >= 0], CHANGED]
         slots = np.unique(slots[slots >= 0][marks < self.mark])
         slots = slots[slots >= reading.place]
         if len(slots):
-            reading.kept.append((shelf.gather(slots), shelf.meta[slots, CHANGED].copy()))
+            reading.kept.append((shard_table.gather(slots), shard_table.meta[slots, CHANGED].copy()))
 
     def take(self, shard: int, changed_since: int | None = None) -> Taken:
         """One shard at the mark; afterwards nothing is kept for it. Once a shard.
@@ -98,19 +98,19 @@ class Snapshot:
 
     def _rows(self, name: str, shard: int, since: int | None, wholes: NDArray[np.bool_]) -> Rows:
         table = self._store.tables[name]
-        shelf = table.shelves[shard]
+        shard_table = table.shard_tables[shard]
         found = [table.none()]
         while True:
             with self._store.lock(shard=shard):
                 reading = self._reading[shard][name]
-                begin, end = reading.place, min(reading.place + STRETCH, shelf.top)
+                begin, end = reading.place, min(reading.place + STRETCH, shard_table.top)
                 if begin >= end:
                     del self._reading[shard][name]
                     break
-                marks = shelf.meta[begin:end, CHANGED]
+                marks = shard_table.meta[begin:end, CHANGED]
                 slots = np.flatnonzero((marks != FREE) & (marks < self.mark)) + begin
-                slots = slots[_wanted(shelf.keys[slots], shelf.meta[slots, CHANGED], since, wholes)]
-                found.append(shelf.gather(slots))
+                slots = slots[_wanted(shard_table.keys[slots], shard_table.meta[slots, CHANGED], since, wholes)]
+                found.append(shard_table.gather(slots))
                 reading.place = end
         for rows, marks in reading.kept:
             which = _wanted(rows.keys, marks, since, wholes)

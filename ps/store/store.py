@@ -29,7 +29,7 @@ from ps.store.eviction import SAMPLE, ages, limit_age, oldest
 from ps.store.kernels import Kernels
 from ps.store.kernels import kernels as pick
 from ps.store.push_plan import PER_SHARD, Work
-from ps.store.shard_table import Shelf, Slots, Split
+from ps.store.shard_table import ShardTable, Slots, Split
 from ps.store.snapshot import Snapshot
 from ps.store.table import Table
 
@@ -88,7 +88,7 @@ class Store:
         new = pick(name)
         with self._defining, self._held(0, SHARDS):
             for table in self._tables.values():
-                table.shelves = new.adopt(table.shelves)
+                table.shard_tables = new.adopt(table.shard_tables)
             self._kernels = new
         self.budget.recount(self.bytes())
 
@@ -196,7 +196,7 @@ class Store:
         for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
             part = first // shards
             with self._held(first, last):
-                missing = self._kernels.pull(found.shelves, split, part, out, step if insert else -1, times)
+                missing = self._kernels.pull(found.shard_tables, split, part, out, step if insert else -1, times)
                 if missing and insert:  # they have their first weights; so will their rows
                     self._invite(found, split, part, step, times)
         return 0
@@ -216,12 +216,12 @@ class Store:
                     continue  # answered with first weights; a push says it aloud
                 there = slots >= 0
                 counts = None if times is None else times[split.order[places[there]]]
-                table.shelves[shard].count(slots[there], counts, step)
+                table.shard_tables[shard].count(slots[there], counts, step)
 
     def _add(
         self, table: Table, shard: int, keys: NDArray[np.int64], step: int, using: Slots, promised: bool = False
     ) -> Slots:
-        with self.budget.adding(table.shelves[shard], 0 if promised else len(keys)):
+        with self.budget.adding(table.shard_tables[shard], 0 if promised else len(keys)):
             return table.add(shard, keys, self.mark, step, using, lambda slots: self._keep(table, shard, slots))
 
     def _keep(self, table: Table, shard: int, slots: Slots) -> None:
@@ -309,7 +309,7 @@ class Store:
 
     def _apply(self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, Piece], result: Pushed) -> None:
         table, split = work.table, work.split
-        missing = self._kernels.find(table.shelves, split, first, last)
+        missing = self._kernels.find(table.shard_tables, split, first, last)
         low, high = split.starts[first], split.starts[last]
         result.fresh += int(high - low)
         there = split.slots[low:high] >= 0 if work.op == Op.FIRST else None
@@ -324,14 +324,14 @@ class Store:
             for shard in range(first, last):
                 self._keep(table, shard, split.of(shard))
         changed, damaged = self._kernels.apply(
-            table.shelves, split, first, last, work.values, work.rule, work.numbers,
+            table.shard_tables, split, first, last, work.values, work.rule, work.numbers,
             table.spec.optimizer.nesterov, step, self.mark,
         )  # fmt: skip
         result.damaged += damaged
         result.applied += sum(map(len, changed))
         for shard, slots in zip(pieces, changed, strict=False):  # of all shards or none
             if len(slots):
-                rows = table.shelves[shard].gather(slots)
+                rows = table.shard_tables[shard].gather(slots)
                 known = pieces[shard].rows.get(table.spec.name)
                 pieces[shard].rows[table.spec.name] = rows if known is None else concat([known, rows])
 
@@ -354,14 +354,14 @@ class Store:
         if len(piece.buckets) or piece.removed:
             each(piece)
 
-    def missing(self, work: Work) -> list[tuple[Shelf, int]]:
-        """How many new rows a push needs, by shelf."""
+    def missing(self, work: Work) -> list[tuple[ShardTable, int]]:
+        """How many new rows a push needs, by shard table."""
         split, found = work.split, []
         for first, last in push_plan.groups([split.starts]):
             with self._held(first, last):
-                self._kernels.find(work.table.shelves, split, first, last)
+                self._kernels.find(work.table.shard_tables, split, first, last)
                 for shard, places in _missing(split, first, last):
-                    found.append((work.table.shelves[shard], len(np.unique(split.keys[places]))))
+                    found.append((work.table.shard_tables[shard], len(np.unique(split.keys[places]))))
         return found
 
     def _seq(self, trainer: int) -> NDArray[np.int64]:
@@ -394,10 +394,10 @@ class Store:
         image = Image(bucket)
         with self.lock(bucket):
             for name, table in self._tables.items():
-                shelf = table.shelves[shard_of_bucket(bucket)]
-                slots = shelf.within(mask)
+                shard_table = table.shard_tables[shard_of_bucket(bucket)]
+                slots = shard_table.within(mask)
                 if len(slots):
-                    image.rows[name] = shelf.gather(slots)
+                    image.rows[name] = shard_table.gather(slots)
             for trainer, seqs in list(self._seqs.items()):
                 if seqs[bucket] >= 0:
                     image.seqs[trainer] = int(seqs[bucket])
@@ -424,7 +424,7 @@ class Store:
         with self.lock(shard=piece.shard):
             for name, keys in piece.removed.items():
                 table = self._tables[name]
-                slots = table.shelves[piece.shard].find(keys)
+                slots = table.shard_tables[piece.shard].find(keys)
                 self._evict(table, piece.shard, np.unique(slots[slots >= 0]))
             for name, rows in piece.rows.items():
                 self._put(self._tables[name], piece.shard, rows)
@@ -434,11 +434,11 @@ class Store:
             self.intents.take(piece.intents)
 
     def _put(self, table: Table, shard: int, rows: Rows) -> None:
-        shelf = table.shelves[shard]
+        shard_table = table.shard_tables[shard]
         if self._snapshot is not None:
-            self._keep(table, shard, shelf.find(rows.keys))
-        with self.budget.adding(shelf, 0):
-            shelf.put(rows, self.mark)
+            self._keep(table, shard, shard_table.find(rows.keys))
+        with self.budget.adding(shard_table, 0):
+            shard_table.put(rows, self.mark)
 
     def drop(self, buckets: Iterable[int]) -> None:
         """Nothing of these buckets stays."""
@@ -449,11 +449,11 @@ class Store:
 
     def _drop(self, shard: int, mask: NDArray[np.bool_]) -> None:
         for table in self._tables.values():
-            shelf = table.shelves[shard]
-            slots = shelf.within(mask)
+            shard_table = table.shard_tables[shard]
+            slots = shard_table.within(mask)
             if len(slots):
                 self._keep(table, shard, slots)
-                shelf.remove(slots)
+                shard_table.remove(slots)
         mine = np.zeros(BUCKETS, np.bool_)
         mine[shard * PER_SHARD : (shard + 1) * PER_SHARD] = mask[shard * PER_SHARD : (shard + 1) * PER_SHARD]
         for seqs in list(self._seqs.values()):
@@ -502,7 +502,7 @@ class Store:
         stride = 1 + found.rows // SAMPLE
         for shard in range(SHARDS):
             with self._locks[shard]:
-                age = ages(found.shelves[shard], found.own(shard))
+                age = ages(found.shard_tables[shard], found.own(shard))
             total += len(age)
             due += int(np.count_nonzero(age < np.uint64(max(0, cut) << 32)))
             samples.append(age[::stride])
@@ -520,9 +520,9 @@ class Store:
 
     def _sweep_some(self, table: Table, shard: int, limit: int, most: int, each: Each | None) -> Rows:
         with self._locks[shard]:
-            shelf, slots = table.shelves[shard], table.own(shard)
-            due = slots[ages(shelf, slots) <= np.uint64(limit)]
-            rows = self._evict(table, shard, oldest(shelf, due, most))
+            shard_table, slots = table.shard_tables[shard], table.own(shard)
+            due = slots[ages(shard_table, slots) <= np.uint64(limit)]
+            rows = self._evict(table, shard, oldest(shard_table, due, most))
             if each is not None and len(rows):
                 buckets = np.unique(buckets_of(rows.keys))
                 told = {table.spec.name: np.unique(np.concatenate([rows.keys, table.untold(shard)]))}

@@ -16,7 +16,7 @@ from ps.store.admission import Pending, admitted
 from ps.store.eviction import oldest
 from ps.store.kernels import Kernels
 from ps.store.rules import Layout
-from ps.store.shard_table import SEEN, Shelf, Slots
+from ps.store.shard_table import SEEN, ShardTable, Slots
 from ps.store.slabs import HUGE, LARGE
 
 REMEMBERED = 1 << 14
@@ -35,7 +35,7 @@ class Table:
         self.telling = False
         """Whether somebody takes ``untold``."""
         self.layout = Layout.of(spec)
-        self.shelves = kernels.shelves(self.layout)
+        self.shard_tables = kernels.shard_tables(self.layout)
         self.most = 0
         """This store's share of the hard row cap; 0: none."""
         self.mine: NDArray[np.uint8] | None = None
@@ -50,11 +50,11 @@ class Table:
     @property
     def rows(self) -> int:
         """How many there are (other threads may be adding)."""
-        return sum(shelf.rows for shelf in self.shelves.all)
+        return sum(shard_table.rows for shard_table in self.shard_tables.all)
 
     def bytes(self) -> int:
         """Memory in use."""
-        return sum(shelf.bytes() for shelf in self.shelves.all) + sum(
+        return sum(shard_table.bytes() for shard_table in self.shard_tables.all) + sum(
             one.bytes() for one in list(self._pending.values())
         )
 
@@ -89,27 +89,27 @@ class Table:
 
         ``using``: slots that this request has found; they do not make room for others.
         """
-        shelf = self.shelves[shard]
+        shard_table = self.shard_tables[shard]
         if not self.most:
-            return shelf.insert(keys, mark, step)
+            return shard_table.insert(keys, mark, step)
         with self.counting:
             unique, inverse = np.unique(keys, return_inverse=True)
             over = self.rows + len(unique) - self.most
             if over > 0:
-                over -= self._make_room(shelf, over, mark, step, using, before)
+                over -= self._make_room(shard_table, over, mark, step, using, before)
             fits = len(unique) - max(0, over)
             slots = np.full(len(unique), -1, np.int64)
             if fits > 0:
-                slots[:fits] = shelf.insert(unique[:fits], mark, step)
+                slots[:fits] = shard_table.insert(unique[:fits], mark, step)
             return slots[inverse]
 
     def _make_room(
-        self, shelf: Shelf, wanted: int, mark: int, step: int, using: Slots, before: Callable[[Slots], None]
+        self, shard_table: ShardTable, wanted: int, mark: int, step: int, using: Slots, before: Callable[[Slots], None]
     ) -> int:
-        slots = np.setdiff1d(self.own(shelf.number), using)
-        idle = slots[shelf.meta[slots, SEEN] < step]
-        going = oldest(shelf, idle, max(wanted, shelf.rows // ROOM))
-        rows = self.remove(shelf.number, going, mark, before)
+        slots = np.setdiff1d(self.own(shard_table.number), using)
+        idle = slots[shard_table.meta[slots, SEEN] < step]
+        going = oldest(shard_table, idle, max(wanted, shard_table.rows // ROOM))
+        rows = self.remove(shard_table.number, going, mark, before)
         if self.spec.eviction.export:
             self._evicted.append(rows)
         return len(going)
@@ -118,15 +118,15 @@ class Table:
 
     def own(self, shard: int) -> Slots:
         """The slots of rows that may be evicted here."""
-        shelf = self.shelves[shard]
-        return shelf.live() if self.mine is None else shelf.within(self.mine != 0)
+        shard_table = self.shard_tables[shard]
+        return shard_table.live() if self.mine is None else shard_table.within(self.mine != 0)
 
     def remove(self, shard: int, slots: Slots, mark: int, before: Callable[[Slots], None]) -> Rows:
         """These rows are evicted; what they were."""
-        shelf = self.shelves[shard]
+        shard_table = self.shard_tables[shard]
         before(slots)
-        rows = shelf.gather(slots)
-        shelf.remove(slots)
+        rows = shard_table.gather(slots)
+        shard_table.remove(slots)
         if len(rows):
             if mark:  # before the first mark there is no checkpoint that could bring them back
                 self._gone[shard].append((mark, rows.keys))

@@ -171,51 +171,51 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def shelf_of(rows: int, batch: int) -> Any:
     """With keys 0 .. rows-1, so many at a time."""
     fast = pytest.importorskip("ps.store.kernels.fast")
-    shelf = fast.shelves(Layout.of(TableSpec("t", 2)))[0]
+    shard_table = fast.shard_tables(Layout.of(TableSpec("t", 2)))[0]
     for begin in range(0, rows, batch):
-        shelf.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
-    return shelf
+        shard_table.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
+    return shard_table
 
 
 def test_an_index_grows_a_little_at_each_call(entered: list[int]) -> None:
-    shelf = shelf_of(100_000, 100)
+    shard_table = shelf_of(100_000, 100)
     late = entered[-100:]
     assert max(late) < 4000, "all 70,000 at once would be too many"
-    index = shelf._map.copy()
-    shelf._next, shelf._entered = np.zeros(0, np.uint32), 0
+    index = shard_table._map.copy()
+    shard_table._next, shard_table._entered = np.zeros(0, np.uint32), 0
     whole = np.zeros(len(index), np.uint32)
     loops = pytest.importorskip("ps.store.kernels.loops")
     at = whole.__array_interface__["data"][0]
-    loops.rebuild(shelf._at, at, len(whole), 0, shelf.top)
+    loops.rebuild(shard_table._at, at, len(whole), 0, shard_table.top)
     assert (index == whole).all()
 
 
 def test_rows_that_go_while_an_index_grows_are_not_in_it(entered: list[int]) -> None:
-    shelf = shelf_of(16_000, 100)
+    shard_table = shelf_of(16_000, 100)
     key = 16_000
-    while not 0 < shelf._entered < shelf.top or not len(shelf._next):
-        shelf.insert(np.arange(key, key + 100), 0, 0)
+    while not 0 < shard_table._entered < shard_table.top or not len(shard_table._next):
+        shard_table.insert(np.arange(key, key + 100), 0, 0)
         key += 100
     gone = np.arange(0, 3000, 3)
-    shelf.remove(shelf.find(gone))
-    assert shelf.bytes_for(100) == 0, "their places are free"
-    size = len(shelf._map)
-    while len(shelf._map) == size:
-        shelf.insert(np.arange(key, key + 100), 0, 0)
+    shard_table.remove(shard_table.find(gone))
+    assert shard_table.bytes_for(100) == 0, "their places are free"
+    size = len(shard_table._map)
+    while len(shard_table._map) == size:
+        shard_table.insert(np.arange(key, key + 100), 0, 0)
         key += 100
-    assert (shelf.find(gone) == -1).all()
+    assert (shard_table.find(gone) == -1).all()
     kept = np.setdiff1d(np.arange(key), gone)
-    assert (shelf.keys[shelf.find(kept)] == kept).all()
-    assert np.count_nonzero(shelf._map) == shelf.rows == len(kept)
+    assert (shard_table.keys[shard_table.find(kept)] == kept).all()
+    assert np.count_nonzero(shard_table._map) == shard_table.rows == len(kept)
 
 
 def test_what_an_index_takes_is_foretold(entered: list[int]) -> None:
-    shelf = shelf_of(16_000, 100)
+    shard_table = shelf_of(16_000, 100)
     for begin in range(16_000, 60_000, 100):
-        before, foretold = shelf.bytes(), shelf.bytes_for(100)
-        shelf.insert(np.arange(begin, begin + 100), 0, 0)
-        assert shelf.bytes() - before <= foretold
-        shelf.insert(np.zeros(0, np.int64), 0, 0)
+        before, foretold = shard_table.bytes(), shard_table.bytes_for(100)
+        shard_table.insert(np.arange(begin, begin + 100), 0, 0)
+        assert shard_table.bytes() - before <= foretold
+        shard_table.insert(np.zeros(0, np.int64), 0, 0)
 
 
 @both_kernels

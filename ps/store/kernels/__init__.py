@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ps.store.rules import Layout
-    from ps.store.shard_table import Shelves, Split
+    from ps.store.shard_table import ShardTables, Split
 
 SETTING = "EDL_PS_KERNELS"
 NAMES = {"numba": "fast", "numpy": "plain"}
@@ -32,11 +32,11 @@ class Kernels(Protocol):
         """Compile or load all of them now, so that no request waits for it."""
         ...
 
-    def shelves(self, layout: Layout) -> Shelves:
+    def shard_tables(self, layout: Layout) -> ShardTables:
         """Empty ones."""
         ...
 
-    def adopt(self, shelves: Shelves) -> Shelves:
+    def adopt(self, shard_tables: ShardTables) -> ShardTables:
         """The same rows, in the same slots, for these kernels. Those of others are of no more use."""
         ...
 
@@ -44,12 +44,12 @@ class Kernels(Protocol):
         """Keys by ranges of shards: so many, a power of two up to 64."""
         ...
 
-    def find(self, shelves: Shelves, split: Split, first: int, last: int) -> int:
+    def find(self, shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
         """Fill ``split.slots`` for the shards ``first .. last-1`` (one a range); how many keys have no row (-1)."""
         ...
 
     def pull(
-        self, shelves: Shelves, split: Split, part: int, out: NDArray[np.float32], step: int,
+        self, shard_tables: ShardTables, split: Split, part: int, out: NDArray[np.float32], step: int,
         times: NDArray[np.uint32] | None,
     ) -> int:  # fmt: skip
         """Find the keys of one range of shards, and copy rows to where each key was; first weights without a row.
@@ -60,7 +60,7 @@ class Kernels(Protocol):
         ...
 
     def apply(
-        self, shelves: Shelves, split: Split, first: int, last: int, values: NDArray[np.float32], rule: int,
+        self, shard_tables: ShardTables, split: Split, first: int, last: int, values: NDArray[np.float32], rule: int,
         numbers: NDArray[np.float64], nesterov: bool, step: int, mark: int,
     ) -> tuple[list[NDArray[np.int64]], int]:  # fmt: skip
         """Sum the values of each row and let the rule take them; slots of -1 are left out.

@@ -1,9 +1,10 @@
 """The kernels, compiled by numba.
 
-A shelf's index is an open-addressing table of 32-bit entries: a slot (plus one) above seven more bits of the key's
-hash; 0 is empty. The key itself is only compared in the row's counters, which are needed anyway. Addresses and sizes of
-a shelf lie in a block of ``FIELDS`` numbers; a table's 64 blocks are one array, so that a call covers many shards. All
-functions run without the GIL and are told addresses only: they have one signature each, compiled before anybody waits.
+A shard table's index is an open-addressing table of 32-bit entries: a slot (plus one) above seven more bits of the
+key's hash; 0 is empty. The key itself is only compared in the row's counters, which are needed anyway. Addresses and
+sizes of a shard table lie in a block of ``FIELDS`` numbers; a table's 64 blocks are one array, so that a call covers
+many shards. All functions run without the GIL and are told addresses only: they have one signature each, compiled
+before anybody waits.
 
 Each loop over keys has several stages that run some keys apart: each asks for the memory that the next one needs.
 """
@@ -26,7 +27,7 @@ from ps.store.kernels import loops, updates
 from ps.store.kernels.loops import CAP, FIELDS, FREE_AT, MAP, ROWS, STRIDE, TOP, USED, VACANT
 from ps.store.kernels.pointers import LINE
 from ps.store.rules import FREE, Layout
-from ps.store.shard_table import CHANGED, Shelf, Shelves, Slots, Split
+from ps.store.shard_table import CHANGED, ShardTable, ShardTables, Slots, Split
 from ps.store.slabs import zeros
 
 NAME = "numba"
@@ -45,8 +46,8 @@ def at(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-class FastShelf(Shelf):
-    """See ``Shelf``."""
+class FastShardTable(ShardTable):
+    """See ``ShardTable``."""
 
     def __init__(self, layout: Layout, number: int, block: NDArray[np.int64]) -> None:
         super().__init__(layout, number)
@@ -60,8 +61,8 @@ class FastShelf(Shelf):
         # Shards grow at different sizes, or a table of even keys would grow in all of them at once.
         self._uneven = STEP ** (int(f"{number:06b}"[::-1], 2) / SHARDS)
 
-    def adopt(self, other: Shelf) -> None:
-        """This shelf, which is empty, takes the rows of another one over, with their slots."""
+    def adopt(self, other: ShardTable) -> None:
+        """This shard table, which is empty, takes the rows of another one over, with their slots."""
         self._rows = other._rows
         block, meta = self._block, self.meta
         vacant = np.flatnonzero(meta[: other.top, CHANGED] == FREE).astype(np.int32)
@@ -173,12 +174,12 @@ class FastShelf(Shelf):
         return self._rows.bytes_for(self.top, max(0, more - self.vacant)) + index
 
 
-class FastShelves(Shelves):
-    """See ``Shelves``."""
+class FastShardTables(ShardTables):
+    """See ``ShardTables``."""
 
     def __init__(self, layout: Layout) -> None:
         self.blocks = np.zeros((SHARDS, FIELDS), np.int64)
-        super().__init__(layout, [FastShelf(layout, number, self.blocks[number]) for number in range(SHARDS)])
+        super().__init__(layout, [FastShardTable(layout, number, self.blocks[number]) for number in range(SHARDS)])
         self.at = at(self.blocks)
 
 
@@ -204,25 +205,25 @@ def warm() -> None:
     numba leaves 100,000 objects behind; the collector, which took 60 to 140 ms for them now and then, is told to leave
     them alone.
     """
-    shelf = shelves(Layout.of(loops.EXAMPLE))
+    shard_table = shard_tables(Layout.of(loops.EXAMPLE))
     keys = np.arange(8, dtype=np.int64)
     parts = split(keys, 1)
-    pull(shelf, parts, 0, np.empty((8, loops.EXAMPLE.dim), np.float32), -1, None)
+    pull(shard_table, parts, 0, np.empty((8, loops.EXAMPLE.dim), np.float32), -1, None)
     if not gc.get_freeze_count():  # once a process
         gc.collect()
         gc.freeze()
 
 
-def shelves(layout: Layout) -> Shelves:
+def shard_tables(layout: Layout) -> ShardTables:
     """Empty ones."""
-    return FastShelves(layout)
+    return FastShardTables(layout)
 
 
-def adopt(shelves: Shelves) -> Shelves:
+def adopt(shard_tables: ShardTables) -> ShardTables:
     """The same rows, in the same slots, for these kernels."""
-    found = FastShelves(shelves.layout)
-    for mine, other in zip(found.all, shelves.all, strict=True):
-        if other.top and isinstance(mine, FastShelf):
+    found = FastShardTables(shard_tables.layout)
+    for mine, other in zip(found.all, shard_tables.all, strict=True):
+        if other.top and isinstance(mine, FastShardTable):
             mine.adopt(other)
     return found
 
@@ -243,40 +244,43 @@ def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
     return found
 
 
-def find(shelves: Shelves, split: Split, first: int, last: int) -> int:
+def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
     """Fill ``split.slots``."""
     low, high = int(split.starts[first]), int(split.starts[last])
-    return int(loops.find(_blocks(shelves), low, high, at(split.keys), at(split.slots)))
+    return int(loops.find(_blocks(shard_tables), low, high, at(split.keys), at(split.slots)))
 
 
-def pull(shelves: Shelves, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None) -> int:
+def pull(
+    shard_tables: ShardTables, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None
+) -> int:
     """Fill ``split.slots``, and rows, or first weights, to where each key was."""
-    layout, counts = shelves.layout, 0 if times is None else at(times)
+    layout, counts = shard_tables.layout, 0 if times is None else at(times)
     return int(
         loops.pull(
-            _blocks(shelves), int(split.starts[part]), int(split.starts[part + 1]), at(split.keys), at(split.order),
-            at(split.slots), at(out), step, counts, layout.dim, layout.start, layout.scale, _seed(layout),
+            _blocks(shard_tables), int(split.starts[part]), int(split.starts[part + 1]), at(split.keys),
+            at(split.order), at(split.slots), at(out), step, counts, layout.dim, layout.start, layout.scale,
+            _seed(layout),
         )
     )  # fmt: skip
 
 
-def _blocks(shelves: Shelves) -> int:
-    place: int = shelves.at  # type: ignore[attr-defined]
+def _blocks(shard_tables: ShardTables) -> int:
+    place: int = shard_tables.at  # type: ignore[attr-defined]
     return place
 
 
 def apply(
-    shelves: Shelves, split: Split, first: int, last: int, values: Floats, rule: int, numbers: NDArray[np.float64],
-    nesterov: bool, step: int, mark: int,
+    shard_tables: ShardTables, split: Split, first: int, last: int, values: Floats, rule: int, numbers:
+    NDArray[np.float64], nesterov: bool, step: int, mark: int,
 ) -> tuple[list[Slots], int]:  # fmt: skip
     """Sum the values of each row and let the rule take them."""
-    layout = shelves.layout
+    layout = shard_tables.layout
     starts = split.starts[first : last + 1]
     longest = int(np.diff(starts).max())
     touched = np.empty(int(starts[-1] - starts[0]), np.int64)
     begins = np.empty(last - first + 1, np.int64)
     damaged = updates.apply(
-        _blocks(shelves), first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,
+        _blocks(shard_tables), first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,
         layout.slots, rule, at(numbers), int(nesterov), layout.damaged, at(layout.corrections),
         layout.corrections.shape[1], step, mark, at(touched), at(begins), _arena.take(0, 16 * (longest + 4)),
         _arena.take(1, 8 * (longest + 1)), _arena.take(2, 4 * layout.dim * (longest + 2)),

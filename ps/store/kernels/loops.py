@@ -31,7 +31,7 @@ from ps.store.kernels.pointers import (
     words,
 )
 
-# Numbers of a shelf's block.
+# Numbers of a shard table's block.
 MAP, CAP, ROWS, STRIDE, TOP, FREE_AT, VACANT, USED = range(8)
 HEAD = 24
 """Bytes of a row's counters; its weights follow, then its state."""
@@ -214,7 +214,7 @@ def _sure(block, guess, key):
 
 @compiled("void(int64,int64,int64,int64)")
 def seek(block_at, count, keys, slots):
-    """The slots of keys in one shelf, -1 for those that have none."""
+    """The slots of keys in one shard table, -1 for those that have none."""
     block, key, slot = longs(block_at), longs(keys), longs(slots)
     for i in range(count):
         place = _probe(block, key[i]) if block[CAP] else -1

@@ -13,7 +13,7 @@ from ps.spec import BUCKETS
 from ps.store import rules
 from ps.store.kernels import normal
 from ps.store.rules import Layout
-from ps.store.shard_table import CHANGED, FREQUENCY, SEEN, UPDATES, Shelf, Shelves, Slots, Split
+from ps.store.shard_table import CHANGED, FREQUENCY, SEEN, UPDATES, ShardTable, ShardTables, Slots, Split
 
 NAME = "numpy"
 ENTRY_BYTES = 100
@@ -21,8 +21,8 @@ ENTRY_BYTES = 100
 Floats = NDArray[np.float32]
 
 
-class PlainShelf(Shelf):
-    """See ``Shelf``."""
+class PlainShardTable(ShardTable):
+    """See ``ShardTable``."""
 
     def __init__(self, layout: Layout, number: int) -> None:
         super().__init__(layout, number)
@@ -96,12 +96,12 @@ def warm() -> None:
     """Nothing to compile."""
 
 
-def shelves(layout: Layout) -> Shelves:
+def shard_tables(layout: Layout) -> ShardTables:
     """Empty ones."""
-    return Shelves(layout, [PlainShelf(layout, number) for number in range(SHARDS)])
+    return ShardTables(layout, [PlainShardTable(layout, number) for number in range(SHARDS)])
 
 
-def adopt(shelves: Shelves) -> Shelves:
+def adopt(shard_tables: ShardTables) -> ShardTables:
     """Nobody changes to slower ones."""
     raise NotImplementedError("the kernels in numpy take over from no others")
 
@@ -116,36 +116,38 @@ def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
     return Split(keys[order], order, starts, counts, np.full(len(keys), -1, np.int64))
 
 
-def find(shelves: Shelves, split: Split, first: int, last: int) -> int:
+def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
     """Fill ``split.slots``."""
     missing = 0
     for shard in range(first, last):
         low, high = split.starts[shard], split.starts[shard + 1]
         if low < high:
-            split.slots[low:high] = shelves[shard].find(split.keys[low:high])
+            split.slots[low:high] = shard_tables[shard].find(split.keys[low:high])
             missing += int(np.count_nonzero(split.slots[low:high] < 0))
     return missing
 
 
-def pull(shelves: Shelves, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None) -> int:
+def pull(
+    shard_tables: ShardTables, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None
+) -> int:
     """Fill ``split.slots``, and rows, or first weights, to where each key was."""
     missing = 0
     for shard, places in split.by_shard(part):
-        slots, order = shelves[shard].find(split.keys[places]), split.order[places]
+        slots, order = shard_tables[shard].find(split.keys[places]), split.order[places]
         split.slots[places] = slots
         there = slots >= 0
-        out[order[there]] = shelves[shard].weights[slots[there]]
+        out[order[there]] = shard_tables[shard].weights[slots[there]]
         if not there.all():
             missing += int(np.count_nonzero(~there))
-            out[order[~there]] = first_weights(shelves.layout, split.keys[places[~there]])
+            out[order[~there]] = first_weights(shard_tables.layout, split.keys[places[~there]])
         if step >= 0:
-            shelves[shard].count(slots[there], None if times is None else times[order[there]], step)
+            shard_tables[shard].count(slots[there], None if times is None else times[order[there]], step)
     return missing
 
 
 def apply(
-    shelves: Shelves, split: Split, first: int, last: int, values: Floats, rule: int, numbers: NDArray[np.float64],
-    nesterov: bool, step: int, mark: int,
+    shard_tables: ShardTables, split: Split, first: int, last: int, values: Floats, rule: int, numbers:
+    NDArray[np.float64], nesterov: bool, step: int, mark: int,
 ) -> tuple[list[Slots], int]:  # fmt: skip
     """Sum the values of each row and let the rule take them."""
     changed: list[Slots] = []
@@ -156,13 +158,13 @@ def apply(
         slots, mine = split.slots[low:high][there], values[split.order[low:high][there]]
         if rule == rules.ASSIGN:
             touched, backwards = np.unique(slots[::-1], return_index=True)
-            shelves[shard].weights[touched] = mine[::-1][backwards]
+            shard_tables[shard].weights[touched] = mine[::-1][backwards]
         else:
-            touched, summed, bad = _summed(slots, mine, shelves.layout.damaged, np.float32(numbers[rules.LIMIT]))
+            touched, summed, bad = _summed(slots, mine, shard_tables.layout.damaged, np.float32(numbers[rules.LIMIT]))
             damaged += bad
             scaled = summed * np.float32(numbers[rules.SCALE])
-            _RULES[rule](_Update(shelves[shard], touched, scaled, numbers, nesterov))
-        meta = shelves[shard].meta
+            _RULES[rule](_Update(shard_tables[shard], touched, scaled, numbers, nesterov))
+        meta = shard_tables[shard].meta
         meta[touched, SEEN] = np.maximum(meta[touched, SEEN], step)
         meta[touched, CHANGED] = mark
         changed.append(touched)
@@ -191,11 +193,13 @@ def _summed(slots: Slots, values: Floats, treatment: int, limit: np.float32) -> 
 class _Update:
     """One shard's rows that get a gradient: the numbers as float32, the gradient clipped and decayed."""
 
-    def __init__(self, shelf: Shelf, slots: Slots, grads: Floats, numbers: NDArray[np.float64], nesterov: bool) -> None:
+    def __init__(
+        self, shard_table: ShardTable, slots: Slots, grads: Floats, numbers: NDArray[np.float64], nesterov: bool
+    ) -> None:
         named = dict(zip(rules.NUMBERS, numbers.astype(np.float32), strict=True))
         self.number = named
-        self.shelf, self.slots, self.nesterov = shelf, slots, nesterov
-        self.weights, self.state = shelf.weights[slots], shelf.state[slots]
+        self.shard_table, self.slots, self.nesterov = shard_table, slots, nesterov
+        self.weights, self.state = shard_table.weights[slots], shard_table.state[slots]
         self.grads = self._prepared(grads)
 
     def _prepared(self, grads: Floats) -> Floats:
@@ -211,14 +215,14 @@ class _Update:
 
     def done(self, weights: Floats, *state: Floats) -> None:
         """Write them back; the row has had one more update."""
-        self.shelf.weights[self.slots] = weights
+        self.shard_table.weights[self.slots] = weights
         if state:
-            self.shelf.state[self.slots] = np.concatenate(state, axis=1) if len(state) > 1 else state[0]
-        self.shelf.meta[self.slots, UPDATES] += np.uint32(1)
+            self.shard_table.state[self.slots] = np.concatenate(state, axis=1) if len(state) > 1 else state[0]
+        self.shard_table.meta[self.slots, UPDATES] += np.uint32(1)
 
     def halves(self) -> tuple[Floats, Floats]:
         """The two arrays of a state that has two."""
-        return self.state[:, : self.shelf.layout.dim], self.state[:, self.shelf.layout.dim :]
+        return self.state[:, : self.shard_table.layout.dim], self.state[:, self.shard_table.layout.dim :]
 
 
 def _sgd(to: _Update) -> None:
@@ -247,8 +251,8 @@ def _adam(to: _Update) -> None:
     beta1, beta2 = to.number["beta1"], to.number["beta2"]
     first = beta1 * first + (one - beta1) * to.grads
     second = beta2 * second + (one - beta2) * to.grads * to.grads
-    table = to.shelf.layout.corrections
-    count = np.minimum(to.shelf.meta[to.slots, UPDATES].astype(np.int64), table.shape[1] - 1)
+    table = to.shard_table.layout.corrections
+    count = np.minimum(to.shard_table.meta[to.slots, UPDATES].astype(np.int64), table.shape[1] - 1)
     size = to.number["lr"] / table[0, count][:, None]
     root = np.sqrt(second) / table[1, count][:, None] + to.number["eps"]
     to.done(to.weights - size * first / root, first, second)
