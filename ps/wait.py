@@ -19,7 +19,7 @@ ALIVE_S = 5.0
 _now_s = SystemClock().now_s
 
 
-class Patience:
+class BoundedWait:
     """Of one wait. ``what`` completes "waiting for …"."""
 
     def __init__(

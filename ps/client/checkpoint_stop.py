@@ -11,7 +11,7 @@ from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
 from edl.worker.session import note
 from ps.client.master_session import MasterDesk
-from ps.wait import Patience
+from ps.wait import BoundedWait
 
 STAND_S = 120.0
 """The Master gives a cut up earlier; this is for the case that there is none any more."""
@@ -44,7 +44,7 @@ class Stopping:
             value = json.dumps(self.value())
         except (TypeError, ValueError) as error:
             raise PsError(f"what on_cut's value gives cannot be kept, as it is not JSON: {error}") from None
-        patience = Patience(f"the checkpoint {cut} to be taken", deadline_s=None)
+        patience = BoundedWait(f"the checkpoint {cut} to be taken", deadline_s=None)
         until_s = _now_s() + STAND_S
         desk.stand(cut, step, value)
         try:

@@ -33,7 +33,7 @@ from ps.protocol import messages
 from ps.protocol.handshake import TOOL, TRAINER, Hello
 from ps.rows import Op, Rows
 from ps.spec import Mode, TableSpec, Training
-from ps.wait import Patience
+from ps.wait import BoundedWait
 
 Weights = NDArray[np.float32]
 LEAVE_S = 5.0
@@ -342,7 +342,7 @@ class Client:
         """Have a checkpoint written, and wait for it; its folder. To be called between two steps."""
         master = self._master("there is no checkpoint without a Master")
         self._check()
-        patience = Patience("the checkpoint to be written", deadline_s=None)
+        patience = BoundedWait("the checkpoint to be written", deadline_s=None)
         master.ask_save()
         while (saved := master.saved()) is None:
             self._check()

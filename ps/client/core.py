@@ -13,7 +13,7 @@ from ps.client.pool import ConnectionPool
 from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
 from ps.spec import Mode, TableSpec
-from ps.wait import Patience
+from ps.wait import BoundedWait
 
 PULL, PUSH, AHEAD, INTENT = "pull", "push", "ahead", "intent"
 """A connection to each pserver for each of these."""
@@ -122,6 +122,6 @@ class Core:
         stands: bool,
     ) -> None:
         """Have something done. ``stands``: this trainer may be stopped for a cut meanwhile."""
-        patience = Patience(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
+        patience = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
         FanOut(self.pool, self.desk, request, purpose, patience, stand).run(sub_requests, route)

@@ -22,7 +22,7 @@ from ps.errors import Denied, RolledBack, Unreachable
 from ps.protocol import messages
 from ps.protocol.frames import Op
 from ps.protocol.messages import NOBODY
-from ps.wait import Patience
+from ps.wait import BoundedWait
 
 LOOK_S = 0.25
 PATIENCE_S = 2.0
@@ -81,7 +81,7 @@ class FanOut:
     desk: Desk
     request: PserverRequest
     purpose: str
-    patience: Patience
+    patience: BoundedWait
     stand: Callable[[], None] | None = None
     """Called when the Master wants this trainer to stop, and all there is to do waits for trainers that have."""
     patience_s: float = PATIENCE_S

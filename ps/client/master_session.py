@@ -21,7 +21,7 @@ from ps.errors import RolledBack
 from ps.protocol import messages
 from ps.protocol.deltas import members_after
 from ps.spec import TableSpec
-from ps.wait import Patience
+from ps.wait import BoundedWait
 
 SERVICE = "ps"
 AGAIN_S = 5.0
@@ -197,7 +197,7 @@ class MasterDesk:
             known = {one.name for one in self._joined.tables} if self._joined is not None else set()
             return self._joined is not None and names <= known
 
-        patience = Patience("the parameter servers to take this trainer in", deadline_s=None)
+        patience = BoundedWait("the parameter servers to take this trainer in", deadline_s=None)
         again = lambda: self._say(messages.Join(self._nonce, self._tables))  # noqa: E731
         self._wait(answered, again, patience, lambda: self._waits)
         return self.joined
@@ -209,7 +209,7 @@ class MasterDesk:
         with self._changed:
             self._begun = True
         self._say(word)
-        patience = Patience("the Master to count this trainer", deadline_s=deadline_s)
+        patience = BoundedWait("the Master to count this trainer", deadline_s=deadline_s)
         self._wait(lambda: self._member() is not None, lambda: self._say(word), patience)
         member = self._member()
         return member or messages.Member(self.number, "", self.joined.step)
@@ -220,7 +220,7 @@ class MasterDesk:
         with self._changed:
             self._begun = False
         self._say(word)
-        patience = Patience("the Master to count this trainer no more", deadline_s=deadline_s)
+        patience = BoundedWait("the Master to count this trainer no more", deadline_s=deadline_s)
         self._wait(lambda: self._member() is None, lambda: self._say(word), patience)
 
     def _member(self) -> messages.Member | None:
@@ -293,7 +293,7 @@ class MasterDesk:
         self,
         ask: Callable[[], bool],
         again: Callable[[], None],
-        patience: Patience,
+        patience: BoundedWait,
         why: Callable[[], str] = lambda: "the Master has not answered",
     ) -> None:
         said_s = _now_s()

@@ -20,7 +20,7 @@ from ps.net.caller import Reply
 from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.spec import Mode, Optimizer, TableSpec, Training
-from ps.wait import Patience
+from ps.wait import BoundedWait
 from tests.unit.ps_bench import PATIENCE_S, PLAIN, Bench, Master
 
 KEYS = np.arange(100)
@@ -92,7 +92,7 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
 def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.wait.QUIET_S", 0.2)
     told: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(master_session, "Patience", lambda what, **given: Patience(what, tell=told.put, **given))
+    monkeypatch.setattr(master_session, "BoundedWait", lambda what, **given: BoundedWait(what, tell=told.put, **given))
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)
