@@ -18,7 +18,7 @@ from ps.store.kernels import at_once
 
 
 @dataclass(slots=True)
-class United:
+class DistinctKeys:
     """The distinct keys of a batch, grouped by who owns them."""
 
     keys: NDArray[np.int64]
@@ -30,16 +30,16 @@ class United:
     """Owner number ``i`` (of those given) has ``keys[bounds[i] : bounds[i + 1]]``."""
 
 
-def unite(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> United:
+def unite(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> DistinctKeys:
     """``owner``: by bucket, the place of its owner in a list of ``owners``."""
     fast = _fast()
     if fast is None:
         return unite_plain(keys, owner, owners)
     distinct, counts, inverse, bounds = fast.unite(keys, owner, owners)
-    return United(distinct, counts, inverse, bounds)
+    return DistinctKeys(distinct, counts, inverse, bounds)
 
 
-def sum_rows(grads: NDArray[np.float32], united: United) -> NDArray[np.float32]:
+def sum_rows(grads: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.float32]:
     """Rows of equal keys added up, in the order of ``united.keys``. ``grads``: ``(keys of the batch, dim)``."""
     if united.inverse is None:
         return grads
@@ -48,13 +48,13 @@ def sum_rows(grads: NDArray[np.float32], united: United) -> NDArray[np.float32]:
     return add(grads, united.inverse, len(united.keys))
 
 
-def only(united: United, which: NDArray[np.bool_]) -> United:
+def only(united: DistinctKeys, which: NDArray[np.bool_]) -> DistinctKeys:
     """Some of the distinct keys, still grouped; their places in the batch are not kept."""
     sums = np.concatenate(([0], np.cumsum(which)))
-    return United(united.keys[which], united.counts[which], None, sums[united.bounds].tolist())
+    return DistinctKeys(united.keys[which], united.counts[which], None, sums[united.bounds].tolist())
 
 
-def spread(rows: NDArray[np.float32], united: United, out: NDArray[np.float32]) -> None:
+def spread(rows: NDArray[np.float32], united: DistinctKeys, out: NDArray[np.float32]) -> None:
     """The inverse of uniting: each key's row to where the batch has the key."""
     if united.inverse is None:
         np.copyto(out, rows)
@@ -73,7 +73,7 @@ def _fast() -> Any:
 _modules: list[Any] = []
 
 
-def unite_plain(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> United:
+def unite_plain(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) -> DistinctKeys:
     """With numpy alone. Sorted by hash, which is one to one, keys are in the order of their buckets as well."""
     mixed = hashing.mixed(keys)
     order = np.argsort(mixed, kind="stable")
@@ -92,7 +92,7 @@ def unite_plain(keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int) 
     inverse[order] = moved[np.cumsum(new) - 1]
     bounds = np.zeros(owners + 1, np.int64)
     np.cumsum(np.bincount(place, minlength=owners), out=bounds[1:])
-    return United(distinct[by_owner], counts[by_owner], inverse, bounds.tolist())
+    return DistinctKeys(distinct[by_owner], counts[by_owner], inverse, bounds.tolist())
 
 
 def sum_plain(grads: NDArray[np.float32], inverse: NDArray[np.int32], count: int) -> NDArray[np.float32]:

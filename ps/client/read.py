@@ -15,7 +15,7 @@ from ps.client import dedup, routing
 from ps.client.arguments import as_keys, as_out
 from ps.client.cache import RowCache
 from ps.client.core import AHEAD, PULL, Core
-from ps.client.dedup import United
+from ps.client.dedup import DistinctKeys
 from ps.client.prefetch import Ahead
 from ps.client.requests import Fetch, Pull, Scan
 from ps.rows import Rows
@@ -101,7 +101,9 @@ class Reader:
         """Fetch no more."""
         self._ahead.close()
 
-    def fetch(self, wanted: Mapping[str, Keys], insert: bool, purpose: str = PULL) -> dict[str, tuple[United, Weights]]:
+    def fetch(
+        self, wanted: Mapping[str, Keys], insert: bool, purpose: str = PULL
+    ) -> dict[str, tuple[DistinctKeys, Weights]]:
         """Distinct keys and their rows, of flat keys. One at a time for each purpose."""
         core, found, fetches, parts, late = self._core, {}, [], [], []
         route, step = core.desk.route, core.step

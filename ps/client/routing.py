@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
 from ps import hashing
-from ps.client.dedup import United, unite
+from ps.client.dedup import DistinctKeys, unite
 from ps.protocol.messages import NOBODY, Chart, Server, pack, unpack
 from ps.spec import BUCKETS
 
@@ -41,7 +41,7 @@ class Route:
         """Those that have to hear of every step."""
         return tuple(one for one in self.owners if one != NOBODY)
 
-    def unite(self, keys: NDArray[np.int64]) -> United:
+    def unite(self, keys: NDArray[np.int64]) -> DistinctKeys:
         """Distinct keys; those of ``owners[i]`` lie between ``bounds[i]`` and ``bounds[i + 1]``."""
         return unite(keys, self._place, len(self.owners))
 
@@ -62,7 +62,7 @@ class SubRequest:
 
 
 def first_split(
-    route: Route, united: Sequence[United], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
+    route: Route, united: Sequence[DistinctKeys], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
 ) -> list[SubRequest]:
     """By what ``route.unite`` found, for all parts at once. With ``key_bytes`` (by part, what a key takes) nobody is
     sent more than ``most_bytes`` in one sub-request."""

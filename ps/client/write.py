@@ -13,7 +13,7 @@ from ps.background import Background, Job
 from ps.client import dedup, routing
 from ps.client.arguments import as_keys, as_op, as_rows
 from ps.client.core import PUSH, Core
-from ps.client.dedup import United
+from ps.client.dedup import DistinctKeys
 from ps.client.push_intents import Records, declare
 from ps.client.requests import Push
 from ps.rows import Op, Part
@@ -112,7 +112,7 @@ class Writer:
         """Push nothing more."""
         self._background.close()
 
-    def _part(self, route: routing.Route, table: str, given: Any, values: Any, op: str) -> tuple[Part, United]:
+    def _part(self, route: routing.Route, table: str, given: Any, values: Any, op: str) -> tuple[Part, DistinctKeys]:
         spec, keys = self._core.spec(table), as_keys(table, given)
         rows = as_rows(spec, keys.shape, values, "gradients" if op == Op.GRAD else "values")
         one = route.unite(keys.reshape(-1))
@@ -123,7 +123,7 @@ class Writer:
         return Part(table, one.keys, last, op), one
 
 
-def _spread(rows: NDArray[np.float32], united: United) -> NDArray[np.float32]:
+def _spread(rows: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.float32]:
     if united.inverse is None:
         return rows
     out = np.empty((len(united.inverse), rows.shape[1]), np.float32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client import dedup, routing
-from ps.client.dedup import United
+from ps.client.dedup import DistinctKeys
 from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
 from ps.protocol.messages import Chart, Server, pack
@@ -25,7 +25,7 @@ def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1)
     return Route(Chart(version, 1, servers, pack(np.asarray(owner).tolist())))
 
 
-def taken(united: United, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
+def taken(united: DistinctKeys, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
     return {one.server: {int(key) for _, where in one.items for key in united.keys[where]} for one in sub_requests}
 
 
