@@ -67,7 +67,7 @@ class Pserver:
         self.place = Place("a", "127.0.0.1", told["port"], told["path"], told["machine"])
         server = messages.Server(1, "a", "127.0.0.1", told["port"], told["path"], told["machine"])
         nobody = messages.pack([0] * BUCKETS)
-        self.chart = messages.Chart(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
+        self.chart = messages.PlacementMap(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
         self._order(nobody)
 
     def _order(self, nobody: str) -> None:

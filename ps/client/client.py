@@ -81,7 +81,7 @@ class Client:
     def direct(
         cls, servers: Sequence[messages.Server | tuple[str, int]], *, tables: Sequence[TableSpec], secret: str,
         number: int = 1, name: str = "", training: Training | None = None, members: Sequence[messages.Member] = (),
-        chart: messages.Chart | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4", cache_rows: int = 0,
+        chart: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4", cache_rows: int = 0,
         cache_steps: int = 0, tls: ssl.SSLContext | None = None,
     ) -> Client:  # fmt: skip
         """Without a Master, for tests and tools: buckets dealt out evenly (or as in ``chart``), for ever. ``number`` 0:

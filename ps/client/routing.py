@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client.dedup import DistinctKeys, unite
-from ps.protocol.messages import NOBODY, Chart, Server, pack, unpack
+from ps.protocol.messages import NOBODY, PlacementMap, Server, pack, unpack
 from ps.spec import BUCKETS
 
 Where = slice | NDArray[np.intp]
@@ -24,7 +24,7 @@ Where = slice | NDArray[np.intp]
 class Route:
     """A chart that can be looked things up in."""
 
-    def __init__(self, chart: Chart) -> None:
+    def __init__(self, chart: PlacementMap) -> None:
         self.version, self.history = chart.version, chart.history
         self.servers: Mapping[int, Server] = {one.number: one for one in chart.servers}
         owner = np.frombuffer(unpack(chart.owner), np.int16) if chart.owner else np.zeros(BUCKETS, np.int16)
@@ -108,7 +108,7 @@ def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, W
     return f"bucket{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
 
 
-def fixed_chart(servers: Sequence[Server | tuple[str, int]]) -> Chart:
+def fixed_chart(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
     """Buckets dealt out evenly, for pservers that no Master moves."""
     if not servers:
         raise PsError("no parameter server is named: give at least one")
@@ -120,4 +120,4 @@ def fixed_chart(servers: Sequence[Server | tuple[str, int]]) -> Chart:
     if len(set(numbers)) < len(numbers) or min(numbers) < 1:
         raise SettingError("servers", numbers, "numbers must be different, and 1 or more")
     owner = [numbers[bucket * len(numbers) // BUCKETS] for bucket in range(BUCKETS)]
-    return Chart(version=1, history=1, servers=tuple(given), owner=pack(owner))
+    return PlacementMap(version=1, history=1, servers=tuple(given), owner=pack(owner))

@@ -46,7 +46,7 @@ class PlacementMachine:
         self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.servers.secret)
         self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
         self._kept: dict[str, bytes] = {}
-        self._chart = messages.Chart()
+        self._chart = messages.PlacementMap()
         self._over = False
         self._wake_s = 0.0
         """Earliest tick asked for; 0: none."""
@@ -103,7 +103,7 @@ class PlacementMachine:
         """Pservers, trainers, checkpoints, for ``edl status``."""
         return report(self.state, self.cuts)
 
-    def chart(self) -> messages.Chart:
+    def chart(self) -> messages.PlacementMap:
         """Who holds what, as of the newest version."""
         return self._chart
 
@@ -196,11 +196,11 @@ class PlacementMachine:
                     keeps.append(Keep(piece, value))
         return keeps
 
-    def _draw(self) -> messages.Chart:
+    def _draw(self) -> messages.PlacementMap:
         state = self.state
         servers = tuple(one.public() for one in sorted(state.servers.values(), key=lambda one: one.number))
         grids = (messages.pack(one) for one in (state.grid.owner, state.grid.backup, state.grid.joining))
-        return messages.Chart(state.version, state.history, servers, *grids)
+        return messages.PlacementMap(state.version, state.history, servers, *grids)
 
     def _send(self, turn: Turn, changed: bool) -> None:
         """What is new to everybody if anything has changed; all that holds to those whose line is new."""

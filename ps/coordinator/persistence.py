@@ -13,7 +13,7 @@ from ps.spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Chart:
+class _PlacementMap:
     version: int
     history: int
     opened: bool
@@ -71,7 +71,7 @@ def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
         return cuts.encode()
     value: object
     if piece == CHART:
-        value = _Chart(
+        value = _PlacementMap(
             version=state.version,
             history=state.history,
             opened=state.opened,
@@ -99,7 +99,7 @@ def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> No
     elif piece == CUT:
         cuts.decode(text)
     elif piece == CHART:
-        chart = from_plain(_Chart, json.loads(text))
+        chart = from_plain(_PlacementMap, json.loads(text))
         state.version, state.history, state.opened = chart.version, chart.history, chart.opened
         state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
         state.top_step = chart.top_step

@@ -26,7 +26,7 @@ class Trainers:
     """Acts on the placement state."""
 
     def __init__(
-        self, state: PlacementState, cuts: Cuts, chart: Callable[[], messages.Chart], secret: Callable[[], str]
+        self, state: PlacementState, cuts: Cuts, chart: Callable[[], messages.PlacementMap], secret: Callable[[], str]
     ) -> None:
         self._state, self._cuts, self._chart, self._secret = state, cuts, chart, secret
         self._waiting: dict[Caller, messages.Join] = {}
@@ -289,7 +289,7 @@ class Trainers:
             found.append(messages.encode(counted(now.token, told.epoch, told.members, now.epoch, now.members)))
         return found
 
-    def _joined(self, trainer: Trainer, chart: messages.Chart) -> messages.Joined:
+    def _joined(self, trainer: Trainer, chart: messages.PlacementMap) -> messages.Joined:
         state = self._state
         restored = ""
         if state.found:
@@ -311,5 +311,5 @@ class Trainers:
         )
 
 
-def _placed(chart: messages.Chart) -> tuple[object, ...]:
+def _placed(chart: messages.PlacementMap) -> tuple[object, ...]:
     return chart.owner, chart.servers, chart.history

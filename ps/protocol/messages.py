@@ -74,7 +74,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class PlacementMap:
     """Who holds each bucket. One owner a bucket a version."""
 
     version: int = 0
@@ -136,7 +136,7 @@ class Orders:
     """The Master's fencing token: orders with a smaller one are refused."""
     you: int
     """The number of the pserver that this is said to."""
-    chart: Chart
+    chart: PlacementMap
     epoch: int
     """Of the membership."""
     members: tuple[Member, ...]
@@ -170,7 +170,7 @@ class OrdersChanged:
     epoch: int
     came: tuple[Member, ...] = ()
     went: tuple[int, ...] = ()
-    chart: Chart | None = None
+    chart: PlacementMap | None = None
     """If more of it than its version is different."""
     training: Training | None = None
     tables: tuple[TableSpec, ...] | None = None
@@ -397,7 +397,7 @@ class Joined:
 
     number: int
     token: int
-    chart: Chart
+    chart: PlacementMap
     epoch: int
     members: tuple[Member, ...]
     training: Training
@@ -422,7 +422,7 @@ class Charted:
     """All of the chart and the membership: whoever says this has been asked."""
 
     token: int
-    chart: Chart
+    chart: PlacementMap
     epoch: int
     """-1: nothing is said of the membership."""
     members: tuple[Member, ...]
@@ -433,7 +433,7 @@ class Placed:
     """The chart has changed."""
 
     token: int
-    chart: Chart
+    chart: PlacementMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Disk:
         if node.name in self.said:
             node.say(self.said[node.name])
 
-    def work(self, node: Node, cut: messages.Cut, chart: messages.Chart) -> None:
+    def work(self, node: Node, cut: messages.Cut, chart: messages.PlacementMap) -> None:
         """A phase of a cut has been ordered; it takes a while."""
         if cut.phase == "mark":
             self.top = max(self.top, cut.number)

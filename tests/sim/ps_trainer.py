@@ -25,7 +25,7 @@ class Trainer:
         self.caller = Caller(NodeId(node), 0)
         self.alive = True
         self.number = 0
-        self.chart = messages.Chart()
+        self.chart = messages.PlacementMap()
         self.owner: list[int] = []
         self.epoch = 0
         self.members: tuple[messages.Member, ...] = ()
@@ -131,7 +131,7 @@ class Trainer:
             self.step = max(self.step, mine[0].step)
         self.work()
 
-    def take(self, chart: messages.Chart) -> None:
+    def take(self, chart: messages.PlacementMap) -> None:
         if self.number and chart.history != self.chart.history and self.chart.version:
             if chart.history > self.chart.history:
                 self.end()

@@ -12,7 +12,7 @@ from ps.checkpoint.directory import Vault
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
-from ps.protocol.messages import Chart, Cut, Orders
+from ps.protocol.messages import Cut, Orders, PlacementMap
 from ps.rows import Rows
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, Training
 
@@ -93,7 +93,7 @@ def split(parts: int, seed: int = 0) -> list[NDArray[np.uint8]]:
 
 def orders(history: int = 1, tables: tuple[TableSpec, ...] = TABLES) -> Orders:
     """What the one that completes a cut has been ordered."""
-    return Orders(1, 1, Chart(history=history), 1, (), Training(), tables)
+    return Orders(1, 1, PlacementMap(history=history), 1, (), Training(), tables)
 
 
 def finish(

@@ -183,10 +183,10 @@ class Bench:
             one.version = self.version
             one.charted = messages.encode(self.charted()) if tell else ""
 
-    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> messages.Chart:
+    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
         """As it is now."""
         servers = tuple(one.server for number, one in self.pservers.items() if number not in without)
-        return messages.Chart(self.version, history, servers, messages.pack(self.owner.tolist()))
+        return messages.PlacementMap(self.version, history, servers, messages.pack(self.owner.tolist()))
 
     def charted(self, **options: Any) -> messages.Charted:
         """The same, as a word."""

@@ -154,7 +154,7 @@ class Plan:
             messages.Server(one, place.name, place.host, place.port, place.path, place.machine)
             for one, place in self.places.items()
         )
-        chart = messages.Chart(
+        chart = messages.PlacementMap(
             self.version, self.history, servers, packed(self.owner), packed(self.backup), packed(self.joining)
         )
         return messages.Orders(

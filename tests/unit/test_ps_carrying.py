@@ -13,7 +13,7 @@ from edl.adapters.clock import SystemClock
 from edl.errors import PsError
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.protocol.messages import Chart, Cut, Joined, Orders, pack
+from ps.protocol.messages import Cut, Joined, Orders, PlacementMap, pack
 from ps.rows import Part, Piece, Push
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
@@ -101,7 +101,7 @@ def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_somethi
     since = pack([5] * BUCKETS, "i")
 
     def orders(version: int) -> h.OrdersCame:
-        chart = Chart(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
+        chart = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
         return h.OrdersCame(Orders(0, 1, chart, 0, (), Training(), (), since=since, giver=everywhere[0]))
 
     bucket_shell._take(orders(5))
@@ -152,7 +152,7 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     rows = store.image(bucket).rows
     checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
     cut = Cut(3, "restore", "there")
-    orders = Orders(0, 1, Chart(), 0, (), Training(), ())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), ())
 
     def begins_anew() -> None:
         store.drop([bucket])
@@ -187,7 +187,7 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
 
     checkpoint_task._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
     checkpoint_task.restore(
-        Orders(0, 1, Chart(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS))
+        Orders(0, 1, PlacementMap(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS))
     )
     checkpoint_task.stop()
     checkpoint_task.start()
@@ -199,4 +199,4 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
 
 def test_secrets_are_not_in_what_is_printed() -> None:
     assert "hidden" not in repr(Setup("a", "job", "hidden"))
-    assert "hidden" not in repr(Joined(1, 0, Chart(), 0, (), Training(), (), 0, secret="hidden"))
+    assert "hidden" not in repr(Joined(1, 0, PlacementMap(), 0, (), Training(), (), 0, secret="hidden"))

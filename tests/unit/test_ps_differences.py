@@ -16,7 +16,7 @@ from ps.spec import Replication, TableSpec, Training
 from tests.unit.ps_bench import Bench, Master
 from tests.unit.ps_rig import Rig
 
-CHART = messages.Chart(3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8))
+CHART = messages.PlacementMap(3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8))
 A, B, C = (messages.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
 BASE = messages.Orders(0, 0, CHART, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
 LATER: dict[str, dict[str, Any]] = {

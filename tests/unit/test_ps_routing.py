@@ -15,14 +15,14 @@ from ps.client import dedup, routing
 from ps.client.dedup import DistinctKeys
 from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
-from ps.protocol.messages import Chart, Server, pack
+from ps.protocol.messages import PlacementMap, Server, pack
 from ps.spec import BUCKETS
 
 SERVERS = tuple(Server(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
 
 
 def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1) -> Route:
-    return Route(Chart(version, 1, servers, pack(np.asarray(owner).tolist())))
+    return Route(PlacementMap(version, 1, servers, pack(np.asarray(owner).tolist())))
 
 
 def taken(united: DistinctKeys, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
@@ -113,7 +113,7 @@ def test_whoever_is_not_listed_is_dead() -> None:
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()
     assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "nobody" in route.name(0)
-    assert Route(Chart()).owners == (0,) and Route(Chart()).clocked == ()
+    assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
 
 
 def test_a_fixed_chart() -> None:

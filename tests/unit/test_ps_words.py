@@ -12,7 +12,7 @@ from edl.errors import ProtocolError
 from ps.protocol import messages
 from ps.spec import BUCKETS, Mode, TableSpec, Training
 
-CHART = messages.Chart(
+CHART = messages.PlacementMap(
     3, 2, (messages.Server(1, "servers/a-0", "host", 7, "path", "machine"),), messages.pack([1] * BUCKETS)
 )
 WORDS = [
