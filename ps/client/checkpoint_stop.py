@@ -10,7 +10,7 @@ from data_service import trainers
 from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
 from edl.worker.session import note
-from ps.client.master_session import MasterDesk
+from ps.client.master_session import LiveMasterSession
 from ps.wait import BoundedWait
 
 STAND_S = 120.0
@@ -37,7 +37,7 @@ class Stopping:
     settle: Settle = trainers.settle
     """Returns when all that this trainer has consumed is counted."""
 
-    def stand(self, desk: MasterDesk, cut: int, step: int) -> None:
+    def stand(self, session: LiveMasterSession, cut: int, step: int) -> None:
         """Stand at a boundary until the Master lets this trainer go on. Raises ``RolledBack``."""
         self.settle()
         try:
@@ -46,24 +46,24 @@ class Stopping:
             raise PsError(f"what on_cut's value gives cannot be kept, as it is not JSON: {error}") from None
         patience = BoundedWait(f"the checkpoint {cut} to be taken", deadline_s=None)
         until_s = _now_s() + STAND_S
-        desk.stand(cut, step, value)
+        session.stand(cut, step, value)
         try:
-            while desk.halted == cut and _now_s() < until_s:
-                desk.check()
-                if desk.to_name:
-                    self._name(desk, desk.to_name)
-                desk.wait()
+            while session.halted == cut and _now_s() < until_s:
+                session.check()
+                if session.to_name:
+                    self._name(session, session.to_name)
+                session.wait()
                 patience.look(lambda: "not all trainers have stopped, or the pservers have not marked their rows yet")
-            if desk.halted == cut:
+            if session.halted == cut:
                 note(f"nobody has said for {STAND_S:.0f} s what becomes of checkpoint {cut}: this trainer goes on")
             patience.over()
         finally:
-            desk.go_on(cut)
+            session.go_on(cut)
 
-    def _name(self, desk: MasterDesk, cut: int) -> None:
+    def _name(self, session: LiveMasterSession, cut: int) -> None:
         try:
             ledgers = self.name_data(f"cut-{cut}")
         except EdlError as error:
             note(f"data positions could not be named for checkpoint {cut}, so it will be without them: {error}")
             ledgers = {}
-        desk.name(cut, sorted(ledgers.items()))
+        session.name(cut, sorted(ledgers.items()))

@@ -24,7 +24,7 @@ from ps.client.arguments import as_keys, as_out
 from ps.client.checkpoint_stop import NameData, Settle, Stopping, Value
 from ps.client.core import DEADLINE_S, Core, Options
 from ps.client.geo import Geo
-from ps.client.master_session import FixedDesk, Line, MasterDesk
+from ps.client.master_session import FixedMasterSession, Line, LiveMasterSession
 from ps.client.pool import ConnectionPool
 from ps.client.push_intents import Records
 from ps.client.read import Reader
@@ -45,9 +45,9 @@ class Client:
 
     def __init__(self, core: Core) -> None:
         """Use ``join`` or ``direct``."""
-        joined = core.desk.joined
+        joined = core.session.joined
         core.step, core.stand = joined.step, self._stand
-        self._core, self._desk = core, core.desk
+        self._core, self._session = core, core.session
         self._pid = os.getpid()
         self._stopping = Stopping()
         self._reader = Reader(core)
@@ -57,7 +57,7 @@ class Client:
             self._geo = Geo(core, self._reader, self._writer, joined.training.geo_steps)
         self._resting = False
         self._open = True
-        self._end_news = self._desk.listen(self._follow)
+        self._end_news = self._session.listen(self._follow)
 
     @classmethod
     def join(
@@ -71,18 +71,18 @@ class Client:
         see ``ps.client.core.Options``. ``secret``: if not the one that the Master gives.
         """
         options = Options(deadline_s, wire, cache_rows, cache_steps)
-        desk = MasterDesk(line, round_, tables)
-        joined = desk.join()
+        session = LiveMasterSession(line, round_, tables)
+        joined = session.join()
         return cls(
-            Core(desk, ConnectionPool(Hello(TRAINER, joined.number, name), secret or joined.secret, tls), options)
+            Core(session, ConnectionPool(Hello(TRAINER, joined.number, name), secret or joined.secret, tls), options)
         )
 
     @classmethod
     def direct(
         cls, servers: Sequence[messages.Server | tuple[str, int]], *, tables: Sequence[TableSpec], secret: str,
         number: int = 1, name: str = "", training: Training | None = None, members: Sequence[messages.Member] = (),
-        chart: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4", cache_rows: int = 0,
-        cache_steps: int = 0, tls: ssl.SSLContext | None = None,
+        chart: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4",
+        cache_rows: int = 0, cache_steps: int = 0, tls: ssl.SSLContext | None = None,
     ) -> Client:  # fmt: skip
         """Without a Master, for tests and tools: buckets dealt out evenly (or as in ``chart``), for ever. ``number`` 0:
         not as a trainer, only to read."""
@@ -91,7 +91,7 @@ class Client:
         joined = messages.Joined(number, 0, chart, 1, tuple(members), training or Training(), tuple(tables), 0)
         return cls(
             Core(
-                FixedDesk(joined),
+                FixedMasterSession(joined),
                 ConnectionPool(Hello(TRAINER if number else TOOL, number, name), secret, tls),
                 options,
             )
@@ -112,27 +112,27 @@ class Client:
     @property
     def number(self) -> int:
         """This trainer's, in the job."""
-        return self._desk.number
+        return self._session.number
 
     @property
     def epoch(self) -> int:
         """Of the membership, as far as it is known here."""
-        return self._desk.joined.epoch
+        return self._session.joined.epoch
 
     @property
     def members(self) -> tuple[messages.Member, ...]:
         """Trainers that count, as far as it is known here."""
-        return self._desk.joined.members
+        return self._session.joined.members
 
     @property
     def training(self) -> Training:
         """How the job trains."""
-        return self._desk.joined.training
+        return self._session.joined.training
 
     @property
     def restored(self) -> str:
         """The checkpoint that the parameters come from, and what it says of trainers, as JSON; empty: none."""
-        return self._desk.joined.restored
+        return self._session.joined.restored
 
     @property
     def statistics(self) -> dict[str, int]:
@@ -155,8 +155,8 @@ class Client:
         """Count from now on: others wait for this trainer's pushes (sync), or at least for its steps (staleness)."""
         self._check()
         self._resting = False
-        if isinstance(self._desk, MasterDesk):
-            member = self._desk.begin(self._core.options.deadline_s)
+        if isinstance(self._session, LiveMasterSession):
+            member = self._session.begin(self._core.options.deadline_s)
             self._core.step = max(self._core.step, member.step)
 
     def rest(self) -> None:
@@ -164,8 +164,8 @@ class Client:
         self._check()
         self._finish()
         self._resting = True
-        if isinstance(self._desk, MasterDesk):
-            self._desk.leave(self._core.options.deadline_s)
+        if isinstance(self._session, LiveMasterSession):
+            self._session.leave(self._core.options.deadline_s)
 
     def leave(self) -> None:
         """No more to do. What is under way is finished; then this client is of no more use."""
@@ -178,8 +178,8 @@ class Client:
                 self._finish()
             # Who says farewell is not missed by pservers. Where no Master hears of it, they have to tell the next one.
             with contextlib.suppress(PsError):
-                if isinstance(self._desk, MasterDesk):
-                    self._desk.leave(LEAVE_S)
+                if isinstance(self._session, LiveMasterSession):
+                    self._session.leave(LEAVE_S)
                 told = True
         finally:
             self.close(farewell=told)
@@ -333,7 +333,7 @@ class Client:
         """Between two steps: stops here if a checkpoint is to be taken, until all have stopped and rows are marked."""
         self._check()
         self._writer.look()
-        while self._desk.halted:
+        while self._session.halted:
             if self._geo is not None and not self._resting:
                 self._geo.exchange()
             self._stand()
@@ -354,10 +354,10 @@ class Client:
 
     def _stand(self) -> None:
         """Nothing of this trainer's is under way but what waits for others that have stopped."""
-        if isinstance(self._desk, MasterDesk) and self._desk.halted:
+        if isinstance(self._session, LiveMasterSession) and self._session.halted:
             self._writer.flush()
             self._core.tally.add(cuts=1)
-            self._stopping.stand(self._desk, self._desk.halted, self._core.step)
+            self._stopping.stand(self._session, self._session.halted, self._core.step)
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
@@ -374,17 +374,17 @@ class Client:
             )
         if not self._open:
             raise PsError("this client of the parameter servers has been closed: it has left, or failed")
-        self._desk.check()
+        self._session.check()
         self._writer.look()
 
-    def _master(self, why_not: str) -> MasterDesk:
-        if isinstance(self._desk, MasterDesk):
-            return self._desk
+    def _master(self, why_not: str) -> LiveMasterSession:
+        if isinstance(self._session, LiveMasterSession):
+            return self._session
         raise PsError(why_not)
 
     def _follow(self) -> None:
         """On any thread: something is new."""
         try:
-            self._core.pool.follow(self._desk.route.servers)
+            self._core.pool.follow(self._session.route.servers)
         except PsError as error:
             note(str(error))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from edl.errors import PsError, SettingError
 from ps.client.fanout import FanOut, PserverRequest
-from ps.client.master_session import FixedDesk, MasterDesk
+from ps.client.master_session import FixedMasterSession, LiveMasterSession
 from ps.client.pool import ConnectionPool
 from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
@@ -82,7 +82,7 @@ class Tally:
 class Core:
     """One a client."""
 
-    desk: MasterDesk | FixedDesk
+    session: LiveMasterSession | FixedMasterSession
     pool: ConnectionPool
     options: Options
     tally: Tally = field(default_factory=Tally)
@@ -96,16 +96,16 @@ class Core:
     @property
     def mode(self) -> Mode:
         """How trainers go together."""
-        return self.desk.joined.training.mode
+        return self.session.joined.training.mode
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """As the job knows them."""
-        return {one.name: one for one in self.desk.joined.tables}
+        return {one.name: one for one in self.session.joined.tables}
 
     def spec(self, table: str) -> TableSpec:
         """Raises ``PsError`` when there is no such table."""
-        for one in self.desk.joined.tables:
+        for one in self.session.joined.tables:
             if one.name == table:
                 return one
         known = ", ".join(sorted(self.tables)) or "none"
@@ -124,4 +124,4 @@ class Core:
         """Have something done. ``stands``: this trainer may be stopped for a cut meanwhile."""
         patience = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        FanOut(self.pool, self.desk, request, purpose, patience, stand).run(sub_requests, route)
+        FanOut(self.pool, self.session, request, purpose, patience, stand).run(sub_requests, route)

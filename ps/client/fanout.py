@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edl.adapters.clock import SystemClock
 from edl.errors import EdlError, PsError
-from ps.client.master_session import Desk
+from ps.client.master_session import MasterSession
 from ps.client.pool import Answer, Call, ConnectionPool
 from ps.client.routing import Route, SubRequest, some_buckets, split_again
 from ps.errors import Denied, RolledBack, Unreachable
@@ -78,7 +78,7 @@ class FanOut:
     """One request, split over pservers. For one use."""
 
     pool: ConnectionPool
-    desk: Desk
+    session: MasterSession
     request: PserverRequest
     purpose: str
     patience: BoundedWait
@@ -98,7 +98,7 @@ class FanOut:
 
     def run(self, sub_requests: Sequence[SubRequest], route: Route) -> None:
         """Returns when all is done. Raises ``PsError`` for a refusal and at the deadline, ``RolledBack``."""
-        end = self.desk.listen(lambda: self._landings.put(None))
+        end = self.session.listen(lambda: self._landings.put(None))
         try:
             for sub_request in sub_requests:
                 self._send(_RequestAttempt(sub_request, route.version), route)
@@ -107,7 +107,7 @@ class FanOut:
             while self._flying or self._held:
                 self._launch()
                 self._land()
-                self._tell_all(self.desk.route)
+                self._tell_all(self.session.route)
             self.patience.over()
         finally:
             end()
@@ -178,7 +178,7 @@ class FanOut:
         """Send what has been held back long enough."""
         if not self._held or self._stands():
             return
-        route, now_s, held = self.desk.route, _now_s(), self._held
+        route, now_s, held = self.session.route, _now_s(), self._held
         self._held = []
         for attempt in held:
             if attempt.ready_s > now_s and not (attempt.chart and route.version > attempt.version):
@@ -194,7 +194,7 @@ class FanOut:
 
     def _stands(self) -> bool:
         """Whether to wait until all that is under way has come back, to stand; and stand then."""
-        halted = self.stand is not None and self.desk.halted
+        halted = self.stand is not None and self.session.halted
         # What one pserver has applied the others have to follow with.
         if not halted or (self.request.clocked and self._told) or not all(attempt.others for attempt in self._held):
             return False
@@ -208,7 +208,7 @@ class FanOut:
     # --- what comes --------------------------------------------------------------------------------------------------
 
     def _land(self) -> None:
-        self.desk.check()
+        self.session.check()
         now_s = _now_s()
         wait_s = min([LOOK_S, *(max(attempt.ready_s - now_s, 0.001) for attempt in self._held)])
         try:
@@ -230,7 +230,7 @@ class FanOut:
     def _answered(self, attempt: _RequestAttempt, op: Op, head: Mapping[str, Any]) -> None:
         charted = head.get("charted")
         if charted:
-            self.desk.charted(messages.decode(charted))
+            self.session.charted(messages.decode(charted))
         text = str(head.get("text", ""))
         attempt.others = attempt.chart = False
         where = self._name(attempt)
@@ -241,12 +241,12 @@ class FanOut:
             case Op.MOVED:
                 attempt.why, attempt.chart = f"{where} does not serve all of this: {text or 'buckets have moved'}", True
                 self._pause(attempt)
-                if self.desk.route.version <= attempt.version:
-                    self.desk.newer(attempt.version)
+                if self.session.route.version <= attempt.version:
+                    self.session.newer(attempt.version)
             case Op.WAIT:
                 attempt.others = head.get("for", "trainers") == "trainers"
                 attempt.why = f"{where} waits: {text or 'other trainers are not there yet'}"
-                if attempt.others and not self.desk.lone:
+                if attempt.others and not self.session.lone:
                     self.patience.moved()  # how long they may take is the Master's to decide
                 self._hold(attempt, 0.0 if _now_s() - attempt.sent_s > self.patience_s / 2 else LEAST_S)
             case Op.BUSY:
@@ -263,7 +263,7 @@ class FanOut:
         if isinstance(error, Denied) and error.kind != "token":
             raise RolledBack(f"{error}. This process has to begin anew; the launcher restarts it") from error
         # In a job another process may have got the port of a pserver that has died; a newer chart tells of that.
-        gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.desk.lone)
+        gone = isinstance(error, Unreachable) or (isinstance(error, Denied) and not self.session.lone)
         if not gone:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
                 raise PsError(f"{self._name(attempt)}: {error}") from error
@@ -271,16 +271,19 @@ class FanOut:
         attempt.why, attempt.chart, attempt.others = str(error), True, False
         self._suspect(attempt)
         self._pause(attempt)
-        self.desk.newer(attempt.version)
+        self.session.newer(attempt.version)
 
     def _pause(self, attempt: _RequestAttempt) -> None:
         attempt.tries += 1
         self._hold(attempt, min(LEAST_S * 2 ** min(attempt.tries - 1, 10), MOST_S))
 
     def _suspect(self, attempt: _RequestAttempt) -> None:
-        if attempt.sub_request.server not in self._suspected and attempt.sub_request.server in self.desk.route.servers:
+        if (
+            attempt.sub_request.server not in self._suspected
+            and attempt.sub_request.server in self.session.route.servers
+        ):
             self._suspected.add(attempt.sub_request.server)
-            self.desk.suspect(attempt.sub_request.server, attempt.why)
+            self.session.suspect(attempt.sub_request.server, attempt.why)
 
     def _look(self) -> None:
         """Nothing has come for a moment."""
@@ -291,7 +294,7 @@ class FanOut:
                 attempt.why = f"{self._name(attempt)} has not answered for {now_s - attempt.sent_s:.0f} s"
                 self._suspect(attempt)
         if any(attempt.chart for attempt in self._held):
-            self.desk.newer(min(attempt.version for attempt in self._held))
+            self.session.newer(min(attempt.version for attempt in self._held))
         self.patience.look(self._why)
 
     def _why(self) -> str:
@@ -303,4 +306,4 @@ class FanOut:
         return "; ".join(shown) + more
 
     def _name(self, attempt: _RequestAttempt) -> str:
-        return f"parameter server {self.desk.route.name(attempt.sub_request.server)}"
+        return f"parameter server {self.session.route.name(attempt.sub_request.server)}"

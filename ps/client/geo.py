@@ -80,7 +80,7 @@ class Geo:
     def exchange(self) -> None:
         """Add to the pservers' rows what this trainer has changed, and take theirs."""
         with self._lock:
-            share = np.float32(1.0 / max(1, len(self._core.desk.joined.members)))
+            share = np.float32(1.0 / max(1, len(self._core.session.joined.members)))
             changes, used = {}, {}
             for name, found in self._tables.items():
                 if found.touched:

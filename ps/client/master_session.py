@@ -1,7 +1,7 @@
-"""A trainer's talk with the Master, over its desk: it joins, hears of new charts, stops for cuts, asks for saves.
+"""A trainer's talk with the Master, over its session: it joins, hears of new charts, stops for cuts, asks for saves.
 
-Words can be lost when the Master changes; the desk is told then (``None``), and says again all that matters. What has
-been heard is kept here for the trainer's threads, which look or wait.
+Words can be lost when the Master changes; the session is told then (``None``), and says again all that matters. What
+has been heard is kept here for the trainer's threads, which look or wait.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Line(Protocol):
         ...
 
 
-class Desk(Protocol):
-    """What the rest of the client knows of the Master."""
+class MasterSession(Protocol):
+    """A trainer's session with the Master, as the rest of the client uses it."""
 
     @property
     def number(self) -> int:
@@ -96,8 +96,8 @@ class Desk(Protocol):
         ...
 
 
-class MasterDesk:
-    """``Desk`` of a trainer in a job. Any thread may use it."""
+class LiveMasterSession:
+    """``MasterSession`` of a trainer in a job. Any thread may use it."""
 
     lone = False
 
@@ -131,12 +131,12 @@ class MasterDesk:
 
     @property
     def number(self) -> int:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         return self.joined.number
 
     @property
     def joined(self) -> messages.Joined:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             if self._joined is None:
                 raise PsError("this trainer has not joined yet")
@@ -144,7 +144,7 @@ class MasterDesk:
 
     @property
     def route(self) -> Route:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             if self._route is None:
                 raise PsError("this trainer has not joined yet")
@@ -152,7 +152,7 @@ class MasterDesk:
 
     @property
     def halted(self) -> int:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             return self._cut
 
@@ -163,13 +163,13 @@ class MasterDesk:
             return self._to_name
 
     def check(self) -> None:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             if self._over:
                 raise RolledBack(self._over)
 
     def listen(self, news: News) -> Callable[[], None]:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             self._news.append(news)
 
@@ -231,7 +231,7 @@ class MasterDesk:
         self._say(messages.SetLr(self.number, hold))
 
     def newer(self, version: int) -> None:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             now_s = _now_s()
             if now_s - self._asked_s < CHART_S:
@@ -240,7 +240,7 @@ class MasterDesk:
         self._say(messages.ChartPlease(version))
 
     def suspect(self, server: int, why: str) -> None:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         self._say(messages.Suspect(server, why[:300]))
 
     def ask_save(self) -> None:
@@ -340,7 +340,7 @@ class MasterDesk:
             self._say(word)
 
     def charted(self, word: messages.Charted) -> None:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         with self._changed:
             self._chart(word)
             self._changed.notify_all()
@@ -430,8 +430,8 @@ class MasterDesk:
         )
 
 
-class FixedDesk:
-    """``Desk`` where there is no Master: nothing ever changes, unless a pserver says so."""
+class FixedMasterSession:
+    """``MasterSession`` where there is no Master: nothing ever changes, unless a pserver says so."""
 
     lone = True
     halted = 0
@@ -449,7 +449,7 @@ class FixedDesk:
         return lambda: None
 
     def charted(self, word: messages.Charted) -> None:
-        """See ``Desk``."""
+        """See ``MasterSession``."""
         if word.chart.version > self.route.version:
             self.route = Route(word.chart)
 

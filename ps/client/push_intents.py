@@ -56,7 +56,7 @@ class _IntentRequest:
 def declare(core: Core, seq: int, text: str) -> None:
     """Write down the records of push ``seq``; returns when they would survive a pserver. Raises ``RolledBack`` when
     others have taken them over."""
-    _fan_out(core, _IntentRequest(core.desk.number, seq, text), "the records of a push to be written down")
+    _fan_out(core, _IntentRequest(core.session.number, seq, text), "the records of a push to be written down")
 
 
 def fence(core: Core, trainer: int) -> tuple[int, str]:
@@ -67,6 +67,6 @@ def fence(core: Core, trainer: int) -> tuple[int, str]:
 
 
 def _fan_out(core: Core, request: _IntentRequest, what: str) -> None:
-    route = core.desk.route
+    route = core.session.route
     sub_requests = routing.first_split(route, [route.unite(request.keys[0])])
     core.fan_out(request, sub_requests, route, INTENT, what, stands=False)

@@ -81,7 +81,7 @@ class Reader:
             keys = some[first[begin : begin + SCANNED]]
             request = Scan(table, dict(zip(keys.tolist(), range(begin, begin + SCANNED), strict=True)), [keys])
             with self._lock:
-                route = self._core.desk.route
+                route = self._core.session.route
                 owner = route.owner[begin : begin + SCANNED].tolist()
                 sub_requests = [routing.SubRequest(one, [(0, np.array([at]))]) for at, one in enumerate(owner)]
                 self._core.fan_out(request, sub_requests, route, PULL, f"the rows of table {table}", stands=False)
@@ -106,7 +106,7 @@ class Reader:
     ) -> dict[str, tuple[DistinctKeys, Weights]]:
         """Distinct keys and their rows, of flat keys. One at a time for each purpose."""
         core, found, fetches, parts, late = self._core, {}, [], [], []
-        route, step = core.desk.route, core.step
+        route, step = core.session.route, core.step
         for table, keys in wanted.items():
             spec, one = core.spec(table), route.unite(keys)
             rows = np.empty((len(one.keys), spec.dim), np.float32)
@@ -124,7 +124,7 @@ class Reader:
                 parts.append(part)
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
-            request = Pull(fetches, step, core.desk.joined.epoch, insert, core.options.wire, core.applied)
+            request = Pull(fetches, step, core.session.joined.epoch, insert, core.options.wire, core.applied)
             # Keys and counts there, rows back.
             sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
             core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)

@@ -44,7 +44,7 @@ class Writer:
         as_op(op)
         with self._lock:
             self.flush()
-            route = core.desk.route
+            route = core.session.route
             parts, united = [], []
             for table, (given, rows) in values.items():
                 part, one = self._part(route, table, given, rows, op)
@@ -52,7 +52,7 @@ class Writer:
                 united.append(one)
             wire = core.options.wire if op == Op.GRAD else "f4"
             ends = op == Op.GRAD and steps
-            training = core.desk.joined.training
+            training = core.session.joined.training
             united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
             for part in parts:  # all of them before anything is sent
                 damage.check(core.spec(part.table), part.keys, part.grads, op, wire, united_with)
@@ -63,8 +63,8 @@ class Writer:
                 for part in parts if part.table in back
             }  # fmt: skip
             request = Push(
-                parts, core.desk.number, self._seq, core.step, core.desk.joined.epoch, wire, 1.0, core.applied, clocked,
-                redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
+                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wire, 1.0, core.applied,
+                clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
             )  # fmt: skip
             if records is not None and records.text and records.redo is None:
                 declare(core, self._seq, records.text)

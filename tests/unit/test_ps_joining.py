@@ -219,7 +219,7 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
     with pytest.raises(RolledBack, match="counts trainer 5 as gone"):
         client.pull("plain", KEYS)
     other = bench.joined(Master(bench))
-    other._desk._heard(messages.encode(messages.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
+    other._session._heard(messages.encode(messages.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
     with pytest.raises(RolledBack, match="trainer 5 is revoked"):
         other.push({})
 
