@@ -27,7 +27,7 @@ def _nothing() -> None:
 
 
 @dataclass
-class Stopping:
+class CheckpointStop:
     """What a script wants done when a checkpoint is taken."""
 
     value: Value = _nothing

@@ -21,7 +21,7 @@ from edl.errors import PsError
 from edl.worker.session import note
 from ps.client import push_intents, routing
 from ps.client.arguments import as_keys, as_out
-from ps.client.checkpoint_stop import NameData, Settle, Stopping, Value
+from ps.client.checkpoint_stop import CheckpointStop, NameData, Settle, Value
 from ps.client.core import DEADLINE_S, Core, Options
 from ps.client.geo import Geo
 from ps.client.master_session import FixedMasterSession, Line, LiveMasterSession
@@ -49,7 +49,7 @@ class Client:
         core.step, core.stand = joined.step, self._stand
         self._core, self._session = core, core.session
         self._pid = os.getpid()
-        self._stopping = Stopping()
+        self._checkpoint_stop = CheckpointStop()
         self._reader = Reader(core)
         self._writer = Writer(core, self._reader.written, self._reader.stepped)
         self._geo: Geo | None = None
@@ -326,8 +326,10 @@ class Client:
         """What is asked of the script when a checkpoint is taken: ``value()`` gives what it wants back after a restore
         (JSON); ``settle()`` returns when all it has consumed is counted; ``name_data(name)`` names its data positions,
         and returns them by data set. The last two are those of the data service if they are not given."""
-        stopping = self._stopping
-        self._stopping = Stopping(value or stopping.value, name_data or stopping.name_data, settle or stopping.settle)
+        checkpoint_stop = self._checkpoint_stop
+        self._checkpoint_stop = CheckpointStop(
+            value or checkpoint_stop.value, name_data or checkpoint_stop.name_data, settle or checkpoint_stop.settle
+        )
 
     def boundary(self) -> None:
         """Between two steps: stops here if a checkpoint is to be taken, until all have stopped and rows are marked."""
@@ -357,7 +359,7 @@ class Client:
         if isinstance(self._session, LiveMasterSession) and self._session.halted:
             self._writer.flush()
             self._core.tally.add(cuts=1)
-            self._stopping.stand(self._session, self._session.halted, self._core.step)
+            self._checkpoint_stop.stand(self._session, self._session.halted, self._core.step)
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
