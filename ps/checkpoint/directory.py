@@ -42,7 +42,7 @@ EVICTED_BYTES = 8 << 20
 _CLOCK = SystemClock()
 
 
-class Vault:
+class CheckpointDirectory:
     """One job's cuts in a checkpoint directory."""
 
     def __init__(

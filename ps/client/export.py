@@ -25,7 +25,7 @@ from edl.adapters.remote_files import open_files
 from edl.errors import CheckpointError, EdlError, PsError, SettingError
 from edl.wire.plain import from_plain, to_plain
 from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
-from ps.checkpoint.directory import Vault
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.manifest import cut_number
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
@@ -106,7 +106,7 @@ def export_cut(
     """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/cut-<n>``), or of the job's
     (``…/ps/<job>``) for the newest that can be used. ``tables``: only these."""
     where, name = _split(run)
-    vault = Vault(open_files(where), name.split("/")[1])
+    vault = CheckpointDirectory(open_files(where), name.split("/")[1])
     if name.count("/") < 2:
         found = vault.find()
         if not found.cuts:

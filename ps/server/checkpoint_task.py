@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edl.errors import CheckpointError, EdlError
 from edl.ports import Clock, Files
-from ps.checkpoint.directory import Vault
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import Pace
 from ps.checkpoint.writer import Taken as TakenPart
@@ -68,7 +68,7 @@ class CheckpointTask:
     ) -> None:
         self._store, self._files, self._job, self._around, self._clock = store, files, job, around, clock
         self._bytes_per_s = bytes_per_s
-        self._vault: Vault | None = None
+        self._vault: CheckpointDirectory | None = None
         self._mark: _Mark | None = None
         self._begun: set[tuple[int, str]] = set()
         self._said: dict[tuple[int, str], Any] = {}
@@ -154,12 +154,12 @@ class CheckpointTask:
             self._said[(cut.number, cut.phase)] = word
             self._around.say(word)
 
-    def _opened(self, number: int) -> Vault:
+    def _opened(self, number: int) -> CheckpointDirectory:
         if self._files is None:
             raise _Lasting(NOWHERE)
         if self._vault is None:
             pace = Pace(bytes_per_s=self._bytes_per_s, now_s=self._clock.now_s)
-            self._vault = Vault(self._files, self._job, number, pace=pace, say=log.warning)
+            self._vault = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
         if number:
             self._vault.server = number
         return self._vault

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.checkpoint.directory import Vault
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
@@ -97,7 +97,7 @@ def orders(history: int = 1, tables: tuple[TableSpec, ...] = TABLES) -> Orders:
 
 
 def finish(
-    vaults: list[Vault],
+    vaults: list[CheckpointDirectory],
     number: int,
     told: list[str],
     extra: str = "",

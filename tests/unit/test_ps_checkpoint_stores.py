@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edl.adapters.remote_files import open_files
-from ps.checkpoint.directory import Vault
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.hashing import buckets_of
 from ps.rows import Part, Piece, Push, Taken
@@ -33,7 +33,7 @@ class Server:
     def __init__(self, number: int, owned: NDArray[np.uint8], folder: Path) -> None:
         self.store = Store(kernels="numpy")
         self.owned = owned
-        self.vault = Vault(open_files(str(folder)), "job", number, file_bytes=50_000)
+        self.vault = CheckpointDirectory(open_files(str(folder)), "job", number, file_bytes=50_000)
         for spec in TABLES:
             self.store.define(spec)
 
