@@ -18,7 +18,7 @@ def commands() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def server(arguments: tuple[str, ...]) -> None:
     """Hold rows for trainers elsewhere; started by a launcher (--run-mode=ps)."""
-    from ps.process import server_command  # numpy and the kernels take a moment to load
+    from ps.server.process import server_command  # numpy and the kernels take a moment to load
 
     server_command.main(args=list(arguments), prog_name="ps server", standalone_mode=False)
 
@@ -33,7 +33,7 @@ def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str
     """Write the weights of a checkpoint for inference, into the folder OUT.
 
     CHECKPOINT: path or URL that ends in ps/<job>/cut-<number>, or in ps/<job> for the newest one."""
-    from ps.export import export_cut
+    from ps.client.export import export_cut
 
     done = export_cut(checkpoint, out, format=format, dtype=dtype, tables=tables)
     for table, rows in done.rows.items():
@@ -46,9 +46,9 @@ def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str
 def warm(child: bool) -> None:
     """Compile the kernels now, when an image is built for example: it takes half a minute once, for each kind of
     processor. Pservers that find nothing compiled begin with slower ones."""
-    from ps.kernels import chosen
-    from ps.kernels.compiling import compile_all
-    from ps.kernels.ready import end_with_parent
+    from ps.store.kernels import chosen
+    from ps.store.kernels.compiling import compile_all
+    from ps.store.kernels.ready import end_with_parent
 
     if child:
         end_with_parent()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edl.errors import SettingError
@@ -103,7 +104,7 @@ class Admission:
     """Which keys get a row. Others are answered with their first weights, and gradients for them are dropped."""
 
     count: int = 1
-    """Occurrences (duplicates in one pull count each) after which a key gets a row; see ``ps/admission.py``."""
+    """Occurrences (duplicates in one pull count each) after which a key gets a row; see ``ps/store/admission.py``."""
     probability: float = 1.0
     """Chance that an occurrence of an unknown key gives it a row; by a hash of (key, occurrence), not drawn."""
 
@@ -143,7 +144,8 @@ class Eviction:
 
 
 class Damaged(enum.Enum):
-    """What becomes of a gradient that holds NaN or an infinity, or that its rule cannot square (``ps/damage.py``)."""
+    """What becomes of a gradient that holds NaN or an infinity, or that its rule cannot square
+    (``ps/store/damage.py``)."""
 
     REFUSE = "refuse"
     """The push is refused, naming table and key; nothing of it is applied on any pserver."""
@@ -248,3 +250,22 @@ class Training:
                 raise SettingError(name, getattr(self, name), "must be 0 or more, and finite")
         if len(self.servers) != 2 or not 1 <= self.servers[0] <= self.servers[1] <= 1000:
             raise SettingError("--servers", ":".join(map(str, self.servers)), "needs MIN:MAX with 1 <= MIN <= MAX")
+
+
+def differences(saved: Iterable[TableSpec], wanted: Iterable[TableSpec]) -> str:
+    """Why a checkpoint is another model's, table by table; empty when it is not.
+
+    Tables that were added are no difference, and neither are tables that are gone. One that is gone while another one
+    is new has probably got another name, and its rows would be lost.
+    """
+    mine, theirs = {one.name: one for one in wanted}, {one.name: one for one in saved}
+    lines = []
+    for name in sorted(mine.keys() & theirs.keys()):
+        difference = mine[name].difference(theirs[name])
+        if difference:
+            lines.append(f"table {name}: {difference} (here: the script, there: the checkpoint)")
+    new, gone = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+    if new and gone:
+        lines += [f"table {name}: in the script, not in the checkpoint" for name in new]
+        lines += [f"table {name}: in the checkpoint, not in the script" for name in gone]
+    return "\n".join(lines)

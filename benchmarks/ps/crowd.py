@@ -24,11 +24,11 @@ from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
-from ps import holding as hd
-from ps import words
-from ps.differences import orders_after
-from ps.holding import Holding
-from ps.machine import PlacementMachine
+from ps.coordinator.machine import PlacementMachine
+from ps.protocol import messages
+from ps.protocol.deltas import orders_after
+from ps.server import bucket_machine as hd
+from ps.server.bucket_machine import BucketMachine
 from ps.spec import TableSpec, Training
 
 TABLES = tuple(TableSpec(name, 16) for name in ("users", "items", "words"))
@@ -50,7 +50,7 @@ class Crowd:
         """Of trainers."""
         self._begun = 0
         self._events: deque[sv.Event] = deque()
-        self._holdings: dict[str, Holding] | None = {}
+        self._holdings: dict[str, BucketMachine] | None = {}
         self._take(self.machine.load({}, self.now_s))
         self._place(pservers)
         self._holdings = None  # what follows is for the Master only
@@ -60,7 +60,7 @@ class Crowd:
         """So many more begin to count."""
         for number in range(self._begun, self._begun + count):
             self.now_s += self.apart_s
-            self.feed(self.said(number, words.Begin(self.numbers[number])))
+            self.feed(self.said(number, messages.Begin(self.numbers[number])))
         self._begun += count
         self.settle()
 
@@ -74,7 +74,7 @@ class Crowd:
 
     def said(self, number: int, word: Any) -> sv.Said:
         """By the trainer of this place."""
-        return sv.Said(Caller(NodeId(f"node-{number}"), 0), Round(1), words.encode(word))
+        return sv.Said(Caller(NodeId(f"node-{number}"), 0), Round(1), messages.encode(word))
 
     def feed(self, event: sv.Event) -> None:
         """To the Master; what comes of it afterwards, one after the other."""
@@ -94,12 +94,12 @@ class Crowd:
             name = f"servers/node-{number}-0"
             value = json.dumps({"host": f"10.0.0.{number}", "port": 1000, "secret": "s", "machine": f"m{number}"})
             self.feed(sv.KeyPut(name, value.encode()))
-            self._holdings[name] = Holding(name)
+            self._holdings[name] = BucketMachine(name)
             self._do(name, self._holdings[name].step(hd.MasterLine()))
         for _ in range(200):
             self.now_s += 0.05
             self.feed(sv.Tick())
-        assert self.machine.book.whole and not self.machine.book.grid.in_motion(), "buckets have owners"
+        assert self.machine.state.whole and not self.machine.state.grid.in_motion(), "buckets have owners"
 
     def _join(self, trainers: int) -> None:
         nodes = [
@@ -109,9 +109,9 @@ class Crowd:
         self.feed(sv.WorldBegan(World(Round(1), tuple(nodes), 0)))
         for number in range(trainers):
             self.now_s += self.apart_s
-            self.feed(self.said(number, words.Join(f"{number:032x}", TABLES)))
+            self.feed(self.said(number, messages.Join(f"{number:032x}", TABLES)))
         self.settle()
-        people = self.machine.book.people
+        people = self.machine.state.people
         found = [people.at(Caller(NodeId(f"node-{number}"), 0)) for number in range(trainers)]
         self.numbers = [one.number for one in found if one is not None]
         assert len(self.numbers) == trainers, "all have been let in"
@@ -140,30 +140,30 @@ class Crowd:
 
     def _order(self, name: str, body: str) -> None:
         assert self._holdings is not None
-        word = words.decode(body)
-        if not isinstance(word, words.Orders):
+        word = messages.decode(body)
+        if not isinstance(word, messages.Orders):
             before = self._holdings[name].orders
             assert before is not None
             word = orders_after(before, word)
         self._do(name, self._holdings[name].step(hd.OrdersCame(word)))
         if word.cut is not None and word.cut.phase == "find":
-            self.feed(sv.Heard(name, words.encode(words.Found(word.cut.number))))
+            self.feed(sv.Heard(name, messages.encode(messages.Found(word.cut.number))))
 
     def _do(self, name: str, effects: Sequence[hd.Effect]) -> None:
         assert self._holdings is not None
-        holding = self._holdings[name]
+        bucket_machine = self._holdings[name]
         for effect in effects:
             match effect:
                 case hd.Say(word):
-                    self.feed(sv.Heard(name, words.encode(word)))
+                    self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
-                    self._do(name, holding.step(hd.ImageAcked(follower, number, buckets)))
+                    self._do(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.Mark(follower, number):
-                    self._do(name, holding.step(hd.MarkAcked(follower, number)))
+                    self._do(name, bucket_machine.step(hd.MarkAcked(follower, number)))
                 case hd.Release(follower, buckets, version):
                     for other, one in self._holdings.items():
                         if one.number == follower:
-                            self._do(other, one.step(hd.Released(holding.number, version, buckets)))
+                            self._do(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
 
 
 @click.command("crowd")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.ps.rpc import Client, Room, Work, clients, cpu_s, server
 from ps.rows import Op, Part, Push
 from ps.spec import Optimizer, Rule, TableSpec
-from ps.store import Store
+from ps.store.store import Store
 
 KEYS = 100_000
 ROUNDS = 6

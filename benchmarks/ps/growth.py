@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.common import report
 from ps.spec import Optimizer, Rule, TableSpec
-from ps.store import Store
+from ps.store.store import Store
 
 GOAL_S, GOAL_MEMORY = 0.050, 1.3
 

@@ -28,9 +28,9 @@ from rich.table import Table
 
 from benchmarks.common import report
 from ps.rows import Part, Push
-from ps.slab import settled
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.slabs import settled
+from ps.store.store import Store
 
 GOALS = {"pull": 0.75, "push": 0.85}
 RATE, EPS = 0.1, 1e-8

@@ -20,10 +20,10 @@ import grpc
 import numpy as np
 import psutil
 
-from ps.frames import Frame, Op
-from ps.handshake import TRAINER, Hello
-from ps.transport import Caller, Endpoint, Peer, Reply
-from ps.words import Server
+from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.protocol.frames import Frame, Op
+from ps.protocol.handshake import TRAINER, Hello
+from ps.protocol.messages import Server
 
 SECRET = "benchmark"  # noqa: S105 - of processes on this host that live for seconds
 HOST = "127.0.0.1"

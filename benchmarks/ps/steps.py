@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
-from ps import words
-from ps.client import Client
-from ps.dense import Blocks
-from ps.frames import Frame, Op
-from ps.handshake import MASTER, Hello
+from ps.client.client import Client
+from ps.client.dense import Blocks
+from ps.net.caller import Caller
+from ps.protocol import messages
+from ps.protocol.frames import Frame, Op
+from ps.protocol.handshake import MASTER, Hello
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, Training
-from ps.transport import Caller
 
 FIELDS, WIDTH, NUMBERS, DEADLINE_S = 39, 8, 13, 60.0
 ADAM = Optimizer(Rule.ADAM, lr=1e-3)
@@ -65,9 +65,9 @@ class Pserver:
         self.process.stdin.flush()
         told = json.loads(self.process.stdout.readline())
         self.place = Place("a", "127.0.0.1", told["port"], told["path"], told["machine"])
-        server = words.Server(1, "a", "127.0.0.1", told["port"], told["path"], told["machine"])
-        nobody = words.pack([0] * BUCKETS)
-        self.chart = words.Chart(1, 1, (server,), words.pack([1] * BUCKETS), nobody, nobody)
+        server = messages.Server(1, "a", "127.0.0.1", told["port"], told["path"], told["machine"])
+        nobody = messages.pack([0] * BUCKETS)
+        self.chart = messages.PlacementMap(1, 1, (server,), messages.pack([1] * BUCKETS), nobody, nobody)
         self._order(nobody)
 
     def _order(self, nobody: str) -> None:
@@ -75,9 +75,9 @@ class Pserver:
         self._line = Caller.connect(self.place, hello, secret=self.secret, deadline_s=DEADLINE_S)
         followed: list[Frame] = []
         self._line.heard = followed.append
-        orders = words.Orders(1, 1, self.chart, 1, (), Training(), TABLES, since=words.pack([1] * BUCKETS, "i"),
+        orders = messages.Orders(1, 1, self.chart, 1, (), Training(), TABLES, since=messages.pack([1] * BUCKETS, "i"),
                               giver=nobody)  # fmt: skip
-        self._line.send(Op.CONTROL, b"", [words.encode(orders).encode()], deadline_s=DEADLINE_S)
+        self._line.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=DEADLINE_S)
 
     def client(self, number: int) -> Client:
         """A trainer's."""

@@ -19,7 +19,7 @@ from torch import nn
 
 import edl.torch as edl
 import edl.torch.ps as ps
-from ps.module import part
+from ps.client.frontend import part
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
 
 COUNTERS = 4096

@@ -492,8 +492,8 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     leases = LeaseMachine(readers_authority)
     if not spec.servers:
         return (leases,)
-    from ps.book import Limits
-    from ps.machine import PlacementMachine
+    from ps.coordinator.machine import PlacementMachine
+    from ps.coordinator.state import Limits
 
     limits = Limits(recover_s=spec.timeouts.recover_s)
     return (leases, PlacementMachine(training_of(spec.servers), limits=limits))
@@ -503,10 +503,10 @@ def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[
     """The Master's connections to pservers."""
     if not spec.servers:
         return None
-    from ps import lines  # only now: it needs packages that other jobs do not
+    from ps.net import master_lines  # only now: it needs packages that other jobs do not
 
-    kit = lines.Kit(spec.timeouts.lease_ttl_s, log, name=node)
-    return lambda token, listener: lines.HelperLines(kit, token, listener)
+    kit = master_lines.Kit(spec.timeouts.lease_ttl_s, log, name=node)
+    return lambda token, listener: master_lines.HelperLines(kit, token, listener)
 
 
 def _agent(

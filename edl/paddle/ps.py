@@ -22,7 +22,7 @@ import paddle
 from paddle import nn
 
 from edl.paddle.arrays import fill, from_memory, kind
-from ps.module import (
+from ps.client.frontend import (
     begin,
     checked_combiner,
     checked_every,
@@ -41,8 +41,8 @@ from ps.module import (
     sparse,
     step,
 )
-from ps.module import prefetch as _prefetch
-from ps.recipes import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
+from ps.client.frontend import prefetch as _prefetch
+from ps.optimizers import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 
 __all__ = [

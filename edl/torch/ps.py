@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ps.module import (
+from ps.client.frontend import (
     begin,
     checked_combiner,
     checked_every,
@@ -39,8 +39,8 @@ from ps.module import (
     sparse,
     step,
 )
-from ps.module import prefetch as _prefetch
-from ps.recipes import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
+from ps.client.frontend import prefetch as _prefetch
+from ps.optimizers import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 
 __all__ = [

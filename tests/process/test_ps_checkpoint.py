@@ -12,7 +12,7 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.exit_codes import ExitCode
-from ps.checkpoint import Vault
+from ps.checkpoint.directory import CheckpointDirectory
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 from tests.unit.data_bench import write_ipc
 
@@ -31,7 +31,7 @@ class Ledger(Job):
 
     def cuts(self, saved: Path) -> list[int]:
         """Complete checkpoints, newest first."""
-        return [one.number for one in Vault(PlainFiles(saved), NAME).find().cuts]
+        return [one.number for one in CheckpointDirectory(PlainFiles(saved), NAME).find().cuts]
 
     def pservers(self) -> list[psutil.Process]:
         children = psutil.Process(self.nodes["a"].process.pid).children(recursive=True)

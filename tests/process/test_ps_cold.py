@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edl.config import environment
-from ps.kernels import chosen
+from ps.store.kernels import chosen
 from tests.unit.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Trainer, tidy
 
 KEYS = list(range(2000))

@@ -17,8 +17,8 @@ import pytest
 
 import edl.adapters.with_parent
 from edl.config import environment
-from ps import words
-from ps.frames import Op
+from ps.protocol import messages
+from ps.protocol.frames import Op
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
 from tests.unit.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Pusher, Trainer, tidy, until
 
@@ -87,7 +87,7 @@ def told(processes: Mapping[int, Process], plan: Plan) -> Plan:
     for number in plan.places:
         processes[number].boss.tell(plan.orders(number))
     for number in plan.places:
-        processes[number].boss.heard(words.Followed, lambda word: word.version >= plan.version)
+        processes[number].boss.heard(messages.Followed, lambda word: word.version >= plan.version)
     return plan
 
 
@@ -173,9 +173,9 @@ def test_one_of_two_is_killed_and_nothing_acknowledged_is_lost(start: Any) -> No
 
 def cut(processes: Mapping[int, Process], plan: Plan, number: int, phase: str, **more: Any) -> tuple[Plan, list[Any]]:
     """One phase of a checkpoint on all of them; what they told."""
-    plan = told(processes, plan.next(cut=words.Cut(number, phase, **more)))
+    plan = told(processes, plan.next(cut=messages.Cut(number, phase, **more)))
     done = [
-        one.boss.heard(words.CutDone, lambda word: (word.number, word.phase) == (number, phase))
+        one.boss.heard(messages.CutDone, lambda word: (word.number, word.phase) == (number, phase))
         for one in processes.values()
     ]
     assert not [word.failed for word in done if word.failed]
@@ -199,20 +199,20 @@ def test_a_checkpoint_of_two_restored_on_one(start: Any, tmp_path: Path) -> None
     push(pusher, 2)  # after the mark: not in the checkpoint
     plan, done = cut(processes, plan, 1, "write")
     parts = tuple(word.told for word in done)
-    asked = plan.next(cut=words.Cut(1, "complete", parts=parts, extra=json.dumps({"step": 3})))
+    asked = plan.next(cut=messages.Cut(1, "complete", parts=parts, extra=json.dumps({"step": 3})))
     processes[1].boss.say(asked.orders(1))
-    run = json.loads(processes[1].boss.heard(words.CutDone, lambda word: word.phase == "complete").told)["run"]
+    run = json.loads(processes[1].boss.heard(messages.CutDone, lambda word: word.phase == "complete").told)["run"]
 
     third = {3: start("c", option)}
-    fresh = Plan({3: third[3].place}, {3: ALL}, giver={words.RESTORE: ALL}, tables=(ADAM, COUNTS), history=2)
-    fresh.cut = words.Cut(0, "find")
+    fresh = Plan({3: third[3].place}, {3: ALL}, giver={messages.RESTORE: ALL}, tables=(ADAM, COUNTS), history=2)
+    fresh.cut = messages.Cut(0, "find")
     fresh.owner = {}
     told(third, fresh)
-    found = third[3].boss.heard(words.Found)
+    found = third[3].boss.heard(messages.Found)
     assert [(one.run, one.number, one.step) for one in found.cuts] == [(run, 1, 3)]
-    restored = fresh.next(owner={3: ALL}, cut=words.Cut(1, "restore", run=run), changed=ALL)
+    restored = fresh.next(owner={3: ALL}, cut=messages.Cut(1, "restore", run=run), changed=ALL)
     told(third, restored)
-    third[3].boss.heard(words.Took)
+    third[3].boss.heard(messages.Took)
     later = Trainer(third[3].place, 1)
     marked = later.pull(ADAM, KEYS, insert=False)
 

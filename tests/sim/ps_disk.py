@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ps import words
+from ps.protocol import messages
 from tests.sim.ps_net import Violation
 from tests.sim.ps_node import Bucket, Id, Node
 
@@ -33,7 +33,7 @@ class Disk:
     def run(self, number: int) -> str:
         return f"cut-{number}"
 
-    def broken(self, cut: words.Cut) -> bool:
+    def broken(self, cut: messages.Cut) -> bool:
         return cut.number in self.bad
 
     def load(self, run: str, bucket: int) -> Bucket:
@@ -51,40 +51,40 @@ class Disk:
         if node.name in self.said:
             node.say(self.said[node.name])
 
-    def work(self, node: Node, cut: words.Cut, chart: words.Chart) -> None:
+    def work(self, node: Node, cut: messages.Cut, chart: messages.PlacementMap) -> None:
         """A phase of a cut has been ordered; it takes a while."""
         if cut.phase == "mark":
             self.top = max(self.top, cut.number)
-            owner = words.unpack(chart.owner, self.sim.buckets)
+            owner = messages.unpack(chart.owner, self.sim.buckets)
             node.marked[cut.number] = {
                 bucket: node.store.get(bucket, Bucket()).copy()
                 for bucket in range(self.sim.buckets)
-                if owner[bucket] == node.holding.number
+                if owner[bucket] == node.bucket_machine.number
             }
-            self.say(node, words.CutDone(cut.number, "mark"))
+            self.say(node, messages.CutDone(cut.number, "mark"))
         else:
             self.sim.run_later(node, self._work, node, cut, after_s=self.sim.net.rng.uniform(0.01, 0.3))
 
-    def _work(self, node: Node, cut: words.Cut) -> None:
+    def _work(self, node: Node, cut: messages.Cut) -> None:
         if cut.phase == "find":
             found = [
-                words.FoundCut(self.run(number), number, 1, self.sim.tables, self.steps[number])
+                messages.FoundCut(self.run(number), number, 1, self.sim.tables, self.steps[number])
                 for number in sorted(self.cuts, reverse=True)[:3]
             ]
             node.done.discard((0, "find"))
-            self.say(node, words.Found(self.top, tuple(found)))
+            self.say(node, messages.Found(self.top, tuple(found)))
         elif cut.phase == "write":
             if self.sim.net.rng.random() < self.sim.disk_faults:
-                self.say(node, words.CutDone(cut.number, "write", "the disk is full"))
+                self.say(node, messages.CutDone(cut.number, "write", "the disk is full"))
                 return
-            self.parts.setdefault(cut.number, {})[node.holding.number] = node.marked.get(cut.number, {})
-            self.say(node, words.CutDone(cut.number, "write", "", f"{node.holding.number}"))
+            self.parts.setdefault(cut.number, {})[node.bucket_machine.number] = node.marked.get(cut.number, {})
+            self.say(node, messages.CutDone(cut.number, "write", "", f"{node.bucket_machine.number}"))
         elif cut.phase == "complete":
             parts = [self.parts[cut.number][int(part)] for part in cut.parts]
             self._complete(cut, parts)
-            self.say(node, words.CutDone(cut.number, "complete", "", json.dumps({"run": self.run(cut.number)})))
+            self.say(node, messages.CutDone(cut.number, "complete", "", json.dumps({"run": self.run(cut.number)})))
 
-    def _complete(self, cut: words.Cut, parts: list[dict[int, Bucket]]) -> None:
+    def _complete(self, cut: messages.Cut, parts: list[dict[int, Bucket]]) -> None:
         whole: dict[int, Bucket] = {}
         for part in parts:
             for bucket, held in part.items():

@@ -32,7 +32,7 @@ class Losses:
 
     def acknowledged(self, node: Node, request: Request, now_s: float) -> None:
         """A pserver acknowledges a part of a push."""
-        owner = node.holding.number
+        owner = node.bucket_machine.number
         for bucket in request.parts:
             to, wait = node.feeds.get(bucket, ((), ()))
             for copy in set(to) - set(wait):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from edl.master import service as sv
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
-from ps.holding import MasterLine
-from ps.invariants import violations
-from ps.machine import PlacementMachine
+from ps.coordinator.invariants import violations
+from ps.coordinator.machine import PlacementMachine
+from ps.server.bucket_machine import MasterLine
 from tests.sim.ps_net import Pipe, Violation
 from tests.sim.ps_node import Node
 
@@ -152,7 +152,7 @@ class Master:
             return
         effects = self.machine.step(event, self.sim.net.now_s)
         over = any(isinstance(effect, sv.Fail) for effect in effects)
-        wrong = [] if over else violations(self.machine.book)
+        wrong = [] if over else violations(self.machine.state)
         if wrong:
             raise Violation(f"after {type(event).__name__}: {wrong[0]}")
         dies, self.dies = self.dies, ""

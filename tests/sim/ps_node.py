@@ -1,4 +1,5 @@
-"""A simulated pserver: the real ``Holding`` and ``Gate``, rows that remember each push, streams to followers."""
+"""A simulated pserver: the real ``BucketMachine`` and ``StepBarrier``, rows that remember each push, streams to
+followers."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ps import holding as hd
-from ps import words
-from ps.differences import orders_after
-from ps.gate import Apply, Gate, Stale
-from ps.holding import MOVED, SERVED, Holding
+from ps.protocol import messages
+from ps.protocol.deltas import orders_after
+from ps.server import bucket_machine as hd
+from ps.server.bucket_machine import MOVED, SERVED, BucketMachine
+from ps.server.step_barrier import Apply, Stale, StepBarrier
 from ps.spec import Mode
 from tests.sim.ps_net import Pipe, Violation
 
@@ -50,7 +51,7 @@ class Request:
     """Another pserver has applied this step."""
     tag: int = 0
     at: int = 0
-    """The step as the gate counts it."""
+    """The step as the step barrier counts it."""
     applied: bool = False
     marks: dict[tuple[int, int], int] = field(default_factory=dict)
     """By (follower, bucket): what its stream has to have acknowledged."""
@@ -83,7 +84,7 @@ class Stream:
         if not node.alive or node.streams.get(self.follower) is not self or self.up or self.unnoticed:
             return
         target = sim.by_number(self.follower)
-        same = target is not None and target.holding.history == node.holding.history
+        same = target is not None and target.bucket_machine.history == node.bucket_machine.history
         if target is None or not same or not sim.linked(node, target):
             self._fail()
             return
@@ -112,7 +113,7 @@ class Stream:
         if self.up and self.pipe is not None:
             self.sent += 1
             self.under_way.append((self.sent, self.node.sim.net.now_s))
-            self.pipe.send((self.sent, self.node.holding.number, self.node.holding.version, item))
+            self.pipe.send((self.sent, self.node.bucket_machine.number, self.node.bucket_machine.version, item))
 
     @property
     def lag_s(self) -> float:
@@ -140,8 +141,8 @@ class Node:
 
     def __init__(self, sim: PsSim, name: str, machine: str) -> None:
         self.sim, self.name, self.machine = sim, name, machine
-        self.holding = Holding(name, buckets=sim.buckets)
-        self.gate = Gate(sim.training)
+        self.bucket_machine = BucketMachine(name, buckets=sim.buckets)
+        self.barrier = StepBarrier(sim.training)
         self.alive = True
         self.draining = False
         self.frozen_s = 0.0
@@ -152,7 +153,7 @@ class Node:
         self.pending: dict[tuple[int, int], int] = {}
         """Copies whose image is not taken yet: (follower, bucket) -> number."""
         self.requests: list[Request] = []
-        self.told: words.Orders | None = None
+        self.told: messages.Orders | None = None
         """The newest, to go on from."""
         self.up_pipe: Pipe | None = None
         """To the Master."""
@@ -165,23 +166,23 @@ class Node:
 
     def say(self, word: Any) -> None:
         if self.up_pipe is not None:
-            self.up_pipe.send(words.encode(word))
-            if self.sim.net.rng.random() < 0.05 and not isinstance(word, words.Hello):
-                self.up_pipe.send(words.encode(word))
+            self.up_pipe.send(messages.encode(word))
+            if self.sim.net.rng.random() < 0.05 and not isinstance(word, messages.Hello):
+                self.up_pipe.send(messages.encode(word))
 
     def hear(self, body: str) -> None:
-        word = words.decode(body)
-        if isinstance(word, words.OrdersChanged):
+        word = messages.decode(body)
+        if isinstance(word, messages.OrdersChanged):
             if self.told is None or self.told.chart.version != word.base:
-                self.say(words.OrdersPlease(self.holding.version))
+                self.say(messages.OrdersPlease(self.bucket_machine.version))
                 return
             word = orders_after(self.told, word)
         self.told = word
         self.event(hd.OrdersCame(word))
-        orders = self.holding.orders
+        orders = self.bucket_machine.orders
         if orders is None:
             return
-        self.verdicts(self.gate.orders(orders.epoch, orders.members, orders.revoked))
+        self.verdicts(self.barrier.orders(orders.epoch, orders.members, orders.revoked))
         for request in [one for one in self.requests if one.trainer in orders.revoked]:
             self.finish(request, "stale")
         if orders.go:
@@ -194,7 +195,7 @@ class Node:
 
     def event(self, event: hd.Event) -> None:
         """Do what the holding says."""
-        for effect in self.holding.step(event):
+        for effect in self.bucket_machine.step(event):
             self._do(effect)
         self.look()
 
@@ -231,7 +232,7 @@ class Node:
 
     def _reset(self) -> None:
         self.store, self.feeds, self.pending, self.marked = {}, {}, {}, {}
-        self.verdicts(self.gate.reset())
+        self.verdicts(self.barrier.reset())
         for stream in [*self.streams.values(), *self.incoming]:
             stream.cut()
         self.streams, self.incoming = {}, []
@@ -246,12 +247,15 @@ class Node:
         for follower in effect.to:
             self.stream(follower)
 
-    def restore(self, cut: words.Cut, buckets: tuple[int, ...]) -> None:
+    def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
         if self.sim.disk.broken(cut):
-            self.say(words.CutDone(cut.number, "restore", "a checksum is wrong"))
+            self.say(messages.CutDone(cut.number, "restore", "a checksum is wrong"))
             return
         for bucket in buckets:
-            if self.holding.owner[bucket] == self.holding.number and self.holding.allowed[bucket] != SERVED:
+            if (
+                self.bucket_machine.owner[bucket] == self.bucket_machine.number
+                and self.bucket_machine.allowed[bucket] != SERVED
+            ):
                 self.store[bucket] = self.sim.disk.load(cut.run, bucket)
         self.event(hd.Restored(cut.number, buckets))
 
@@ -279,16 +283,16 @@ class Node:
         count, sender, version, word = item
         if life != stream.life:
             return
-        if stream.target is not self or self.holding.number != stream.follower:
+        if stream.target is not self or self.bucket_machine.number != stream.follower:
             stream.cut()
             return
         if word[0] == "release":
             self.event(hd.Released(sender, word[1], word[2]))
         else:
             bucket = word[1]
-            if self.holding.refuses(sender, version, [bucket]):
+            if self.bucket_machine.refuses(sender, version, [bucket]):
                 if stream.back is not None:
-                    stream.back.send(("fenced", bucket, self.holding.version))
+                    stream.back.send(("fenced", bucket, self.bucket_machine.version))
             elif word[0] == "image":
                 self.store[bucket] = word[2].copy()
             else:
@@ -318,11 +322,11 @@ class Node:
 
     def push(self, request: Request) -> None:
         """A push, or what of it belongs here, has come from a trainer."""
-        orders = self.holding.orders
+        orders = self.bucket_machine.orders
         if orders is None:
             request.answer("moved")
             return
-        if request.history < self.holding.history or request.trainer in orders.revoked:
+        if request.history < self.bucket_machine.history or request.trainer in orders.revoked:
             request.answer("stale")
             return
         self.requests.append(request)
@@ -337,15 +341,15 @@ class Node:
                 self._look_at(request)
 
     def _look_at(self, request: Request) -> None:
-        states = {self.holding.allowed[bucket] for bucket in request.parts}
-        if MOVED in states or request.history != self.holding.history:
+        states = {self.bucket_machine.allowed[bucket] for bucket in request.parts}
+        if MOVED in states or request.history != self.bucket_machine.history:
             self.finish(request, "moved")
         elif not request.applied and states <= {SERVED}:
             if self.sim.training.mode is Mode.SYNC:
                 if not request.tag:
                     self.tags += 1
                     request.tag = self.tags
-                    self.verdicts(self.gate.push(request.trainer, request.step, request.tag, request.complete))
+                    self.verdicts(self.barrier.push(request.trainer, request.step, request.tag, request.complete))
             else:
                 self.apply(request)
         if request in self.requests and request.applied and states <= {SERVED} and self._is_acked(request):
@@ -362,7 +366,7 @@ class Node:
                     continue
                 if isinstance(verdict, Stale):
                     self.finish(by_tag[tag], "stale")
-                elif any(self.holding.allowed[bucket] != SERVED for bucket in by_tag[tag].parts):
+                elif any(self.bucket_machine.allowed[bucket] != SERVED for bucket in by_tag[tag].parts):
                     self.finish(by_tag[tag], "moved")
                 else:
                     by_tag[tag].at = verdict.step
@@ -400,7 +404,7 @@ class Node:
                 up = stream is not None and (stream.up or stream.unnoticed)
                 if stream is None or not up or stream.lag_s > self.sim.training.lag_s:
                     return False
-                if stream.refused > self.holding.version:
+                if stream.refused > self.bucket_machine.version:
                     return False
         return True
 
@@ -408,5 +412,5 @@ class Node:
         if request in self.requests:
             self.requests.remove(request)
             if request.tag:
-                self.gate.withdraw(request.tag)
+                self.barrier.withdraw(request.tag)
             request.answer(answer)

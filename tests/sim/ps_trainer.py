@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from edl.master.service import Caller, Said
 from edl.types import NodeId, Round
-from ps import words
-from ps.differences import members_after
+from ps.protocol import messages
+from ps.protocol.deltas import members_after
 from ps.spec import Mode
 from tests.sim.ps_node import PATIENCE_S, Request
 
@@ -25,10 +25,10 @@ class Trainer:
         self.caller = Caller(NodeId(node), 0)
         self.alive = True
         self.number = 0
-        self.chart = words.Chart()
+        self.chart = messages.PlacementMap()
         self.owner: list[int] = []
         self.epoch = 0
-        self.members: tuple[words.Member, ...] = ()
+        self.members: tuple[messages.Member, ...] = ()
         self.counts = False
         self.wants_in = True
         self.is_member = False
@@ -48,7 +48,7 @@ class Trainer:
         """Sync mode: pservers that wait for other trainers."""
         self.busy = False
         self.halt = 0
-        self.at_cut: words.AtCut | None = None
+        self.at_cut: messages.AtCut | None = None
         self.ask = 0
         self.saved = self.refused = 0
         self.acked = 0
@@ -57,69 +57,69 @@ class Trainer:
     # --- the Master --------------------------------------------------------------------------------------------------
 
     def say(self, word: Any) -> None:
-        self.sim.master.said(Said(self.caller, Round(self.sim.round), words.encode(word)))
+        self.sim.master.said(Said(self.caller, Round(self.sim.round), messages.encode(word)))
 
     def join(self) -> None:
         if self.alive and not self.number:
-            self.say(words.Join(self.nonce, self.sim.tables))
+            self.say(messages.Join(self.nonce, self.sim.tables))
             self.sim.run_later(self, self.join, after_s=1.0)
 
     def again(self) -> None:
         """The stream to the Master is a new one: what was said may be lost."""
         if not self.alive:
             return
-        self.say(words.Join(self.nonce, self.sim.tables))
+        self.say(messages.Join(self.nonce, self.sim.tables))
         if self.number:
-            self.say(words.ChartPlease(0))
+            self.say(messages.ChartPlease(0))
             if self.wants_in:
-                self.say(words.Begin(self.number))
+                self.say(messages.Begin(self.number))
             if self.at_cut is not None:
                 self.say(self.at_cut)
             if self.ask:
-                self.say(words.Save(self.ask))
+                self.say(messages.Save(self.ask))
 
     def hear(self, body: str) -> None:
-        word = words.decode(body)
+        word = messages.decode(body)
         match word:
-            case words.Joined():
+            case messages.Joined():
                 if not self.number:
                     self.number, self.step = word.number, word.step
                     self.epoch, self.members = word.epoch, word.members
                     self.take(word.chart)
-                    self.say(words.Begin(self.number))
+                    self.say(messages.Begin(self.number))
                     self.sim.run_later(self, self.think)
                 elif word.number == self.number:
-                    self.hear_news(words.Charted(word.token, word.chart, word.epoch, word.members))
-            case words.Charted() | words.Placed() | words.Counted():
+                    self.hear_news(messages.Charted(word.token, word.chart, word.epoch, word.members))
+            case messages.Charted() | messages.Placed() | messages.Counted():
                 self.hear_news(word)
-            case words.Refused(kind, text, ask):
+            case messages.Refused(kind, text, ask):
                 if kind == "stale":
                     self.end()
                 elif kind == "save" and ask == self.ask:
                     self.ask, self.refused = 0, self.refused + 1
                 elif kind != "save":
                     raise AssertionError(text)
-            case words.Halt(cut):
+            case messages.Halt(cut):
                 self.halt, self.waits = cut, set()
-            case words.NameData(cut):
-                self.say(words.DataNamed(cut, (("data", str(cut)),)))
-            case words.GoOn(cut):
+            case messages.NameData(cut):
+                self.say(messages.DataNamed(cut, (("data", str(cut)),)))
+            case messages.GoOn(cut):
                 if self.halt <= cut:
                     self.halt, self.at_cut = 0, None
-            case words.Saved(ask, _, run):
+            case messages.Saved(ask, _, run):
                 if ask == self.ask:
                     self.ask, self.saved = 0, self.saved + 1
                     self.sim.disk.must_have(run)
 
-    def hear_news(self, word: words.Charted | words.Placed | words.Counted) -> None:
-        if isinstance(word, words.Charted | words.Placed):
+    def hear_news(self, word: messages.Charted | messages.Placed | messages.Counted) -> None:
+        if isinstance(word, messages.Charted | messages.Placed):
             self.take(word.chart)
-        if isinstance(word, words.Charted) and word.epoch >= self.epoch:
+        if isinstance(word, messages.Charted) and word.epoch >= self.epoch:
             self.epoch, self.members = word.epoch, word.members
-        elif isinstance(word, words.Counted) and word.since == self.epoch:
+        elif isinstance(word, messages.Counted) and word.since == self.epoch:
             self.epoch, self.members = word.epoch, members_after(self.members, word.came, word.went)
-        elif isinstance(word, words.Counted) and word.epoch > self.epoch:
-            self.say(words.ChartPlease(-1))
+        elif isinstance(word, messages.Counted) and word.epoch > self.epoch:
+            self.say(messages.ChartPlease(-1))
         self.follow()
 
     def follow(self) -> None:
@@ -131,14 +131,14 @@ class Trainer:
             self.step = max(self.step, mine[0].step)
         self.work()
 
-    def take(self, chart: words.Chart) -> None:
+    def take(self, chart: messages.PlacementMap) -> None:
         if self.number and chart.history != self.chart.history and self.chart.version:
             if chart.history > self.chart.history:
                 self.end()
             return
         if chart.version > self.chart.version:
             self.chart = chart
-            self.owner = list(words.unpack(chart.owner, self.sim.buckets))
+            self.owner = list(messages.unpack(chart.owner, self.sim.buckets))
 
     def end(self) -> None:
         """The process ends; its launcher starts another one."""
@@ -150,7 +150,7 @@ class Trainer:
         """No more to do. Said until the Master has heard it."""
         self.wants_in = self.counts = False
         if self.alive and self.is_member:
-            self.say(words.Leave(self.number))
+            self.say(messages.Leave(self.number))
             self.sim.run_later(self, self.leave, after_s=5.0)
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ class Trainer:
             if not self.ask and self.sim.wants_cuts and self.sim.net.rng.random() < 0.01:
                 self.sim.asks += 1
                 self.ask = self.sim.asks
-                self.say(words.Save(self.ask))
+                self.say(messages.Save(self.ask))
             self.begin_push()
 
     def stop_for_cut(self) -> None:
-        self.at_cut = words.AtCut(self.halt, self.step, f'"{self.node}"')
+        self.at_cut = messages.AtCut(self.halt, self.step, f'"{self.node}"')
         self.waits = set()
         self.say(self.at_cut)
 
@@ -228,7 +228,7 @@ class Trainer:
         if node is None or not sim.linked(node, None):
             self.asked[number] = sim.net.now_s + 0.1
             if sim.net.rng.random() < 0.3:
-                self.say(words.ChartPlease(self.chart.version))
+                self.say(messages.ChartPlease(self.chart.version))
             return
         seq = self.seq
 
@@ -258,6 +258,6 @@ class Trainer:
             self.end()
             return
         elif what == "moved":
-            self.say(words.ChartPlease(self.chart.version))
+            self.say(messages.ChartPlease(self.chart.version))
             self.asked[number] = self.sim.net.now_s + 0.05
         self.work()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from edl.master.service import Caller
-from ps.book import Limits
-from ps.machine import PlacementMachine
+from ps.coordinator.machine import PlacementMachine
+from ps.coordinator.state import Limits
 from ps.spec import Mode, Replication, TableSpec, Training
 from tests.sim.ps_disk import Disk, Place
 from tests.sim.ps_loss import Losses
@@ -107,7 +107,7 @@ class PsSim:
         self.net.at(self.net.delay() if after_s is None else after_s, self.run, process, action, *args)
 
     def by_number(self, number: int) -> Node | None:
-        return next((node for node in self.nodes if node.alive and node.holding.number == number), None)
+        return next((node for node in self.nodes if node.alive and node.bucket_machine.number == number), None)
 
     def trainers(self) -> list[Trainer]:
         return [one for one in self.people.values() if one.alive]
@@ -164,20 +164,20 @@ class PsSim:
 
     def stepped(self, machine: PlacementMachine) -> None:
         """The machine has taken an event, and what it decided is kept."""
-        book, cuts = machine.book, machine.cuts
-        self.losses.stepped(book.servers, self.roles)
-        if book.version != self.version:
-            self.version, self.roles = book.version, list(zip(book.grid.owner, book.grid.backup, strict=True))
+        state, cuts = machine.state, machine.cuts
+        self.losses.stepped(state.servers, self.roles)
+        if state.version != self.version:
+            self.version, self.roles = state.version, list(zip(state.grid.owner, state.grid.backup, strict=True))
         if cuts.phase == "mark" and cuts.top not in self.disk.expected:
             self.disk.expected[cuts.top] = frozenset(self.expect)
-        if book.history != self.history:
-            self.history, self.restored = book.history, 0
+        if state.history != self.history:
+            self.history, self.restored = state.history, 0
             self.expect = set()
             self.rollbacks += 1
             if self.gentle and self.training.replication is Replication.SYNC and not self.disk.bad:
-                raise Violation(f"a single fault took rows along: {book.reason}")
-        if book.stage == "placed" and book.found and self.restored != book.found[0].number:
-            self.restored = book.found[0].number
+                raise Violation(f"a single fault took rows along: {state.reason}")
+        if state.stage == "placed" and state.found and self.restored != state.found[0].number:
+            self.restored = state.found[0].number
             self.expect = set(self.disk.expected[self.restored])
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class PsSim:
 
     def leave(self, node: Node) -> None:
         """It has nothing any more, and ends."""
-        if any(roles.count(node.holding.number) for roles in self.roles):
+        if any(roles.count(node.bucket_machine.number) for roles in self.roles):
             raise Violation(f"{node.name} was sent away with buckets")
         self.kill(node)
         self.master.key_gone(node.name)
@@ -340,9 +340,9 @@ class PsSim:
             living = self.living()
             if living and number:
                 node = rng.choice(living)
-                from ps import words
+                from ps.protocol import messages
 
-                self.run_later(node, node.say, words.TrainerLost(number), after_s=0.1)
+                self.run_later(node, node.say, messages.TrainerLost(number), after_s=0.1)
 
     # --- one history -------------------------------------------------------------------------------------------------
 
@@ -401,13 +401,18 @@ class PsSim:
             return True
         if any(node.frozen_s > self.net.now_s for node in self.living()):
             return False
-        if machine is None or machine.book.stage != "placed" or not machine.book.whole or machine.book.grid.in_motion():
+        if (
+            machine is None
+            or machine.state.stage != "placed"
+            or not machine.state.whole
+            or machine.state.grid.in_motion()
+        ):
             return False
-        book = machine.book
-        able = [one for one in book.servers.values() if not one.draining]
-        copied = not book.copies or len(book.servers) < 2 or len(able) < 1 or all(book.grid.backup) or len(able) == 1
+        state = machine.state
+        able = [one for one in state.servers.values() if not one.draining]
+        copied = not state.copies or len(state.servers) < 2 or len(able) < 1 or all(state.grid.backup) or len(able) == 1
         deaf = any(id(node) in self.deaf for node in self.living())
-        up = all(one.greeted for one in book.servers.values()) and len(book.servers) == len(self.living())
+        up = all(one.greeted for one in state.servers.values()) and len(state.servers) == len(self.living())
         counted = all(one.counts for one in self.trainers() if one.wants_in) and len(self.trainers()) == len(
             self.places
         )
@@ -438,16 +443,16 @@ class PsSim:
         machine = self.master.machine
         if machine is None:
             return "no Master"
-        grid = machine.book.grid
+        grid = machine.state.grid
         roles = [grid.roles(bucket) for bucket in range(self.buckets)]
         people = [(one.node, one.number, one.counts, one.busy, one.halt, sorted(one.parts)) for one in self.trainers()]
-        return f"stage {machine.book.stage}, roles {roles}, cut {machine.cuts.phase!r}, trainers {people}"
+        return f"stage {machine.state.stage}, roles {roles}, cut {machine.cuts.phase!r}, trainers {people}"
 
     def _check(self) -> None:
         """Everything that was acknowledged is there, once, and copies are equal."""
         machine = self.master.machine
         assert machine is not None
-        grid = machine.book.grid
+        grid = machine.state.grid
         for bucket in range(self.buckets):
             owner = self.by_number(grid.owner[bucket])
             if owner is None:

@@ -27,11 +27,11 @@ from edl.master.service import Caller, WorldBegan
 from edl.types import NodeId
 from ps.hashing import buckets_of
 from ps.intents import Fenced, home
-from ps.items import pack, unpack
+from ps.protocol.replication import pack, unpack
 from ps.rows import Part, Push
 from ps.rows import Piece as Rows
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.store import Store
 from tests.sim.lease_net import Shell, Violation, world_of
 
 NAME = "clicks"

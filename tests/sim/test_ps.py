@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ps.cuts import Cuts
-from ps.holding import Holding
-from ps.membership import Membership, Trainer
-from ps.placement import Grid
-from ps.serving import Serving
-from ps.words import NOBODY
+from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.membership import Membership, Trainer
+from ps.coordinator.placement import Grid
+from ps.coordinator.servers import PserverRegistry
+from ps.protocol.messages import NOBODY
+from ps.server.bucket_machine import BucketMachine
 from tests.sim.ps_net import Violation
 from tests.sim.ps_node import Bucket, Stream
 from tests.sim.ps_world import PsSim
@@ -109,34 +109,34 @@ Patch = pytest.MonkeyPatch
 
 def fences_nobody(patch: Patch) -> None:
     """A follower takes pieces from whoever sends them."""
-    patch.setattr(Holding, "refuses", lambda self, sender, version, buckets: [])
+    patch.setattr(BucketMachine, "refuses", lambda self, sender, version, buckets: [])
 
 
 def serves_at_once(patch: Patch) -> None:
     """A new owner does not wait for the release."""
-    patch.setattr(Holding, "_waits", lambda self, todo, bucket: self._take(todo, [bucket]))
+    patch.setattr(BucketMachine, "_waits", lambda self, todo, bucket: self._take(todo, [bucket]))
 
 
 def acknowledges_alone(patch: Patch) -> None:
     """Copies that are in step are not waited for."""
-    plan = Holding._plan
-    patch.setattr(Holding, "_plan", lambda self, bucket: (plan(self, bucket)[0], ()))
+    plan = BucketMachine._plan
+    patch.setattr(BucketMachine, "_plan", lambda self, bucket: (plan(self, bucket)[0], ()))
 
 
 def believes_broken_copies(patch: Patch) -> None:
     """A pserver does not notice that a follower has lost step."""
-    patch.setattr(Holding, "_lose", lambda self, todo, number, buckets: None)
+    patch.setattr(BucketMachine, "_lose", lambda self, todo, number, buckets: None)
 
 
 def tells_nobody(patch: Patch) -> None:
     """A copy that has lost step is not told of: pushes wait for it for ever."""
-    patch.setattr(Holding, "_say_broken", lambda self: [])
+    patch.setattr(BucketMachine, "_say_broken", lambda self: [])
 
 
 def goes_on_with_old_copies(patch: Patch) -> None:
     """A copy that was broken off and ordered again is taken for the one before."""
 
-    def copy(self: Holding, todo: Any, bucket: int, number: int) -> None:
+    def copy(self: BucketMachine, todo: Any, bucket: int, number: int) -> None:
         follower = self._follower(number)
         if not follower.fed(bucket) and follower.up:
             follower.begun[bucket] = self._since[bucket]
@@ -144,30 +144,30 @@ def goes_on_with_old_copies(patch: Patch) -> None:
             follower.copying[bucket] = self._numbers + 1
             todo.touched.add(bucket)
 
-    patch.setattr(Holding, "_copy", copy)
+    patch.setattr(BucketMachine, "_copy", copy)
 
 
 def drops_what_came_early(patch: Patch) -> None:
     """An image that comes before its orders goes with older ones (ours, found by these histories)."""
-    refuses = Holding.refuses
+    refuses = BucketMachine.refuses
 
-    def forgets(self: Holding, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
+    def forgets(self: BucketMachine, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
         refused = refuses(self, sender, version, buckets)
         self._beyond.clear()
         return refused
 
-    patch.setattr(Holding, "refuses", forgets)
+    patch.setattr(BucketMachine, "refuses", forgets)
 
 
 def forgets_early_releases(patch: Patch) -> None:
     """A release that comes before its orders is lost (ours)."""
 
-    def released(self: Holding, todo: Any, giver: int, version: int, buckets: tuple[int, ...]) -> None:
+    def released(self: BucketMachine, todo: Any, giver: int, version: int, buckets: tuple[int, ...]) -> None:
         for bucket in buckets:
             if version <= self.version and self._giver[bucket] == giver and version >= self._since[bucket]:
                 self._take(todo, [bucket])
 
-    patch.setattr(Holding, "_released", released)
+    patch.setattr(BucketMachine, "_released", released)
 
 
 def believes_old_words(patch: Patch) -> None:
@@ -192,23 +192,23 @@ def promotes_any_copy(patch: Patch) -> None:
 def keeps_a_number(patch: Patch) -> None:
     """A pserver that was taken for dead and comes back has its old number and its old rows."""
     buried: dict[tuple[int, str], int] = {}
-    bury, hello = Serving.bury, Serving._hello
+    bury, hello = PserverRegistry.bury, PserverRegistry._hello
 
-    def remembers(self: Serving, turn: Any, server: Any, why: str) -> None:
-        buried[id(self._book), server.name] = server.number
+    def remembers(self: PserverRegistry, turn: Any, server: Any, why: str) -> None:
+        buried[id(self._state), server.name] = server.number
         bury(self, turn, server, why)
 
-    def returns(self: Serving, turn: Any, name: str, server: Any, word: Any) -> None:
-        number = buried.get((id(self._book), name))
+    def returns(self: PserverRegistry, turn: Any, name: str, server: Any, word: Any) -> None:
+        number = buried.get((id(self._state), name))
         if server is None and number and name in self.keys:
-            before, self._book.numbers = self._book.numbers, number - 1
+            before, self._state.numbers = self._state.numbers, number - 1
             hello(self, turn, name, server, word)
-            self._book.numbers = max(before, number)
+            self._state.numbers = max(before, number)
         else:
             hello(self, turn, name, server, word)
 
-    patch.setattr(Serving, "bury", remembers)
-    patch.setattr(Serving, "_hello", returns)
+    patch.setattr(PserverRegistry, "bury", remembers)
+    patch.setattr(PserverRegistry, "_hello", returns)
 
 
 def waits_for_the_dead(patch: Patch) -> None:
@@ -239,7 +239,7 @@ def marks_without_trainers(patch: Patch) -> None:
     def hasty(self: Cuts, turn: Any) -> None:
         settle(self, turn)
         if self.phase == "halt":
-            self._servers = frozenset(self._book.servers)
+            self._servers = frozenset(self._state.servers)
             self._enter(turn, "mark", turn.now_s + 4.0)
 
     patch.setattr(Cuts, "settle", hasty)

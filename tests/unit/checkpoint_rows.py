@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.checkpoint import Vault
-from ps.cutting import SHARD_BUCKETS, Taken
+from ps.checkpoint.directory import CheckpointDirectory
+from ps.checkpoint.reader import Loaded
+from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
-from ps.restoring import Loaded
+from ps.protocol.messages import Cut, Orders, PlacementMap
 from ps.rows import Rows
 from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, Training
-from ps.words import Chart, Cut, Orders
 
 USER = TableSpec("user", 4, Optimizer(Rule.ADAM))
 DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(Rule.SGD), dense=True, rows=50)
@@ -93,11 +93,11 @@ def split(parts: int, seed: int = 0) -> list[NDArray[np.uint8]]:
 
 def orders(history: int = 1, tables: tuple[TableSpec, ...] = TABLES) -> Orders:
     """What the one that completes a cut has been ordered."""
-    return Orders(1, 1, Chart(history=history), 1, (), Training(), tables)
+    return Orders(1, 1, PlacementMap(history=history), 1, (), Training(), tables)
 
 
 def finish(
-    vaults: list[Vault],
+    vaults: list[CheckpointDirectory],
     number: int,
     told: list[str],
     extra: str = "",

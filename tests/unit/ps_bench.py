@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps import requests, words
-from ps.client import Client
-from ps.frames import Frame, Op, pack_head
-from ps.narrow import WIRE_DTYPES, narrow
-from ps.requests import laid_out
+from ps.client.client import Client
+from ps.net.caller import Endpoint, Limits, Peer, Reply
+from ps.protocol import messages, requests
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.half_precision import WIRE_DTYPES, narrow
+from ps.protocol.requests import laid_out
 from ps.rows import Push, encode
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec, Training
-from ps.store import Store
-from ps.transport import Endpoint, Limits, Peer, Reply
+from ps.store.store import Store
 
 SECRET = "the secret"
 PATIENCE_S = 20.0
@@ -59,9 +59,9 @@ class Pserver:
         self.endpoint.start("127.0.0.1")
 
     @property
-    def server(self) -> words.Server:
+    def server(self) -> messages.Server:
         """As charts name it; reached over TCP."""
-        return words.Server(self.number, f"ps-{self.number}", "127.0.0.1", self.endpoint.port)
+        return messages.Server(self.number, f"ps-{self.number}", "127.0.0.1", self.endpoint.port)
 
     def seen(self, op: Op) -> list[dict[str, Any]]:
         """Heads of requests of this kind."""
@@ -181,16 +181,16 @@ class Bench:
         self.version += 1
         for one in self.pservers.values():
             one.version = self.version
-            one.charted = words.encode(self.charted()) if tell else ""
+            one.charted = messages.encode(self.charted()) if tell else ""
 
-    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> words.Chart:
+    def chart(self, *, without: Sequence[int] = (), history: int = 1) -> messages.PlacementMap:
         """As it is now."""
         servers = tuple(one.server for number, one in self.pservers.items() if number not in without)
-        return words.Chart(self.version, history, servers, words.pack(self.owner.tolist()))
+        return messages.PlacementMap(self.version, history, servers, messages.pack(self.owner.tolist()))
 
-    def charted(self, **options: Any) -> words.Charted:
+    def charted(self, **options: Any) -> messages.Charted:
         """The same, as a word."""
-        return words.Charted(0, self.chart(**options), 1, ())
+        return messages.Charted(0, self.chart(**options), 1, ())
 
     def client(self, **options: Any) -> Client:
         """Without a Master."""
@@ -221,21 +221,21 @@ class Master:
         self.bench, self.training = bench, training or Training()
         self.said: queue.Queue[Any] = queue.Queue()
         self.rounds: list[int] = []
-        self.joins: list[words.Join] = []
+        self.joins: list[messages.Join] = []
         self.deaf = False
         """Nothing is answered, as if there were no Master."""
         self.tables = tuple(bench.tables)
         self.number = 5
         self.step = 0
         self.restored = ""
-        self.members: tuple[words.Member, ...] = ()
+        self.members: tuple[messages.Member, ...] = ()
         self._heard: Callable[[str | None], None] = lambda text: None
 
     def call(self, service: str, body: str, number: int) -> None:
         """Of ``Link``."""
         assert service == "ps"
         self.rounds.append(number)
-        word = words.decode(body)
+        word = messages.decode(body)
         if self.deaf or not self._answered(word):
             self.said.put(word)
 
@@ -252,34 +252,34 @@ class Master:
 
     def tell(self, word: Any) -> None:
         """Say something to the trainer."""
-        self._heard(words.encode(word))
+        self._heard(messages.encode(word))
 
     def lose(self) -> None:
         """What the trainer said may be lost."""
         self._heard(None)
 
-    def joined(self) -> words.Joined:
+    def joined(self) -> messages.Joined:
         """The answer to ``Join``."""
-        return words.Joined(
+        return messages.Joined(
             self.number, 0, self.bench.chart(), 1, self.members, self.training, self.tables, self.step, self.restored,
             SECRET,
         )  # fmt: skip
 
-    def charted(self, **options: Any) -> words.Charted:
+    def charted(self, **options: Any) -> messages.Charted:
         """The present chart and members."""
         return replace(self.bench.charted(**options), members=self.members)
 
     def _answered(self, word: Any) -> bool:
         match word:
-            case words.Join():
+            case messages.Join():
                 self.joins.append(word)
                 known = {one.name for one in self.tables}
                 self.tables += tuple(one for one in word.tables if one.name not in known)
                 self.tell(self.joined())
-            case words.Begin(number):
-                self.members = (words.Member(number, "a/0", self.step),)
+            case messages.Begin(number):
+                self.members = (messages.Member(number, "a/0", self.step),)
                 self.tell(self.charted())
-            case words.Leave():
+            case messages.Leave():
                 self.members = ()
                 self.tell(self.charted())
             case _:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from edl.errors import PsError
-from ps.connection import Connection, Plain, now_s
-from ps.failures import Unreachable
-from ps.frames import Frame, Op, pack_head
-from ps.handshake import OPENING_BYTES, TRAINER, Called, Calling, Hello
-from ps.transport import Caller, Endpoint, Peer, Reply
-from ps.words import Server
+from ps.errors import Unreachable
+from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.net.connection import Connection, Plain, now_s
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.handshake import OPENING_BYTES, TRAINER, Called, Calling, Hello
+from ps.protocol.messages import Server
 
 SECRET = "of this pserver"
 HOST = "127.0.0.1"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ps.slab import settled
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.slabs import settled
+from ps.store.store import Store
 
 
 def anonymous() -> int:

@@ -10,13 +10,13 @@ from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
-from ps import holding as hd
-from ps import words
-from ps.book import Limits
-from ps.differences import members_after, orders_after
-from ps.holding import Holding
-from ps.invariants import violations
-from ps.machine import PlacementMachine
+from ps.coordinator.invariants import violations
+from ps.coordinator.machine import PlacementMachine
+from ps.coordinator.state import Limits
+from ps.protocol import messages
+from ps.protocol.deltas import members_after, orders_after
+from ps.server import bucket_machine as hd
+from ps.server.bucket_machine import BucketMachine
 from ps.spec import TableSpec, Training
 
 TABLE = TableSpec("users", 8)
@@ -32,11 +32,11 @@ class Rig:
         self.limits = Limits(gather_s=0.0, **limits)
         self.now_s = 10.0
         self.store: dict[str, bytes] = {}
-        self.holdings: dict[str, Holding] = {}
-        self.orders: dict[str, words.Orders] = {}
+        self.bucket_machines: dict[str, BucketMachine] = {}
+        self.orders: dict[str, messages.Orders] = {}
         """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
-        self.found = words.Found(0)
+        self.found = messages.Found(0)
         self.bad: set[str] = set()
         """Runs that cannot be restored."""
         self.lasting = False
@@ -56,10 +56,10 @@ class Rig:
         self.machine = PlacementMachine(self.training, buckets=self.buckets, limits=self.limits)
         self.wake_s = 0.0
         self._do(self.machine.load(dict(self.store), self.now_s))
-        for name in list(self.holdings):
+        for name in list(self.bucket_machines):
             self.feed(sv.KeyPut(name, self._value(name)))
             self.feed(sv.LineUp(name))
-            self._effects(name, self.holdings[name].step(hd.MasterLine()))
+            self._effects(name, self.bucket_machines[name].step(hd.MasterLine()))
         return self.machine
 
     # --- pservers ----------------------------------------------------------------------------------------------------
@@ -67,77 +67,77 @@ class Rig:
     def _value(self, name: str, **more: object) -> bytes:
         return json.dumps({"host": self.machines[name], "port": 1, "secret": "s", **more}).encode()
 
-    def add(self, name: str, machine: str = "") -> Holding:
+    def add(self, name: str, machine: str = "") -> BucketMachine:
         """A pserver registers, its line stands, it says hello."""
         key = f"servers/{name}"
         self.machines[key] = machine or name
-        self.holdings[key] = Holding(key, buckets=self.buckets)
+        self.bucket_machines[key] = BucketMachine(key, buckets=self.buckets)
         self.feed(sv.KeyPut(key, self._value(key)))
         self.feed(sv.LineUp(key))
-        self._effects(key, self.holdings[key].step(hd.MasterLine()))
-        return self.holdings[key]
+        self._effects(key, self.bucket_machines[key].step(hd.MasterLine()))
+        return self.bucket_machines[key]
 
     def drain(self, name: str) -> None:
         self.feed(sv.KeyPut(f"servers/{name}", self._value(f"servers/{name}", draining=True)))
 
     def kill(self, name: str) -> None:
         key = f"servers/{name}"
-        del self.holdings[key]
+        del self.bucket_machines[key]
         self.feed(sv.KeyGone(key))
 
     def say(self, name: str, word: Any) -> None:
         """A pserver says something."""
-        self.feed(sv.Heard(f"servers/{name}", words.encode(word)))
+        self.feed(sv.Heard(f"servers/{name}", messages.encode(word)))
 
     def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
         """Copies are made and marks acknowledged at once."""
-        holding = self.holdings[name]
+        bucket_machine = self.bucket_machines[name]
         for effect in effects:
             match effect:
                 case hd.Say(word):
-                    self.feed(sv.Heard(name, words.encode(word)))
+                    self.feed(sv.Heard(name, messages.encode(word)))
                 case hd.Copy(follower, number, buckets):
-                    self._effects(name, holding.step(hd.ImageAcked(follower, number, buckets)))
+                    self._effects(name, bucket_machine.step(hd.ImageAcked(follower, number, buckets)))
                 case hd.Mark(follower, number):
-                    self._effects(name, holding.step(hd.MarkAcked(follower, number)))
+                    self._effects(name, bucket_machine.step(hd.MarkAcked(follower, number)))
                 case hd.Release(follower, buckets, version):
-                    for other, one in self.holdings.items():
+                    for other, one in self.bucket_machines.items():
                         if one.number == follower:
-                            self._effects(other, one.step(hd.Released(holding.number, version, buckets)))
+                            self._effects(other, one.step(hd.Released(bucket_machine.number, version, buckets)))
                 case hd.Restore(cut, _) if cut.run in self.bad:
-                    told = words.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
-                    self.feed(sv.Heard(name, words.encode(told)))
+                    told = messages.CutDone(cut.number, "restore", "damaged", lasting=self.lasting)
+                    self.feed(sv.Heard(name, messages.encode(told)))
                 case hd.Restore(cut, buckets):
-                    self._effects(name, holding.step(hd.Restored(cut.number, buckets)))
+                    self._effects(name, bucket_machine.step(hd.Restored(cut.number, buckets)))
 
     def members(self, node: str) -> list[str]:
         """Who counts, by all that this trainer has been told."""
-        epoch, found = 0, tuple[words.Member, ...]()
+        epoch, found = 0, tuple[messages.Member, ...]()
         for caller, word in self.told:
             if caller.node != node:
                 continue
-            if isinstance(word, words.Joined | words.Charted):
+            if isinstance(word, messages.Joined | messages.Charted):
                 epoch, found = word.epoch, word.members
-            elif isinstance(word, words.Counted):
+            elif isinstance(word, messages.Counted):
                 assert word.since == epoch, "nothing has been missed"
                 epoch, found = word.epoch, members_after(found, word.came, word.went)
         return [one.name for one in found]
 
-    def _orders(self, name: str, orders: words.Orders | words.OrdersChanged) -> None:
-        before = self.holdings[name].orders
-        if isinstance(orders, words.OrdersChanged):
+    def _orders(self, name: str, orders: messages.Orders | messages.OrdersChanged) -> None:
+        before = self.bucket_machines[name].orders
+        if isinstance(orders, messages.OrdersChanged):
             assert self.orders[name].chart.version == orders.base, "nothing has been missed"
             orders = orders_after(self.orders[name], orders)
         self.orders[name] = orders
-        self._effects(name, self.holdings[name].step(hd.OrdersCame(orders)))
+        self._effects(name, self.bucket_machines[name].step(hd.OrdersCame(orders)))
         cut = orders.cut
         if cut is None or (before is not None and before.cut == cut):
             return
         if cut.phase == "find":
-            self.feed(sv.Heard(name, words.encode(self.found)))
+            self.feed(sv.Heard(name, messages.encode(self.found)))
         elif cut.phase != "restore" and self.cuts:
             told = json.dumps({"run": f"cut-{cut.number}"}) if cut.phase == "complete" else name
-            self.feed(sv.Heard(name, words.encode(words.CutDone(cut.number, cut.phase, "", told))))
+            self.feed(sv.Heard(name, messages.encode(messages.CutDone(cut.number, cut.phase, "", told))))
 
     # --- trainers ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Rig:
 
     def tell(self, node: str, word: Any) -> None:
         """A trainer says something."""
-        self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), words.encode(word)))
+        self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), messages.encode(word)))
 
     def heard(self, node: str, kind: type[Kind]) -> list[Kind]:
         """What a trainer was told."""
@@ -157,9 +157,9 @@ class Rig:
 
     def trainer(self, node: str, nonce: str = "", tables: tuple[TableSpec, ...] = (TABLE,)) -> int:
         """One joins and begins; its number."""
-        self.tell(node, words.Join(nonce or node, tables))
-        number = self.heard(node, words.Joined)[-1].number
-        self.tell(node, words.Begin(number))
+        self.tell(node, messages.Join(nonce or node, tables))
+        number = self.heard(node, messages.Joined)[-1].number
+        self.tell(node, messages.Begin(number))
         return number
 
     # --- the Master's shell ------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Rig:
         try:
             while self._events and not self.failed:
                 self._do(self.machine.step(self._events.popleft(), self.now_s))
-                assert self.failed or violations(self.machine.book) == []
+                assert self.failed or violations(self.machine.state) == []
         finally:
             self._busy = False
 
@@ -193,19 +193,19 @@ class Rig:
                 case sv.Note(text):
                     self.notes.append(text)
                 case sv.Tell(caller, body):
-                    self.told.append((caller, words.decode(body)))
+                    self.told.append((caller, messages.decode(body)))
                 case sv.WakeAt(at_s):
                     self.wake_s = min(at_s, self.wake_s or at_s)
                 case sv.Fail(text):
                     self.failed = text
         for effect in effects:
-            if isinstance(effect, sv.Send) and effect.name in self.holdings:
-                self._orders(effect.name, words.decode(effect.body))
+            if isinstance(effect, sv.Send) and effect.name in self.bucket_machines:
+                self._orders(effect.name, messages.decode(effect.body))
 
     def started(self, *names: str) -> Rig:
         """Pservers are there and buckets are placed."""
         for name in names:
             self.add(name)
         self.pass_time(2.0)
-        assert self.machine.book.stage == "placed"
+        assert self.machine.state.stage == "placed"
         return self

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import EdlError
-from ps import requests, words
-from ps.failures import TimedOut
-from ps.frames import Frame, Op, pack_head
-from ps.handshake import MASTER, TRAINER, Hello
+from ps.errors import TimedOut
 from ps.hashing import bucket_of
-from ps.narrow import WIRE_DTYPES
+from ps.net.caller import Caller, Place
+from ps.protocol import messages, requests
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.half_precision import WIRE_DTYPES
+from ps.protocol.handshake import MASTER, TRAINER, Hello
 from ps.rows import Part
-from ps.server import Server, Setup
+from ps.server.server import Server, Setup
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec, Training
-from ps.transport import Caller, Place
 
 SECRET = "0123456789abcdef"
 WAIT_S = 30.0
@@ -63,7 +63,7 @@ class Boss:
 
     def _heard(self, frame: Frame) -> None:
         with self.news:
-            self.words.append(words.decode(str(frame.body, "utf-8")))
+            self.words.append(messages.decode(str(frame.body, "utf-8")))
             self.news.notify_all()
 
     def _listen(self) -> None:
@@ -81,22 +81,22 @@ class Boss:
             self.over = True
             self.news.notify_all()
 
-    def say(self, orders: words.Orders) -> None:
+    def say(self, orders: messages.Orders) -> None:
         """Orders, and wait until they are followed."""
         self.tell(orders)
         version = orders.chart.version
-        self.heard(words.Followed, lambda word: word.version >= version)
+        self.heard(messages.Followed, lambda word: word.version >= version)
 
-    def tell(self, orders: words.Orders) -> None:
+    def tell(self, orders: messages.Orders) -> None:
         """Orders."""
-        self.caller.send(Op.CONTROL, b"", [words.encode(orders).encode()], deadline_s=WAIT_S)
+        self.caller.send(Op.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=WAIT_S)
 
     def synced(self, version: int, buckets: int = BUCKETS) -> None:
         """It has said that so many have copies, under orders of this version or later."""
 
         def all_of_them() -> bool:
-            told = [word for word in self.words if isinstance(word, words.Synced) and word.version >= version]
-            return len({bucket for word in told for bucket in words.of_ranges(word.buckets)}) >= buckets
+            told = [word for word in self.words if isinstance(word, messages.Synced) and word.version >= version]
+            return len({bucket for word in told for bucket in messages.of_ranges(word.buckets)}) >= buckets
 
         until(self.news, all_of_them, "Synced")
 
@@ -126,8 +126,8 @@ class Plan:
     revoked: tuple[int, ...] = ()
     training: Training = field(default_factory=Training)
     tables: tuple[TableSpec, ...] = (COUNTS, SGD)
-    lr: tuple[words.LrHold, ...] = ()
-    cut: words.Cut | None = None
+    lr: tuple[messages.LrHold, ...] = ()
+    cut: messages.Cut | None = None
     since: list[int] = field(default_factory=lambda: [1] * BUCKETS)
     go: tuple[int, ...] = ()
 
@@ -140,7 +140,7 @@ class Plan:
             plan.since[bucket] = plan.version
         return plan
 
-    def orders(self, number: int) -> words.Orders:
+    def orders(self, number: int) -> messages.Orders:
         """For one of them."""
 
         def packed(roles: dict[int, Sequence[int]]) -> str:
@@ -148,20 +148,20 @@ class Plan:
             for server, buckets in roles.items():
                 for bucket in buckets:
                     found[bucket] = server
-            return words.pack(found)
+            return messages.pack(found)
 
         servers = tuple(
-            words.Server(one, place.name, place.host, place.port, place.path, place.machine)
+            messages.Server(one, place.name, place.host, place.port, place.path, place.machine)
             for one, place in self.places.items()
         )
-        chart = words.Chart(
+        chart = messages.PlacementMap(
             self.version, self.history, servers, packed(self.owner), packed(self.backup), packed(self.joining)
         )
-        return words.Orders(
+        return messages.Orders(
             token=0, you=number, chart=chart, epoch=self.version,
-            members=tuple(words.Member(one, f"node-{one}/0") for one in self.members),
+            members=tuple(messages.Member(one, f"node-{one}/0") for one in self.members),
             training=self.training, tables=self.tables, lr=self.lr, cut=self.cut, revoked=self.revoked,
-            go=number in self.go, since=words.pack(self.since, "i"), giver=packed(self.giver),
+            go=number in self.go, since=messages.pack(self.since, "i"), giver=packed(self.giver),
         )  # fmt: skip
 
 

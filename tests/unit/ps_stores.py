@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ps.rows import Op, Part, Push, Pushed
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.store import Store
 
 both_kernels = pytest.mark.parametrize("kernels", ["numpy", "numba"])
 ZEROS = Initial(Start.ZEROS)

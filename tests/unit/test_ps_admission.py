@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ps.admission import WINDOW, Pending, admitted
 from ps.spec import Admission, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.admission import WINDOW, Pending, admitted
+from ps.store.store import Store
 
 Keys = NDArray[np.int64]
 BATCH = 1024

@@ -117,7 +117,7 @@ def test_both_kernels_are_the_same(optimizer: Optimizer) -> None:
     steps = zipf_steps()
     (_, one, first), (_, other, second) = trained("numba", optimizer, steps), trained("numpy", optimizer, steps)
     np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    for mine, theirs in zip(first.tables["t"].shelves.all, second.tables["t"].shelves.all, strict=True):
+    for mine, theirs in zip(first.tables["t"].shard_tables.all, second.tables["t"].shard_tables.all, strict=True):
         keys = mine.keys[mine.live()]
         np.testing.assert_allclose(mine.state[mine.find(keys)], theirs.state[theirs.find(keys)], rtol=2e-4, atol=2e-5)
 

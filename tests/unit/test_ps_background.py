@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
-from ps.client import Client
-from ps.frames import Frame, Op
-from ps.patience import Patience
+from ps.client.client import Client
+from ps.net.caller import Reply
+from ps.protocol.frames import Frame, Op
 from ps.spec import Mode, Training
-from ps.transport import Reply
+from ps.wait import BoundedWait
 from tests.unit.ps_bench import PATIENCE_S, Bench
 
 KEYS = np.arange(2000)
@@ -140,7 +140,7 @@ def test_leaving_says_farewell_and_closing_does_not(bench: Bench) -> None:
 def test_waiting_is_told_after_a_while_and_when_it_is_over() -> None:
     now, alive = [0.0], [0]
     said: list[str] = []
-    patience = Patience(
+    patience = BoundedWait(
         "rows", deadline_s=100, now_s=lambda: now[0], tell=said.append, alive=lambda: alive.__setitem__(0, alive[0] + 1)
     )
     for now[0] in range(1, 80):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ps.caching import RowCache
-from ps.frames import Op
+from ps.client.cache import RowCache
+from ps.protocol.frames import Op
 from ps.spec import Mode, Training
 from tests.unit.ps_bench import PLAIN, Bench
 

@@ -11,16 +11,16 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
-from ps import holding as h
-from ps.carrying import Carrier
+from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
-from ps.marking import Marking
-from ps.restoring import Loaded
+from ps.protocol.messages import Cut, Joined, Orders, PlacementMap, pack
 from ps.rows import Part, Piece, Push
-from ps.server import Setup
+from ps.server import bucket_machine as h
+from ps.server.bucket_shell import BucketShell
+from ps.server.checkpoint_task import CheckpointTask
+from ps.server.server import Setup
 from ps.spec import BUCKETS, Training
-from ps.store import Store
-from ps.words import Chart, Cut, Joined, Orders, pack
+from ps.store.store import Store
 from tests.unit.ps_servers import COUNTS
 
 
@@ -48,28 +48,28 @@ class Around:
 
 
 @pytest.fixture
-def carrier() -> Iterator[Carrier]:
+def bucket_shell() -> Iterator[BucketShell]:
     """Its keeper does not run: effects are carried out by the test."""
-    one = Carrier(h.Holding("a"), Store(kernels="numpy"), Around(), SystemClock())
+    one = BucketShell(h.BucketMachine("a"), Store(kernels="numpy"), Around(), SystemClock())
     yield one
     one.stop()
 
 
-def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(carrier: Carrier) -> None:
+def test_an_image_for_an_older_copy_does_not_stand_for_the_newer_one(bucket_shell: BucketShell) -> None:
     bucket = 5
-    carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
-    carrier._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
-    lane = carrier._lanes[2]
-    carrier.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
-    assert not lane.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
-    carrier.take_image(2, bucket, 7)
-    assert lane.live[bucket]
-    carrier._carry([h.Feed((bucket,), (), ())])
-    assert not lane.live[bucket]
+    bucket_shell._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 1, (bucket,))])
+    bucket_shell._carry([h.Feed((bucket,), (2,), ()), h.Copy(2, 7, (bucket,))])
+    to_follower = bucket_shell._to_followers[2]
+    bucket_shell.take_image(2, bucket, 1)  # the stream's thread had taken it up when the newer copy was asked for
+    assert not to_follower.live[bucket], "the newer copy would have no image, and nobody would wait for the older one's"
+    bucket_shell.take_image(2, bucket, 7)
+    assert to_follower.live[bucket]
+    bucket_shell._carry([h.Feed((bucket,), (), ())])
+    assert not to_follower.live[bucket]
 
 
 def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = np.array([5], np.uint16), np.array([900], np.uint16)
     over = threading.Event()
@@ -79,49 +79,49 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
         raise PsError("too late")
 
     monkeypatch.setattr(Around, "connect", connect)
-    carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
-    sent = carrier.sent()
+    bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    sent = bucket_shell.sent()
     for number, bucket in ((2, near), (3, far)):
-        mark = carrier._lanes[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
-        sent.marks[carrier._lanes[number]] = mark
-    assert carrier.waits_for(sent, near, 60.0) == 0 and carrier.waits_for(sent, near, 0.0) == 2
-    carrier._lanes[2].stream._state = "down"  # and the keeper has not heard of it yet
-    assert carrier.waits_for(sent, near, 60.0) == 2
-    assert carrier.waits_for(sent, far, 60.0) == 0
-    carrier._carry([h.Feed((5,), (), ())])
-    assert carrier.waits_for(sent, near, 60.0) == 0, "orders have taken the copy away"
-    carrier.stop()
+        mark = bucket_shell._to_followers[number].stream.put(Piece(int(bucket[0]) >> 6, (), bucket), 1)
+        sent.marks[bucket_shell._to_followers[number]] = mark
+    assert bucket_shell.waits_for(sent, near, 60.0) == 0 and bucket_shell.waits_for(sent, near, 0.0) == 2
+    bucket_shell._to_followers[2].stream._state = "down"  # and the keeper has not heard of it yet
+    assert bucket_shell.waits_for(sent, near, 60.0) == 2
+    assert bucket_shell.waits_for(sent, far, 60.0) == 0
+    bucket_shell._carry([h.Feed((5,), (), ())])
+    assert bucket_shell.waits_for(sent, near, 60.0) == 0, "orders have taken the copy away"
+    bucket_shell.stop()
     over.set()
 
 
 def test_async_pushes_wait_for_the_orders_under_which_a_copy_has_refused_something(
-    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    bucket_shell: BucketShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, everywhere = np.array([5], np.uint16), [pack([number] * BUCKETS) for number in (0, 1)]
     since = pack([5] * BUCKETS, "i")
 
     def orders(version: int) -> h.OrdersCame:
-        chart = Chart(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
+        chart = PlacementMap(version, 1, (), everywhere[1], everywhere[0], everywhere[0])
         return h.OrdersCame(Orders(0, 1, chart, 0, (), Training(), (), since=since, giver=everywhere[0]))
 
-    carrier._take(orders(5))
-    carrier._carry([h.Feed((5, 6), (2,), ())])
-    monkeypatch.setattr(carrier._lanes[2].stream, "behind", lambda lag_s: False)
-    sent = carrier.behind(carrier.sent(), near)
-    assert carrier.waits_for(sent, near, 0.5) == 0
-    carrier.fenced(2, 7, [6])
-    assert carrier.waits_for(sent, near, 0.5) == 2, "it may own this bucket as well"
-    carrier._take(orders(6))
-    assert carrier.waits_for(sent, near, 0.5) == 2
-    carrier._take(orders(7))
-    assert carrier.waits_for(sent, near, 0.5) == 0
+    bucket_shell._take(orders(5))
+    bucket_shell._carry([h.Feed((5, 6), (2,), ())])
+    monkeypatch.setattr(bucket_shell._to_followers[2].stream, "behind", lambda lag_s: False)
+    sent = bucket_shell.behind(bucket_shell.sent(), near)
+    assert bucket_shell.waits_for(sent, near, 0.5) == 0
+    bucket_shell.fenced(2, 7, [6])
+    assert bucket_shell.waits_for(sent, near, 0.5) == 2, "it may own this bucket as well"
+    bucket_shell._take(orders(6))
+    assert bucket_shell.waits_for(sent, near, 0.5) == 2
+    bucket_shell._take(orders(7))
+    assert bucket_shell.waits_for(sent, near, 0.5) == 0
 
 
-def test_a_full_stream_holds_only_what_goes_into_it(carrier: Carrier) -> None:
-    carrier._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
-    carrier._lanes[2].stream._bytes = 11
-    assert carrier.fullest(10, np.array([5, 900], np.uint16)) == 2
-    assert carrier.fullest(10, np.array([900, 901], np.uint16)) == 0
+def test_a_full_stream_holds_only_what_goes_into_it(bucket_shell: BucketShell) -> None:
+    bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
+    bucket_shell._to_followers[2].stream._bytes = 11
+    assert bucket_shell.fullest(10, np.array([5, 900], np.uint16)) == 2
+    assert bucket_shell.fullest(10, np.array([900, 901], np.uint16)) == 0
 
 
 class Reading:
@@ -150,22 +150,22 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
 
     push(1)
     rows = store.image(bucket).rows
-    marking = Marking(store, None, "job", around, SystemClock())
+    checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
     cut = Cut(3, "restore", "there")
-    orders = Orders(0, 1, Chart(), 0, (), Training(), ())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), ())
 
     def begins_anew() -> None:
         store.drop([bucket])
-        marking.reset()
+        checkpoint_task.reset()
         push(1)
         push(2)
 
-    marking._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
-    marking.restore(orders, cut, (bucket,))
-    marking.restore(orders, cut, (bucket,))  # not begun when the rows go
-    marking.stop()
-    marking.start()
-    marking._thread.join()
+    checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
+    checkpoint_task.restore(orders, cut, (bucket,))
+    checkpoint_task.restore(orders, cut, (bucket,))  # not begun when the rows go
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
     assert value() == 2.0 and around.loaded == []
 
 
@@ -176,7 +176,7 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     whole.push([Push(1, 1, [Part("counts", key, np.ones((40_000, 2), np.float32))])], step=1)
     store = Store(kernels="numpy", most_bytes=200_000)
     store.define(COUNTS)
-    marking = Marking(store, None, "job", around, SystemClock())
+    checkpoint_task = CheckpointTask(store, None, "job", around, SystemClock())
     snapshot = whole.snapshot(1)
 
     class Everything:
@@ -185,11 +185,13 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
                 put(Loaded(shard, tuple(range(64 * shard, 64 * shard + 64)), snapshot.take(shard).rows))
             return ""
 
-    marking._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
-    marking.restore(Orders(0, 1, Chart(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS)))
-    marking.stop()
-    marking.start()
-    marking._thread.join()
+    checkpoint_task._opened = lambda number: Everything()  # type: ignore[assignment, method-assign, return-value]
+    checkpoint_task.restore(
+        Orders(0, 1, PlacementMap(), 0, (), Training(), ()), Cut(3, "restore", "there"), tuple(range(BUCKETS))
+    )
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
     (told,) = around.said
     assert told.lasting and around.loaded == []
     assert all(part in told.failed for part in ("4096 buckets", "--pserver-memory allows 200,000", "more pservers"))
@@ -197,4 +199,4 @@ def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
 
 def test_secrets_are_not_in_what_is_printed() -> None:
     assert "hidden" not in repr(Setup("a", "job", "hidden"))
-    assert "hidden" not in repr(Joined(1, 0, Chart(), 0, (), Training(), (), 0, secret="hidden"))
+    assert "hidden" not in repr(Joined(1, 0, PlacementMap(), 0, (), Training(), (), 0, secret="hidden"))

@@ -15,14 +15,14 @@ import pytest
 from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.errors import CheckpointError
 from edl.ports import Files
-from ps.checkpoint import EVICTED_BYTES, Vault
-from ps.cutting import Pace
+from ps.checkpoint.directory import EVICTED_BYTES, CheckpointDirectory
+from ps.checkpoint.manifest import CHAIN, Told, flat
+from ps.checkpoint.reader import Loaded, merged
+from ps.checkpoint.writer import Pace
 from ps.hashing import buckets_of
-from ps.manifest import CHAIN, Told, differences, flat
-from ps.restoring import Loaded, merged
+from ps.protocol.messages import Cut, Orders
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
-from ps.words import Cut, Orders
+from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, differences
 from tests.unit.checkpoint_rows import (
     DENSE,
     TABLES,
@@ -50,7 +50,10 @@ def some(count: int = 3000, seed: int = 1) -> dict[str, Rows]:
 
 
 def cut(files: Files, number: int, rows: dict[str, Rows], *, servers: int = 2, job: str = "job", **options: int) -> str:
-    vaults = [Vault(files, job, 1 + one, file_bytes=options.get("file_bytes", 1 << 20)) for one in range(servers)]
+    vaults = [
+        CheckpointDirectory(files, job, 1 + one, file_bytes=options.get("file_bytes", 1 << 20))
+        for one in range(servers)
+    ]
     owned = split(servers, number)
     told = [one.write(number, 1, own, taken(rows)) for one, own in zip(vaults, owned, strict=True)]
     return str(json.loads(finish(vaults, number, told, json.dumps({"step": 10 * number})))["run"])
@@ -59,7 +62,7 @@ def cut(files: Files, number: int, rows: dict[str, Rows], *, servers: int = 2, j
 def restored(files: Files, run: str, servers: int = 1) -> dict[str, dict[int, bytes]]:
     several = [Held() for _ in range(servers)]
     for held, mine in zip(several, split(servers, 99), strict=True):
-        Vault(files, "job").restore(run, mine, held.load)
+        CheckpointDirectory(files, "job").restore(run, mine, held.load)
     return union(several)
 
 
@@ -85,26 +88,26 @@ def test_two_write_and_three_and_one_read(files: Files, file_bytes: int) -> None
 
 
 def test_what_is_found(files: Files) -> None:
-    assert Vault(files, "job").find().top == 0
+    assert CheckpointDirectory(files, "job").find().top == 0
     rows = some(100)
     cut(files, 1, rows)
     run = cut(files, 5, rows)
-    Vault(files, "job", 9).write(7, 1, ALL, taken(rows))
-    found = Vault(files, "job").find()
+    CheckpointDirectory(files, "job", 9).write(7, 1, ALL, taken(rows))
+    found = CheckpointDirectory(files, "job").find()
     assert (found.top, [one.number for one in found.cuts], found.refused) == (7, [5, 1], ())
     assert (found.cuts[0].run, found.cuts[0].step, found.cuts[0].tables) == (run, 50, TABLES)
     assert json.loads(found.cuts[0].extra) == {"step": 50}
-    assert Vault(files, "another").find() == Vault(files, "third").find()
+    assert CheckpointDirectory(files, "another").find() == CheckpointDirectory(files, "third").find()
 
 
 def test_tables_without_rows_and_pservers_without_buckets(plain: Files) -> None:
-    vaults = [Vault(plain, "job", one) for one in (1, 2)]
+    vaults = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
     told = [
         vaults[0].write(1, 1, ALL, taken({"user": rows_of(USER, keys_of(0))})),
         vaults[1].write(1, 1, 0 * ALL, taken(some(50))),
     ]
     run = json.loads(finish(vaults, 1, told))["run"]
-    assert restored(plain, run) == {} and len(Vault(plain, "job").find().cuts) == 1
+    assert restored(plain, run) == {} and len(CheckpointDirectory(plain, "job").find().cuts) == 1
 
 
 def test_any_tool_can_read_the_files(plain: Files, tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_any_tool_can_read_the_files(plain: Files, tmp_path: Path) -> None:
 
 
 def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
-    vaults = [Vault(plain, "job", one) for one in (1, 2)]
+    vaults = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
     owned = split(2)
     rows = some(100)
     told = [one.write(1, 1, own, taken(rows)) for one, own in zip(vaults, owned, strict=True)]
@@ -132,14 +135,14 @@ def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
         finish(vaults, 1, [told[0], replace(Told.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
     with pytest.raises(CheckpointError, match="not what a pserver says"):
         finish(vaults, 1, [told[0], "{}"])
-    assert not Vault(plain, "job").find().cuts
+    assert not CheckpointDirectory(plain, "job").find().cuts
     finish(vaults, 1, told)
     with pytest.raises(CheckpointError, match="another run of the job"):
         finish(vaults, 1, told)
 
 
 def test_a_part_that_is_not_whole_when_the_marker_is_to_be_written(plain: Files, tmp_path: Path) -> None:
-    vault = Vault(plain, "job", 1)
+    vault = CheckpointDirectory(plain, "job", 1)
     told = vault.write(1, 1, ALL, taken(some(100)))
     (tmp_path / RUN / next(n for n in os.listdir(tmp_path / RUN) if n.endswith("safetensors"))).write_bytes(b"short")
     with pytest.raises(CheckpointError, match="has 5 bytes instead of"):
@@ -180,10 +183,10 @@ def test_a_torn_cut_is_not_used_but_the_one_before(
     names = sorted(path for path in (tmp_path / newer).iterdir() if path.name.endswith(kind))
     harm(next(path for path in names if (path.name == "cut.json") == (kind == "cut.json")))
     said: list[str] = []
-    found = Vault(plain, "job", say=said.append).find()
+    found = CheckpointDirectory(plain, "job", say=said.append).find()
     if kind == "safetensors" and harm is flip:
         assert [one.run for one in found.cuts] == [newer, older]
-        vault = Vault(plain, "job")
+        vault = CheckpointDirectory(plain, "job")
         with pytest.raises(CheckpointError, match=r"cut-0000000002: the checksum of .* differs"):
             vault.restore(newer, ALL, Held().load)
         found = vault.find()
@@ -204,7 +207,7 @@ def test_no_flipped_bit_goes_unnoticed(plain: Files, tmp_path: Path, seed: int) 
     data[draw.integers(len(data))] ^= 1 << int(draw.integers(8))
     path.write_bytes(data)
     with pytest.raises(CheckpointError):
-        Vault(plain, "job").restore(run, ALL, Held().load)
+        CheckpointDirectory(plain, "job").restore(run, ALL, Held().load)
 
 
 def test_the_checksum_tells_where(plain: Files, tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_the_checksum_tells_where(plain: Files, tmp_path: Path) -> None:
     data[3 << 20] ^= 1
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="bytes 3145728 to 4194304, differs"):
-        Vault(plain, "job").restore(run, ALL, Held().load)
+        CheckpointDirectory(plain, "job").restore(run, ALL, Held().load)
 
 
 def test_only_what_is_needed_is_read(plain: Files, tmp_path: Path) -> None:
@@ -227,30 +230,30 @@ def test_only_what_is_needed_is_read(plain: Files, tmp_path: Path) -> None:
     mine = np.zeros(BUCKETS, np.uint8)
     mine[:100] = 1
     held = Held()
-    Vault(plain, "job").restore(run, mine, held.load)
+    CheckpointDirectory(plain, "job").restore(run, mine, held.load)
     with pytest.raises(CheckpointError, match="differs"):
-        Vault(plain, "job").restore(run, 1 - mine, Held().load)
+        CheckpointDirectory(plain, "job").restore(run, 1 - mine, Held().load)
     assert {int(buckets_of(np.array([key]))[0]) for key in held.rows["user"]} == set(range(100))
 
 
 def test_another_jobs_cut_under_this_jobs_name(plain: Files, tmp_path: Path) -> None:
     cut(plain, 1, some(100), job="other")
     (tmp_path / "ps" / "other").rename(tmp_path / "ps" / "job")
-    found = Vault(plain, "job").find()
+    found = CheckpointDirectory(plain, "job").find()
     assert not found.cuts and "written by job other, not by job" in found.refused[0]
 
 
 def test_a_newer_format_is_refused_by_name(plain: Files, tmp_path: Path) -> None:
     path = tmp_path / cut(plain, 1, some(100)) / "cut.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))  # said before damage is
-    assert "format 2, newer than this edl knows" in Vault(plain, "job").find().refused[0]
+    assert "format 2, newer than this edl knows" in CheckpointDirectory(plain, "job").find().refused[0]
 
 
 def test_a_marker_broken_off_in_a_store_was_never_written() -> None:
     files = RemoteFiles(f"memory://{secrets.token_hex(8)}")
     run = cut(files, 1, some(100))
     files.write(f"{run}/cut.json", [files.read(f"{run}/cut.json")[:-20]])
-    found = Vault(files, "job").find()
+    found = CheckpointDirectory(files, "job").find()
     assert (found.top, found.cuts, found.refused) == (1, (), ())
 
 
@@ -278,7 +281,7 @@ class Growing:
     def __init__(self, files: Files, seed: int) -> None:
         self.files = files
         self.draw = np.random.default_rng(seed)
-        self.vaults = [Vault(files, "job", one, file_bytes=40_000) for one in (1, 2)]
+        self.vaults = [CheckpointDirectory(files, "job", one, file_bytes=40_000) for one in (1, 2)]
         self.owner = self.draw.integers(0, 2, BUCKETS)
         self.rows: dict[int, int] = {}
         """Key and seed of its row."""
@@ -339,7 +342,7 @@ def test_a_chain_of_changes_is_the_same_as_a_whole_cut(plain: Files, seed: int) 
         if growing.draw.random() < 0.2:
             growing.cut(fails=True)
         run = growing.cut()
-        chains.append(len(Vault(plain, "job").chain(run)))
+        chains.append(len(CheckpointDirectory(plain, "job").chain(run)))
         assert restored(plain, run, 1 + number % 3) == Held(growing.all(set(growing.rows))).rows
     assert max(chains) > 2 and chains.count(1) > 1, chains
     assert max(chains) <= CHAIN + 1
@@ -352,7 +355,7 @@ def test_a_chain_ends_after_so_many_cuts(plain: Files) -> None:
     lengths = []
     for _ in range(CHAIN + 3):
         growing.changed, growing.gone, growing.whole = set(), set(), set()
-        lengths.append(len(Vault(plain, "job").chain(growing.cut())))
+        lengths.append(len(CheckpointDirectory(plain, "job").chain(growing.cut())))
     assert lengths == [*range(1, CHAIN + 2), 1, 2]
 
 
@@ -373,9 +376,9 @@ def test_a_cut_whose_base_is_damaged_is_not_used(plain: Files, tmp_path: Path) -
     first = growing.cut()
     growing.changed, growing.gone, growing.whole = {next(iter(growing.rows))}, set(), set()
     second = growing.cut()
-    assert len(Vault(plain, "job").chain(second)) == 2
+    assert len(CheckpointDirectory(plain, "job").chain(second)) == 2
     cut_short(next(path for path in (tmp_path / first).iterdir() if path.name.endswith("safetensors")))
-    found = Vault(plain, "job").find()
+    found = CheckpointDirectory(plain, "job").find()
     assert not found.cuts and len(found.refused) == 2 and "it needs ps/job/cut-0000000001" in found.refused[0]
 
 
@@ -398,20 +401,20 @@ def test_old_ones_go_but_not_those_that_are_needed(plain: Files, tmp_path: Path)
 
 
 def test_the_one_restored_from_stays_until_there_are_enough_others(plain: Files) -> None:
-    vault = Vault(plain, "job", 1, keep=2)
+    vault = CheckpointDirectory(plain, "job", 1, keep=2)
     for number in (1, 2, 3):
         finish([vault], number, [vault.write(number, 1, ALL, taken(some(50)))])
-    another = Vault(plain, "job", 2, keep=2)
+    another = CheckpointDirectory(plain, "job", 2, keep=2)
     another.restore(vault.run(2), ALL, Held().load)
     kept = []
     for number in (4, 5):
         finish([another], number, [another.write(number, 2, ALL, taken(some(50)))], history=2)
-        kept.append([one.number for one in Vault(plain, "job").find().cuts])
+        kept.append([one.number for one in CheckpointDirectory(plain, "job").find().cuts])
     assert kept == [[4, 3, 2], [5, 4]]
 
 
 def test_broken_off_ones_go_when_they_are_old(plain: Files, tmp_path: Path) -> None:
-    vault = Vault(plain, "job", 1, keep=2)
+    vault = CheckpointDirectory(plain, "job", 1, keep=2)
     vault.write(1, 1, ALL, taken(some(50)))
     (tmp_path / "ps" / "job" / "mine").mkdir(parents=True)
     for number in (2, 3, 4):
@@ -432,7 +435,7 @@ def test_what_cannot_be_put_is_an_error(plain: Files) -> None:
             raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        Vault(plain, "job").restore(run, ALL, put)
+        CheckpointDirectory(plain, "job").restore(run, ALL, put)
 
 
 def test_writing_keeps_the_pace(plain: Files) -> None:
@@ -443,13 +446,13 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
         waits.append(seconds)
         clock[0] += seconds
 
-    vault = Vault(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
+    vault = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
     told = Told.decode(vault.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
 
 
 def test_evicted_rows_are_kept_beside_the_cuts(plain: Files, tmp_path: Path) -> None:
-    vault = Vault(plain, "job", 4)
+    vault = CheckpointDirectory(plain, "job", 4)
     few = rows_of(USER, keys_of(10))
     vault.evicted("user", few)
     assert files_below(tmp_path) == []
@@ -466,11 +469,11 @@ def test_evicted_rows_are_kept_beside_the_cuts(plain: Files, tmp_path: Path) -> 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write to the checkpoint directory"):
-        Vault(open_files(str(tmp_path / "file")), "job", 1).write(1, 1, ALL, taken(some(10)))
+        CheckpointDirectory(open_files(str(tmp_path / "file")), "job", 1).write(1, 1, ALL, taken(some(10)))
 
 
 def test_ranges_go_there_and_back() -> None:
     owned = split(3)[1]
-    from ps.manifest import ranges
+    from ps.checkpoint.manifest import ranges
 
     assert flat(ranges(np.flatnonzero(owned).tolist())) == np.flatnonzero(owned).tolist()

@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from edl.adapters.remote_files import open_files
-from ps.checkpoint import Vault
+from ps.checkpoint.directory import CheckpointDirectory
+from ps.checkpoint.reader import Loaded
 from ps.hashing import buckets_of
-from ps.restoring import Loaded
 from ps.rows import Part, Piece, Push, Taken
 from ps.spec import BUCKETS, Eviction, Initial, Optimizer, Rule, TableSpec
-from ps.store import SHARDS, Store
+from ps.store.store import SHARDS, Store
 from tests.unit.checkpoint_rows import finish, split
 
 RULES = [Rule.SGD, Rule.MOMENTUM, Rule.ADAGRAD, Rule.ROW_ADAGRAD, Rule.ADAM, Rule.FTRL]
@@ -33,7 +33,7 @@ class Server:
     def __init__(self, number: int, owned: NDArray[np.uint8], folder: Path) -> None:
         self.store = Store(kernels="numpy")
         self.owned = owned
-        self.vault = Vault(open_files(str(folder)), "job", number, file_bytes=50_000)
+        self.vault = CheckpointDirectory(open_files(str(folder)), "job", number, file_bytes=50_000)
         for spec in TABLES:
             self.store.define(spec)
 

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError, SettingError
-from ps import hashing, words
-from ps.calling import Answer, Call, Lane
-from ps.client import Client
-from ps.failures import RolledBack
-from ps.frames import Frame, Op
+from ps import hashing
+from ps.client.client import Client
+from ps.client.pool import Answer, Call, PooledConnection
+from ps.errors import RolledBack
+from ps.net.caller import Endpoint, Reply
+from ps.protocol import messages
+from ps.protocol.frames import Frame, Op
 from ps.spec import BUCKETS, Mode, Training
-from ps.transport import Endpoint, Reply
 from tests.unit.ps_bench import PATIENCE_S, Bench, Master
 
 KEYS = np.arange(2000)
@@ -69,10 +70,10 @@ def test_several_tables_go_in_one_request_to_each_pserver(bench: Bench) -> None:
 def test_duplicates_are_fetched_once_counted_each_and_summed(
     bench: Bench, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ps import uniting
+    from ps.client import dedup
 
     if kernels == "numpy":
-        monkeypatch.setattr(uniting, "_fast", lambda: None)
+        monkeypatch.setattr(dedup, "_fast", lambda: None)
     client = bench.start(2).client()
     keys = np.array([[7, 8, 7], [7, -1, 8]])
     client.pull("plain", keys)
@@ -148,7 +149,7 @@ def test_all_rows_are_found_by_a_scan(bench: Bench) -> None:
 
 
 def test_more_than_fits_into_one_request_is_pulled_in_several(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ps import routing
+    from ps.client import routing
 
     monkeypatch.setattr(routing.first_split, "__defaults__", ((), 10_000))
     client = bench.start(2).client()
@@ -321,9 +322,9 @@ def test_a_dead_pserver_s_buckets_are_had_from_its_copy(bench: Bench) -> None:
     bench.pservers[1].after.append(die)
     pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
     pushing.start()
-    suspect = master.expect(words.Suspect)
+    suspect = master.expect(messages.Suspect)
     assert suspect.server == 1 and "ps-1" in suspect.why
-    master.expect(words.ChartPlease)
+    master.expect(messages.ChartPlease)
     master.tell(master.charted(without=[1]))
     pushing.join(PATIENCE_S)
     assert not pushing.is_alive() and client.step == 1
@@ -348,8 +349,8 @@ def test_a_pserver_is_suspected_once_and_may_come_back(bench: Bench) -> None:
     bench.pservers[2].faults.append(hang_up)
     client.push({"plain": (KEYS, ones(KEYS))})
     once(client)
-    assert master.expect(words.Suspect).server == 2
-    assert not [word for word in list(master.said.queue) if isinstance(word, words.Suspect)]
+    assert master.expect(messages.Suspect).server == 2
+    assert not [word for word in list(master.said.queue) if isinstance(word, messages.Suspect)]
 
 
 def test_a_busy_pserver_is_asked_again_as_it_says(bench: Bench) -> None:
@@ -384,7 +385,7 @@ def test_a_bucket_without_an_owner_is_waited_for(bench: Bench) -> None:
     client = bench.joined(master)
     pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
     pushing.start()
-    master.expect(words.ChartPlease)
+    master.expect(messages.ChartPlease)
     bench.move(slice(0, 2048), 1)
     master.tell(master.charted())
     pushing.join(PATIENCE_S)
@@ -470,7 +471,7 @@ def test_a_pserver_that_loses_all_keys_of_a_step_but_not_all_buckets_hears_of_it
 
 def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench) -> None:
     bench.start(1)
-    fleet = bench.client()._core.fleet
+    pool = bench.client()._core.pool
     held, come, landed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
     def hold(frame: Frame, head: dict[str, Any]) -> None:
@@ -487,7 +488,7 @@ def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench
         landed.release()
 
     for call in calls:
-        fleet.ask("pull", bench.pservers[1].server, call, take)
+        pool.ask("pull", bench.pservers[1].server, call, take)
     assert held.acquire(timeout=PATIENCE_S)
     calls[1].given_up = True
     come.set()
@@ -500,22 +501,22 @@ def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench
 def test_nothing_is_asked_behind_the_end_of_a_lane(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Master says that a pserver is gone at the moment in which something is to be asked of it."""
     bench.start(1)
-    fleet = bench.client()._core.fleet
-    landed, ask, gone = threading.Event(), Lane.ask, threading.Event()
+    pool = bench.client()._core.pool
+    landed, ask, gone = threading.Event(), PooledConnection.ask, threading.Event()
 
     def follow() -> None:
-        fleet.follow([])
+        pool.follow([])
         gone.set()
 
     follower = threading.Thread(target=follow)
 
-    def late(self: Lane, call: Call, done: Any) -> None:
+    def late(self: PooledConnection, call: Call, done: Any) -> None:
         follower.start()
         gone.wait(0.2)  # as far as it comes
         ask(self, call, done)
 
-    monkeypatch.setattr(Lane, "ask", late)
-    fleet.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
+    monkeypatch.setattr(PooledConnection, "ask", late)
+    pool.ask("pull", bench.pservers[1].server, Call(Op.PULL, {}), lambda answer: landed.set())
     assert landed.wait(PATIENCE_S)
     follower.join(PATIENCE_S)
 
@@ -530,7 +531,7 @@ def test_a_stranger_at_a_dead_pserver_s_port_is_a_dead_pserver(bench: Bench) -> 
     client = bench.joined(master)
     pushing = threading.Thread(target=client.push, args=({"plain": (KEYS, ones(KEYS))},))
     pushing.start()
-    assert "does not know the secret" in master.expect(words.Suspect).why
+    assert "does not know the secret" in master.expect(messages.Suspect).why
     bench.move(np.flatnonzero(bench.owner == 2), 1)
     master.tell(master.charted(without=[2]))
     pushing.join(PATIENCE_S)

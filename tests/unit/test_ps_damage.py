@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
-from ps.damage import LARGEST, LARGEST_SQUARED, TOGETHER, DamagedPush, check
-from ps.frames import Op as FrameOp
+from ps.protocol.frames import Op as FrameOp
 from ps.rows import Op
 from ps.spec import Damaged, Mode, Optimizer, Rule, TableSpec, Training
+from ps.store.damage import LARGEST, LARGEST_SQUARED, TOGETHER, DamagedPush, check
 from tests.unit.ps_bench import Bench, Master
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
@@ -80,9 +80,9 @@ def test_no_gradient_freezes_a_row(kernels: str, rule: Rule, bad: float, damaged
     else:
         assert sound or damaged is not Damaged.REFUSE
         assert sound or pushed.damaged == 1
-    for shelf in store.tables["t"].shelves.all:
-        live = shelf.live()
-        assert np.isfinite(shelf.weights[live]).all() and np.isfinite(shelf.state[live]).all()
+    for shard_table in store.tables["t"].shard_tables.all:
+        live = shard_table.live()
+        assert np.isfinite(shard_table.weights[live]).all() and np.isfinite(shard_table.state[live]).all()
     if not sound and damaged is not Damaged.CLIP:
         for one in (store, calm):
             push(one, [1], np.ones((1, 4)))
@@ -102,8 +102,8 @@ def test_finite_duplicates_with_an_infinite_sum(kernels: str, rule: Rule, damage
     else:
         push(store, [5, 5], values)
         assert np.isfinite(pull(store, [5])).all()
-        for shelf in store.tables["t"].shelves.all:
-            assert np.isfinite(shelf.state[shelf.live()]).all()
+        for shard_table in store.tables["t"].shard_tables.all:
+            assert np.isfinite(shard_table.state[shard_table.live()]).all()
 
 
 @both_kernels

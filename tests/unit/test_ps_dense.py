@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError, SettingError
-from ps import dense
+from ps.client import dense
 from tests.unit.ps_bench import SGD, Bench
 
 

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from benchmarks.ps.crowd import Crowd
-from ps import words
-from ps.differences import counted, members_after, orders_after, orders_changed
-from ps.machine import PlacementMachine
+from ps.coordinator.machine import PlacementMachine
+from ps.protocol import messages
+from ps.protocol.deltas import counted, members_after, orders_after, orders_changed
 from ps.spec import Replication, TableSpec, Training
 from tests.unit.ps_bench import Bench, Master
 from tests.unit.ps_rig import Rig
 
-CHART = words.Chart(3, 1, (words.Server(1, "a", "h", 1),), words.pack([1] * 8), words.pack([2] * 8))
-A, B, C = (words.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
-BASE = words.Orders(0, 0, CHART, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
+CHART = messages.PlacementMap(3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8))
+A, B, C = (messages.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
+BASE = messages.Orders(0, 0, CHART, 7, (A, B), Training(), (TableSpec("t", 4),), since="s", giver="g")
 LATER: dict[str, dict[str, Any]] = {
     "nothing": {},
     "membership": {"epoch": 9, "members": (B, C)},
     "a member's step": {"epoch": 8, "members": (replace(A, step=5), B)},
-    "owners": {"chart": replace(CHART, version=4, owner=words.pack([2] * 8)), "since": "t", "giver": ""},
+    "owners": {"chart": replace(CHART, version=4, owner=messages.pack([2] * 8)), "since": "t", "giver": ""},
     "no tables": {"tables": ()},
-    "rates": {"lr": (words.LrHold(3, 0.5),)},
+    "rates": {"lr": (messages.LrHold(3, 0.5),)},
     "revoked": {"revoked": (4, 5), "training": Training(replication=Replication.NONE)},
 }
 
@@ -33,17 +33,17 @@ LATER: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", LATER)
 def test_orders_come_out_as_they_went_in(what: str) -> None:
     now = replace(BASE, **{"chart": replace(CHART, version=4), **LATER[what]})
-    own: dict[str, Any] = {"you": 5, "cut": words.Cut(2, "mark"), "drain": True, "go": True}
+    own: dict[str, Any] = {"you": 5, "cut": messages.Cut(2, "mark"), "drain": True, "go": True}
     change = replace(orders_changed(BASE, now), **own)
-    assert orders_after(replace(BASE, you=5), words.decode(words.encode(change))) == replace(now, **own)
+    assert orders_after(replace(BASE, you=5), messages.decode(messages.encode(change))) == replace(now, **own)
 
 
 def test_a_membership_comes_out_as_it_went_in() -> None:
     drawn = random.Random(1)
-    members: tuple[words.Member, ...] = ()
+    members: tuple[messages.Member, ...] = ()
     for epoch in range(1, 200):
         numbers = sorted(drawn.sample(range(1, 9), drawn.randint(0, 8)))
-        now = tuple(words.Member(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
+        now = tuple(messages.Member(one, f"n/{one}", drawn.choice((0, epoch))) for one in numbers)
         word = counted(0, epoch - 1, members, epoch, now)
         members = members_after(members, word.came, word.went)
         assert members == now
@@ -69,34 +69,34 @@ def test_trainers_that_come_together_are_one_change() -> None:
     crowd = Crowd(64, 4, apart_s=0.0)
     crowd.begin(64)
     assert crowd.words <= 4 * (64 + 4), "not one change for each of them"
-    assert len(crowd.machine.book.members()) == 64
+    assert len(crowd.machine.state.members()) == 64
 
 
 def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
     crowd = Crowd(3, 2, apart_s=0.0)
     crowd.begin(2)
     kept = dict(crowd.kept)
-    crowd.feed(crowd.said(2, words.Begin(crowd.numbers[2])))
+    crowd.feed(crowd.said(2, messages.Begin(crowd.numbers[2])))
     assert crowd.kept == kept, "nothing is told before it is kept, and nothing is kept yet"
     crowd.settle()
     assert crowd.kept != kept
     fresh = PlacementMachine(crowd.training)
     fresh.load(crowd.kept, crowd.now_s)
-    assert fresh.book.members() == crowd.machine.book.members()
+    assert fresh.state.members() == crowd.machine.state.members()
 
 
 def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
     one = Rig().started("p", "q")
-    one.say("p", words.OrdersPlease(0))
+    one.say("p", messages.OrdersPlease(0))
     one.world("a")
     sent: list[Any] = []
     one._orders = lambda name, orders: sent.append(orders)  # type: ignore[method-assign]
     one.trainer("a")
-    assert {type(word) for word in sent} == {words.OrdersChanged}
+    assert {type(word) for word in sent} == {messages.OrdersChanged}
     sent.clear()
-    one.say("p", words.OrdersPlease(1))
-    assert [type(word) for word in sent] == [words.Orders]
-    assert sent[0].members == one.machine.book.members()
+    one.say("p", messages.OrdersPlease(1))
+    assert [type(word) for word in sent] == [messages.Orders]
+    assert sent[0].members == one.machine.state.members()
 
 
 def test_a_trainer_that_missed_a_word_asks_for_everything() -> None:
@@ -104,13 +104,13 @@ def test_a_trainer_that_missed_a_word_asks_for_everything() -> None:
     try:
         master = Master(bench)
         client = bench.joined(master)
-        master.tell(words.Counted(0, 1, 2, (words.Member(8, "b/0", 0),), ()))
+        master.tell(messages.Counted(0, 1, 2, (messages.Member(8, "b/0", 0),), ()))
         assert [one.number for one in client.members] == [8]
-        master.tell(words.Counted(0, 4, 5, (words.Member(9, "c/0", 0),), ()))
+        master.tell(messages.Counted(0, 4, 5, (messages.Member(9, "c/0", 0),), ()))
         assert [one.number for one in client.members] == [8], "it goes on from another membership"
-        assert master.expect(words.ChartPlease).version == -1
-        master.tell(words.Charted(0, bench.chart(), 5, (words.Member(9, "c/0", 0),)))
-        master.tell(words.Counted(0, 3, 4, (), (9,)))
+        assert master.expect(messages.ChartPlease).version == -1
+        master.tell(messages.Charted(0, bench.chart(), 5, (messages.Member(9, "c/0", 0),)))
+        master.tell(messages.Counted(0, 3, 4, (), (9,)))
         assert [one.number for one in client.members] == [9], "what is older than that is no news"
     finally:
         bench.stop()

@@ -102,7 +102,7 @@ def test_copies_hear_of_it(kernels: str) -> None:
 
 @both_kernels
 def test_a_large_sweep_goes_a_bit_at_a_time(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.store.SWEPT", 2)
+    monkeypatch.setattr("ps.store.store.SWEPT", 2)
     store = store_of(kernels, table(unseen_steps=1))
     push(store, KEYS, 1.0, step=1)
     pieces: list[Piece] = []

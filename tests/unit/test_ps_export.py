@@ -15,10 +15,10 @@ import ps.export
 from edl.adapters.remote_files import open_files
 from edl.errors import CheckpointError, PsError, SettingError
 from ps.__main__ import commands
-from ps.checkpoint import Vault
-from ps.kernels import plain
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.rows import Rows
-from ps.rules import Layout
+from ps.store.kernels import plain
+from ps.store.rules import Layout
 from tests.unit.checkpoint_rows import DENSE, TABLES, USER, finish, rows_of, split, taken
 
 FORMATS = ["arrow", "safetensors"]
@@ -29,7 +29,7 @@ ROWS = {"user": rows_of(USER, KEYS), DENSE.name: rows_of(DENSE, np.arange(50))}
 @pytest.fixture
 def run(tmp_path: Path) -> str:
     """A checkpoint of two pservers."""
-    vaults = [Vault(open_files(str(tmp_path / "saved")), "job", one) for one in (1, 2)]
+    vaults = [CheckpointDirectory(open_files(str(tmp_path / "saved")), "job", one) for one in (1, 2)]
     told = [one.write(3, 1, own, taken(ROWS)) for one, own in zip(vaults, split(2), strict=True)]
     return str(tmp_path / "saved" / json.loads(finish(vaults, 3, told, '{"step": 70}'))["run"])
 
@@ -56,7 +56,7 @@ def test_what_is_looked_up_is_what_was_trained(run: str, tmp_path: Path, format:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_of_many_batches(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.export.BATCH_ROWS", 700)
+    monkeypatch.setattr("ps.client.export.BATCH_ROWS", 700)
     some = ROWS["user"].take(np.random.default_rng(1).permutation(len(KEYS)))
     pieces = [some.take(slice(start, start + 900)) for start in range(0, len(KEYS), 900)]
     ps.export.write(tmp_path / "out", [USER], lambda spec: pieces, format=format)
@@ -129,7 +129,7 @@ def test_the_command(tmp_path: Path, run: str) -> None:
 
 def test_from_a_store_in_memory(tmp_path: Path) -> None:
     where = "memory://exported"
-    vault = Vault(open_files(where), "job", 1)
+    vault = CheckpointDirectory(open_files(where), "job", 1)
     run = json.loads(finish([vault], 1, [vault.write(1, 1, np.ones(4096, np.uint8), taken(ROWS))]))["run"]
     ps.export.export_cut(f"{where}/{run}", tmp_path / "out")
     assert ps.export.open(tmp_path / "out").rows("user") == len(KEYS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.errors import ProtocolError
-from ps.frames import (
+from ps.protocol.frames import (
     HEADER_BYTES,
     MOST_BODY,
     MOST_HEAD,
@@ -21,7 +21,7 @@ from ps.frames import (
     unpack_head,
     views,
 )
-from ps.handshake import ANSWER_BYTES, MASTER, OPENING_BYTES, TRAINER, Called, Calling, Hello
+from ps.protocol.handshake import ANSWER_BYTES, MASTER, OPENING_BYTES, TRAINER, Called, Calling, Hello
 
 
 @given(

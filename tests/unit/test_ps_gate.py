@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ps.gate import Apply, Gate, May, Stale
+from ps.protocol.messages import Member
+from ps.server.step_barrier import Apply, May, Stale, StepBarrier
 from ps.spec import Mode, Training
-from ps.words import Member
 
 
-def gate(*members: Member, mode: Mode = Mode.SYNC, staleness: int = 0) -> Gate:
-    made = Gate(Training(mode, staleness))
+def barrier(*members: Member, mode: Mode = Mode.SYNC, staleness: int = 0) -> StepBarrier:
+    made = StepBarrier(Training(mode, staleness))
     made.orders(1, members, ())
     return made
 
 
-def two() -> Gate:
-    return gate(Member(1, "a/0"), Member(2, "b/0"))
+def two() -> StepBarrier:
+    return barrier(Member(1, "a/0"), Member(2, "b/0"))
 
 
 def test_a_step_is_applied_when_all_have_pushed_it() -> None:
@@ -53,7 +53,7 @@ def test_pushes_of_the_dead_are_refused() -> None:
 
 
 def test_who_is_not_known_yet_waits_for_the_orders_that_name_it() -> None:
-    one = gate(Member(1, "a/0"))
+    one = barrier(Member(1, "a/0"))
     assert one.push(2, 0, 20) == ()
     assert one.push(1, 0, 10) == (Apply(0, (10,), 1.0),)
     one.orders(2, [Member(1, "a/0"), Member(2, "b/0", step=1)], ())
@@ -62,7 +62,7 @@ def test_who_is_not_known_yet_waits_for_the_orders_that_name_it() -> None:
 
 
 def test_a_newcomer_counts_in_the_step_that_is_open() -> None:
-    one = gate(Member(1, "a/0"))
+    one = barrier(Member(1, "a/0"))
     for step in range(5):
         one.push(1, step, step)
     one.orders(2, [Member(1, "a/0"), Member(2, "b/0", step=3)], ())
@@ -71,7 +71,7 @@ def test_a_newcomer_counts_in_the_step_that_is_open() -> None:
 
 
 def test_a_newcomer_is_not_waited_for_before_its_step() -> None:
-    one = gate(Member(1, "a/0"), Member(2, "b/0", step=3))
+    one = barrier(Member(1, "a/0"), Member(2, "b/0", step=3))
     assert one.push(1, 2, 12) == (Apply(2, (12,), 1.0),)
     assert one.push(1, 3, 13) == ()
 
@@ -108,13 +108,13 @@ def test_a_new_history_begins_anew() -> None:
 
 
 def test_async_pushes_wait_for_nobody() -> None:
-    one = gate(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC)
+    one = barrier(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC)
     assert one.push(1, 5, 10) == (Apply(5, (10,), 1.0),)
     assert one.may_pull(1, 100) is May.GO
 
 
 def test_nobody_gets_further_ahead_than_the_bound() -> None:
-    one = gate(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC, staleness=2)
+    one = barrier(Member(1, "a/0"), Member(2, "b/0"), mode=Mode.ASYNC, staleness=2)
     assert one.may_pull(1, 2) is May.GO
     assert one.may_pull(1, 3) is May.WAIT
     assert [member.number for member in one.waits_for(3)] == [2]
@@ -123,7 +123,7 @@ def test_nobody_gets_further_ahead_than_the_bound() -> None:
 
 
 def test_an_async_newcomer_begins_where_the_others_are() -> None:
-    one = gate(Member(1, "a/0"), mode=Mode.ASYNC, staleness=2)
+    one = barrier(Member(1, "a/0"), mode=Mode.ASYNC, staleness=2)
     one.push(1, 50, 10)
     one.orders(2, [Member(1, "a/0"), Member(2, "b/0", step=40)], ())
     assert one.may_pull(1, 52) is May.GO

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
-from ps import words
-from ps.frames import Op
+from ps.net.caller import Reply
+from ps.protocol import messages
+from ps.protocol.frames import Op
 from ps.spec import Mode, Optimizer, Rule, TableSpec, Training
-from ps.transport import Reply
 from tests.unit.ps_bench import PLAIN, WIDE, Bench, Master
 
 KEYS = np.arange(200)
 GEO = Training(Mode.GEO, geo_steps=3)
-TWO = (words.Member(1, "a/0"), words.Member(2, "a/1"))
+TWO = (messages.Member(1, "a/0"), messages.Member(2, "a/1"))
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_members_may_change_in_between(bench: Bench) -> None:
     for _ in range(2):
         client.pull("plain", KEYS)
         client.push({"plain": (KEYS, ones)})
-    master.members = (*master.members, *TWO, words.Member(9, "b/0"))
+    master.members = (*master.members, *TWO, messages.Member(9, "b/0"))
     master.tell(master.charted())
     client.push({"plain": (KEYS, ones)})
     assert (client.read("plain", KEYS) == -0.75).all()

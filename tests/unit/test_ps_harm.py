@@ -8,12 +8,12 @@ import mmap
 import pytest
 
 from edl.errors import ProtocolError
-from ps.arena import Arena
-from ps.connection import Connection, Plain, now_s
-from ps.failures import DamagedFrame, Denied, HungUp
-from ps.frames import HEADER_BYTES, Op, pack
-from ps.handshake import MASTER, OPENING_BYTES, TRAINER, Calling, Hello
-from ps.transport import Limits, Peer, machine_id
+from ps.errors import DamagedFrame, Denied, HungUp
+from ps.net.buffers import Arena
+from ps.net.caller import Limits, Peer, machine_id
+from ps.net.connection import Connection, Plain, now_s
+from ps.protocol.frames import HEADER_BYTES, Op, pack
+from ps.protocol.handshake import MASTER, OPENING_BYTES, TRAINER, Calling, Hello
 from tests.unit.ps_echo import (
     HELLO,
     LONG_S,

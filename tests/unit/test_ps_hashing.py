@@ -11,9 +11,9 @@ import pytest
 
 from edl.errors import SettingError
 from ps.hashing import SHARDS, bucket_of, buckets_of, mixed, shard_of_bucket, splitmix64
-from ps.kernels import kernels
-from ps.rules import Layout
 from ps.spec import BUCKETS, Initial, Start, TableSpec
+from ps.store.kernels import kernels
+from ps.store.rules import Layout
 from tests.unit.ps_stores import both_kernels
 
 EDGES = [0, 1, -1, 2, 1 << 62, (1 << 63) - 1, -(1 << 63), 977, -977]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ps import words
-from ps.holding import (
+from ps.protocol import messages
+from ps.protocol.messages import RESTORE, Cut, Orders
+from ps.server.bucket_machine import (
     MOVED,
     SERVED,
     WAITING,
+    BucketMachine,
     Copy,
     Drop,
     Effect,
     Feed,
     Fenced,
-    Holding,
     ImageAcked,
     LineLost,
     LineMade,
@@ -33,7 +34,6 @@ from ps.holding import (
     Stop,
 )
 from ps.spec import BUCKETS, Replication, Training
-from ps.words import RESTORE, Cut, Orders
 
 Kind = TypeVar("Kind")
 Role = tuple[int, int, int, int, int]
@@ -41,11 +41,11 @@ Role = tuple[int, int, int, int, int]
 
 
 def orders(version: int, *roles: Role, you: int = 1, history: int = 1, living: str = "123", **more: object) -> Orders:
-    servers = tuple(words.Server(int(one), f"servers/{one}", "host", 1) for one in living)
+    servers = tuple(messages.Server(int(one), f"servers/{one}", "host", 1) for one in living)
     columns = list(zip(*roles, strict=True))
-    owner, backup, joining, giver = (words.pack(column) for column in columns[:4])
-    chart = words.Chart(version, history, servers, owner, backup, joining)
-    since = words.pack(columns[4], "i")
+    owner, backup, joining, giver = (messages.pack(column) for column in columns[:4])
+    chart = messages.PlacementMap(version, history, servers, owner, backup, joining)
+    since = messages.pack(columns[4], "i")
     values = {"training": Training(), **more}
     return Orders(0, you, chart, 1, (), values.pop("training"), (), since=since, giver=giver, **values)  # type: ignore[arg-type]
 
@@ -58,20 +58,20 @@ def said(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
     return [effect.word for effect in take(effects, Say) if isinstance(effect.word, kind)]
 
 
-def step(holding: Holding, version: int, *roles: Role, **more: object) -> tuple[Effect, ...]:
-    return holding.step(OrdersCame(orders(version, *roles, **more)))  # type: ignore[arg-type]
+def step(bucket_machine: BucketMachine, version: int, *roles: Role, **more: object) -> tuple[Effect, ...]:
+    return bucket_machine.step(OrdersCame(orders(version, *roles, **more)))  # type: ignore[arg-type]
 
 
-def synced(holding: Holding, follower: int = 2) -> tuple[Effect, ...]:
+def synced(bucket_machine: BucketMachine, follower: int = 2) -> tuple[Effect, ...]:
     """The copy that was just begun is made."""
-    number = holding._numbers
-    effects = holding.step(ImageAcked(follower, number, tuple(range(holding.buckets))))
-    return holding.step(MarkAcked(follower, take(effects, Mark)[0].number))
+    number = bucket_machine._numbers
+    effects = bucket_machine.step(ImageAcked(follower, number, tuple(range(bucket_machine.buckets))))
+    return bucket_machine.step(MarkAcked(follower, take(effects, Mark)[0].number))
 
 
-def with_backup() -> Holding:
+def with_backup() -> BucketMachine:
     """Bucket 0 is served, pserver 2 is its copy in step."""
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     step(one, 2, (1, 2, 0, 0, 2))
@@ -82,34 +82,34 @@ def with_backup() -> Holding:
 
 
 def test_the_first_orders_reset_and_serve() -> None:
-    one = Holding("servers/1", buckets=2)
+    one = BucketMachine("servers/1", buckets=2)
     effects = step(one, 1, (1, 0, 0, 0, 1), (2, 0, 0, 0, 1))
     assert effects[0] == Reset(1, 1)
     assert take(effects, Serve) == [Serve((0,))]
     assert list(one.allowed) == [SERVED, MOVED]
-    assert effects[-1] == Say(words.Followed(1))
+    assert effects[-1] == Say(messages.Followed(1))
 
 
 def test_older_orders_change_nothing() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     step(one, 5, (1, 0, 0, 0, 1))
     assert step(one, 4, (2, 0, 0, 0, 4)) == ()
     assert one.version == 5
 
 
 def test_a_copy_is_waited_for_from_its_image_on_and_told_when_all_is_there() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     effects = step(one, 1, (1, 0, 2, 0, 1))
     assert take(effects, Feed) == [Feed((0,), (2,), ())]
     copy = take(effects, Copy)[0]
     effects = one.step(ImageAcked(2, copy.number, (0,)))
     assert effects[0] == Feed((0,), (2,), (2,)), "before the mark is put into the stream"
     mark = take(effects, Mark)[0]
-    assert said(one.step(MarkAcked(2, mark.number)), words.Synced) == [words.Synced(1, 2, ((0, 1),))]
+    assert said(one.step(MarkAcked(2, mark.number)), messages.Synced) == [messages.Synced(1, 2, ((0, 1),))]
 
 
 def test_the_acknowledgement_of_another_copy_does_not_count() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     first = take(step(one, 1, (1, 0, 2, 0, 1)), Copy)[0]
     second = take(step(one, 3, (1, 0, 2, 0, 3)), Copy)[0]
     assert first.number != second.number
@@ -117,7 +117,7 @@ def test_the_acknowledgement_of_another_copy_does_not_count() -> None:
 
 
 def test_a_copy_in_step_becomes_the_backup_without_another_copy() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     effects = step(one, 2, (1, 2, 0, 0, 2))
@@ -126,7 +126,7 @@ def test_a_copy_in_step_becomes_the_backup_without_another_copy() -> None:
 
 
 def test_asynchronous_copies_are_fed_and_not_waited_for() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     training = Training(replication=Replication.ASYNC)
     step(one, 1, (1, 0, 2, 0, 1), training=training)
     synced(one)
@@ -134,47 +134,47 @@ def test_asynchronous_copies_are_fed_and_not_waited_for() -> None:
 
 
 def test_an_asynchronous_copy_is_waited_for_until_it_has_caught_up_and_then_takes_over() -> None:
-    holding = with_backup()
+    bucket_machine = with_backup()
     lagging = {"training": Training(replication=Replication.ASYNC)}
-    step(holding, 3, (1, 2, 0, 0, 3), **lagging)
-    effects = step(holding, 4, (1, 2, 2, 0, 4), **lagging)
+    step(bucket_machine, 3, (1, 2, 0, 0, 3), **lagging)
+    effects = step(bucket_machine, 4, (1, 2, 2, 0, 4), **lagging)
     assert take(effects, Feed) == [Feed((0,), (2,), (2,))] and not take(effects, Copy)
     (mark,) = take(effects, Mark)
     assert effects.index(mark) > effects.index(take(effects, Feed)[0]), "what came before was not waited for"
-    effects = holding.step(MarkAcked(2, mark.number))
-    assert said(effects, words.Synced) == [words.Synced(4, 2, ((0, 1),))]
-    effects = step(holding, 5, (2, 1, 0, 1, 5), **lagging)
+    effects = bucket_machine.step(MarkAcked(2, mark.number))
+    assert said(effects, messages.Synced) == [messages.Synced(4, 2, ((0, 1),))]
+    effects = step(bucket_machine, 5, (2, 1, 0, 1, 5), **lagging)
     assert take(effects, Release) == [Release(2, (0,), 5)]
 
 
 def test_a_mark_from_before_pushes_waited_says_nothing() -> None:
-    holding = with_backup()
+    bucket_machine = with_backup()
     lagging = {"training": Training(replication=Replication.ASYNC)}
-    (early,) = take(step(holding, 3, (1, 2, 2, 0, 3), **lagging), Mark)
-    effects = step(holding, 4, (1, 2, 0, 0, 4), **lagging)
+    (early,) = take(step(bucket_machine, 3, (1, 2, 2, 0, 3), **lagging), Mark)
+    effects = step(bucket_machine, 4, (1, 2, 0, 0, 4), **lagging)
     assert take(effects, Feed) == [Feed((0,), (2,), ())], "it is fed and in step as before"
-    (late,) = take(step(holding, 5, (1, 2, 2, 0, 5), **lagging), Mark)
-    assert not said(holding.step(MarkAcked(2, early.number)), words.Synced)
-    assert said(holding.step(MarkAcked(2, late.number)), words.Synced)
+    (late,) = take(step(bucket_machine, 5, (1, 2, 2, 0, 5), **lagging), Mark)
+    assert not said(bucket_machine.step(MarkAcked(2, early.number)), messages.Synced)
+    assert said(bucket_machine.step(MarkAcked(2, late.number)), messages.Synced)
 
 
 def test_a_stream_that_breaks_while_a_copy_catches_up_is_told_of() -> None:
-    holding = with_backup()
-    step(holding, 3, (1, 2, 2, 0, 3), training=Training(replication=Replication.ASYNC))
-    effects = holding.step(LineLost(2))
-    assert said(effects, words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    bucket_machine = with_backup()
+    step(bucket_machine, 3, (1, 2, 2, 0, 3), training=Training(replication=Replication.ASYNC))
+    effects = bucket_machine.step(LineLost(2))
+    assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
     assert take(effects, Feed) == [Feed((0,), (), (2,))]
 
 
 def test_what_was_said_is_said_again_on_a_new_line() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     effects = one.step(MasterLine())
-    hello = said(effects, words.Hello)[0]
+    hello = said(effects, messages.Hello)[0]
     assert effects[0] == Say(hello)
-    assert (hello.number, hello.version, list(words.unpack(hello.holds, 1))) == (1, 1, [1])
-    assert said(effects, words.Synced) == [words.Synced(1, 2, ((0, 1),))]
+    assert (hello.number, hello.version, list(messages.unpack(hello.holds, 1))) == (1, 1, [1])
+    assert said(effects, messages.Synced) == [messages.Synced(1, 2, ((0, 1),))]
 
 
 def test_buckets_without_a_role_are_dropped() -> None:
@@ -191,7 +191,7 @@ def test_a_new_history_begins_empty() -> None:
 
 
 def test_many_buckets_make_few_effects() -> None:
-    one = Holding("servers/1")
+    one = BucketMachine("servers/1")
     effects = step(one, 1, *[(1, 0, 2, 0, 1)] * BUCKETS)
     assert [type(effect) for effect in effects] == [Reset, Feed, Serve, Copy, Say]
 
@@ -207,9 +207,9 @@ def test_the_old_owner_stops_then_releases() -> None:
     assert take(effects, Release) == [Release(2, (0,), 3)]
 
 
-def heir() -> Holding:
+def heir() -> BucketMachine:
     """Pserver 2 has orders to own bucket 0, which pserver 1 has to release."""
-    two = Holding("servers/2", buckets=1)
+    two = BucketMachine("servers/2", buckets=1)
     step(two, 2, (1, 2, 0, 0, 2), you=2)
     step(two, 3, (2, 1, 0, 1, 3), you=2)
     return two
@@ -221,7 +221,7 @@ def test_the_new_owner_waits_for_the_release() -> None:
     effects = two.step(Released(1, 3, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
     assert take(effects, Feed) == [Feed((0,), (1,), (1,))], "the old one is its copy, with nothing to copy"
-    assert said(effects, words.Took) == [words.Took(3, ((0, 1),))]
+    assert said(effects, messages.Took) == [messages.Took(3, ((0, 1),))]
 
 
 def test_a_release_of_an_earlier_time_does_not_count() -> None:
@@ -232,7 +232,7 @@ def test_a_release_of_an_earlier_time_does_not_count() -> None:
 
 
 def test_a_release_may_come_before_its_orders() -> None:
-    two = Holding("servers/2", buckets=1)
+    two = BucketMachine("servers/2", buckets=1)
     step(two, 2, (1, 2, 0, 0, 2), you=2)
     two.step(Released(1, 5, (0,)))
     step(two, 3, (1, 3, 2, 0, 3), you=2)
@@ -247,7 +247,7 @@ def test_a_release_under_newer_orders_that_changed_nothing_about_it_counts_at_on
 
 
 def test_an_early_release_under_still_newer_orders_counts() -> None:
-    two = Holding("servers/2", buckets=1)
+    two = BucketMachine("servers/2", buckets=1)
     step(two, 2, (1, 2, 0, 0, 2), you=2)
     two.step(Released(1, 6, (0,)))
     step(two, 3, (2, 1, 0, 1, 3), you=2)
@@ -266,17 +266,17 @@ def test_a_giver_whose_stream_broke_says_so() -> None:
     one.step(LineLost(2))
     effects = step(one, 3, (2, 1, 0, 1, 3))
     assert take(effects, Release) == []
-    assert said(effects, words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert said(effects, messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
 
 
 def test_a_stream_that_breaks_behind_the_release_is_told_of() -> None:
     one = with_backup()
     step(one, 3, (2, 1, 0, 1, 3))
-    assert said(one.step(LineLost(2)), words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
+    assert said(one.step(LineLost(2)), messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
 
 
 def test_the_copy_takes_over_when_the_owner_dies() -> None:
-    two = Holding("servers/2", buckets=1)
+    two = BucketMachine("servers/2", buckets=1)
     step(two, 2, (1, 2, 0, 0, 2), you=2)
     effects = step(two, 3, (2, 0, 3, 0, 3), you=2, living="23")
     assert take(effects, Serve) == [Serve((0,))]
@@ -290,7 +290,7 @@ def test_a_broken_stream_holds_acknowledgements_up_until_orders_say_otherwise() 
     one = with_backup()
     effects = one.step(LineLost(2))
     assert take(effects, Feed) == [Feed((0,), (), (2,))]
-    assert said(effects, words.Unsynced) == [words.Unsynced(2, 2, ((0, 1),))]
+    assert said(effects, messages.Unsynced) == [messages.Unsynced(2, 2, ((0, 1),))]
     assert one.step(LineMade(2)) == (), "what was lost in between is not known"
     effects = step(one, 3, (1, 0, 2, 0, 3))
     assert take(effects, Feed) == [Feed((0,), (2,), ())]
@@ -300,12 +300,12 @@ def test_a_broken_stream_holds_acknowledgements_up_until_orders_say_otherwise() 
 def test_it_is_said_again_with_all_orders_until_it_is_heard() -> None:
     one = with_backup()
     one.step(LineLost(2))
-    assert said(step(one, 3, (1, 2, 0, 0, 2)), words.Unsynced) == [words.Unsynced(3, 2, ((0, 1),))]
-    assert said(one.step(MasterLine()), words.Unsynced)
+    assert said(step(one, 3, (1, 2, 0, 0, 2)), messages.Unsynced) == [messages.Unsynced(3, 2, ((0, 1),))]
+    assert said(one.step(MasterLine()), messages.Unsynced)
 
 
 def test_who_was_told_to_be_in_step_is_waited_for_until_that_is_taken_back() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     synced(one)
     effects = one.step(LineLost(2))
@@ -315,7 +315,7 @@ def test_who_was_told_to_be_in_step_is_waited_for_until_that_is_taken_back() -> 
 
 
 def test_a_copy_that_was_not_told_of_is_begun_anew_with_the_stream() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     step(one, 1, (1, 0, 2, 0, 1))
     assert take(one.step(LineLost(2)), Feed) == [Feed((0,), (), ())]
     assert take(one.step(LineMade(2)), Copy)[0].buckets == (0,)
@@ -331,14 +331,14 @@ def test_a_dead_follower_is_waited_for_no_more() -> None:
 
 
 def test_pieces_come_from_the_owner_only() -> None:
-    two = Holding("servers/2", buckets=2)
+    two = BucketMachine("servers/2", buckets=2)
     step(two, 2, (1, 2, 0, 0, 2), (1, 3, 0, 0, 2), you=2)
     assert two.refuses(1, 2, [0, 1]) == [1], "it has no role in the second"
     assert two.refuses(3, 2, [0]) == [0]
 
 
 def test_an_owner_that_does_not_know_that_it_was_replaced_is_refused() -> None:
-    two = Holding("servers/2", buckets=1)
+    two = BucketMachine("servers/2", buckets=1)
     step(two, 2, (1, 2, 0, 0, 2), you=2)
     step(two, 3, (2, 0, 0, 0, 3), you=2, living="23")
     assert two.refuses(1, 2, [0]) == [0]
@@ -352,7 +352,7 @@ def test_the_new_owner_takes_what_comes_before_the_release() -> None:
 
 
 def test_who_has_newer_orders_is_believed_and_then_only_he() -> None:
-    three = Holding("servers/3", buckets=1)
+    three = BucketMachine("servers/3", buckets=1)
     step(three, 2, (1, 3, 0, 0, 2), you=3)
     assert three.refuses(2, 5, [0]) == []
     assert three.refuses(1, 2, [0]) == [0], "the old owner, meanwhile"
@@ -361,7 +361,7 @@ def test_who_has_newer_orders_is_believed_and_then_only_he() -> None:
 
 
 def test_what_came_before_its_orders_is_not_dropped_by_older_ones() -> None:
-    three = Holding("servers/3", buckets=1)
+    three = BucketMachine("servers/3", buckets=1)
     step(three, 2, (1, 3, 0, 0, 2), you=3)
     assert three.refuses(1, 5, [0]) == []
     assert take(step(three, 4, (1, 2, 0, 0, 4), you=3), Drop) == []
@@ -381,14 +381,14 @@ def test_a_refusal_under_orders_that_are_known_stops_nothing() -> None:
     one = with_backup()
     effects = one.step(Fenced(2, 2, (0,)))
     assert list(one.allowed) == [SERVED]
-    assert said(effects, words.Unsynced), "what was refused is not there"
+    assert said(effects, messages.Unsynced), "what was refused is not there"
 
 
 # --- restore ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
-    one = Holding("servers/1", buckets=1)
+    one = BucketMachine("servers/1", buckets=1)
     cut = Cut(7, "restore", "cut-7")
     effects = step(one, 1, (1, 0, 0, RESTORE, 1), cut=cut)
     assert take(effects, Restore) == [Restore(cut, (0,))]
@@ -396,7 +396,7 @@ def test_a_restored_bucket_is_served_when_it_is_loaded() -> None:
     assert one.step(Restored(6, (0,))) == (), "another cut"
     effects = one.step(Restored(7, (0,)))
     assert take(effects, Serve) == [Serve((0,))]
-    assert said(effects, words.Took) == [words.Took(1, ((0, 1),))]
+    assert said(effects, messages.Took) == [messages.Took(1, ((0, 1),))]
 
 
 def test_a_stale_word_from_nobody_changes_nothing() -> None:

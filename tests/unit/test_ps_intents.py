@@ -8,13 +8,13 @@ import pytest
 from edl.errors import ProtocolError
 from edl.master.service import Caller
 from edl.types import NodeId
-from ps.frames import MOST_HEAD, pack_head
+from ps.coordinator.membership import Membership
 from ps.intents import MOST_TEXT, Fenced, Intent, Intents, home
-from ps.items import pack, unpack
-from ps.membership import Membership
+from ps.protocol.frames import MOST_HEAD, pack_head
+from ps.protocol.replication import pack, unpack
 from ps.rows import Image, Part, Piece, Push
 from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import REMEMBERED, Store
+from ps.store.store import REMEMBERED, Store
 
 TABLE = TableSpec("t", 1, Optimizer(Rule.SGD, lr=1.0), Initial(Start.ZEROS))
 

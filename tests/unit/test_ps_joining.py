@@ -13,13 +13,14 @@ import pytest
 
 from edl.errors import DataError, PsError
 from edl.exit_codes import BEGIN_ANEW
-from ps import joining, stopping, words
-from ps.client import Client
-from ps.failures import RolledBack
-from ps.frames import Frame, Op
-from ps.patience import Patience
+from ps.client import checkpoint_stop, master_session
+from ps.client.client import Client
+from ps.errors import RolledBack
+from ps.net.caller import Reply
+from ps.protocol import messages
+from ps.protocol.frames import Frame, Op
 from ps.spec import Mode, Optimizer, TableSpec, Training
-from ps.transport import Reply
+from ps.wait import BoundedWait
 from tests.unit.ps_bench import PATIENCE_S, PLAIN, Bench, Master
 
 KEYS = np.arange(100)
@@ -76,7 +77,7 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
         close(self, farewell=farewell)
 
     monkeypatch.setattr(Client, "close", closed)
-    monkeypatch.setattr("ps.client.LEAVE_S", 0.3)
+    monkeypatch.setattr("ps.client.client.LEAVE_S", 0.3)
     first = bench.joined(master, name="a/0")
     first.begin()
     first.leave()
@@ -85,17 +86,17 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
     master.deaf = True
     second.leave()
     assert farewells == [True, False]
-    assert master.expect(words.Leave) == words.Leave(5)
+    assert master.expect(messages.Leave) == messages.Leave(5)
 
 
 def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.patience.QUIET_S", 0.2)
+    monkeypatch.setattr("ps.wait.QUIET_S", 0.2)
     told: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(joining, "Patience", lambda what, **given: Patience(what, tell=told.put, **given))
+    monkeypatch.setattr(master_session, "BoundedWait", lambda what, **given: BoundedWait(what, tell=told.put, **given))
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
-    master.expect(words.Join)
-    master.tell(words.Waits("waiting for at least 2 pservers; 1 is there"))
+    master.expect(messages.Join)
+    master.tell(messages.Waits("waiting for at least 2 pservers; 1 is there"))
     while "1 is there" not in told.get(timeout=PATIENCE_S):
         pass
     master.deaf = False
@@ -123,7 +124,7 @@ def test_a_trainer_joins_and_counts_once_the_master_has_said_so(bench: Bench, ma
 def test_it_asks_again_as_the_same_one_when_there_was_no_master(bench: Bench, master: Master) -> None:
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
-    first = master.expect(words.Join)
+    first = master.expect(messages.Join)
     master.deaf = False
     master.lose()
     client = doing.end()
@@ -131,14 +132,14 @@ def test_it_asks_again_as_the_same_one_when_there_was_no_master(bench: Bench, ma
     client.begin()
     master.deaf = True
     master.lose()
-    assert master.expect(words.Join).nonce == first.nonce and master.expect(words.Begin).number == 5
+    assert master.expect(messages.Join).nonce == first.nonce and master.expect(messages.Begin).number == 5
 
 
 def test_it_asks_again_by_itself(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "AGAIN_S", 0.0)
+    monkeypatch.setattr(master_session, "AGAIN_S", 0.0)
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
-    assert master.expect(words.Join) == master.expect(words.Join)
+    assert master.expect(messages.Join) == master.expect(messages.Join)
     master.deaf = False
     doing.end()
 
@@ -146,8 +147,8 @@ def test_it_asks_again_by_itself(bench: Bench, master: Master, monkeypatch: pyte
 def test_another_table_of_the_same_name_is_refused(bench: Bench, master: Master) -> None:
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
-    master.expect(words.Join)
-    master.tell(words.Refused("table", "table plain: dim 4 here, 8 there"))
+    master.expect(messages.Join)
+    master.tell(messages.Refused("table", "table plain: dim 4 here, 8 there"))
     with pytest.raises(PsError, match="refuses this trainer's tables: table plain: dim 4 here, 8 there"):
         doing.end()
 
@@ -162,18 +163,18 @@ def test_tables_that_are_defined_later(bench: Bench, master: Master) -> None:
         client.define(TableSpec("plain", 5, PLAIN.optimizer, PLAIN.initial))
     master.deaf = True
     doing = Doing(lambda: client.define(TableSpec("last", 3)))
-    master.expect(words.Join)
-    master.tell(words.Refused("table", "no more"))
+    master.expect(messages.Join)
+    master.tell(messages.Refused("table", "no more"))
     with pytest.raises(PsError, match="no more"):
         doing.end()
     master.lose()
-    assert [one.name for one in master.expect(words.Join).tables] == ["plain", "wide", "more"]
+    assert [one.name for one in master.expect(messages.Join).tables] == ["plain", "wide", "more"]
 
 
 def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     client.set_lr(0.5, "plain", 30)
-    assert master.expect(words.SetLr) == words.SetLr(5, words.LrHold(30, 0.5, "plain"))
+    assert master.expect(messages.SetLr) == messages.SetLr(5, messages.LrHold(30, 0.5, "plain"))
     for factor, table in ((-1, ""), (float("nan"), ""), (1, "none")):
         with pytest.raises(PsError):
             client.set_lr(factor, table)
@@ -205,7 +206,7 @@ def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
 
 def test_it_says_which_checkpoint(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    joined = words.Joined(5, 0, bench.chart(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/cut-8"}))
+    joined = messages.Joined(5, 0, bench.chart(history=3), 1, (), Training(), (), 4, json.dumps({"run": "ps/j/cut-8"}))
     master.tell(joined)
     with pytest.raises(RolledBack, match=r"the checkpoint ps/j/cut-8 \(history 3\)"):
         client.boundary()
@@ -218,7 +219,7 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
     with pytest.raises(RolledBack, match="counts trainer 5 as gone"):
         client.pull("plain", KEYS)
     other = bench.joined(Master(bench))
-    other._desk._heard(words.encode(words.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
+    other._session._heard(messages.encode(messages.Refused("stale", "trainer 5 is revoked")))  # type: ignore[union-attr]
     with pytest.raises(RolledBack, match="trainer 5 is revoked"):
         other.push({})
 
@@ -227,7 +228,7 @@ def test_whoever_waits_for_a_pserver_hears_of_it(bench: Bench, master: Master) -
     client = bench.joined(master)
     bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, chart=1, text="not yet"))
     doing = Doing(lambda: client.pull("plain", KEYS))
-    master.expect(words.ChartPlease)
+    master.expect(messages.ChartPlease)
     master.tell(master.charted(history=2))
     with pytest.raises(RolledBack):
         doing.end()
@@ -254,18 +255,18 @@ def test_it_stops_at_a_boundary_until_rows_are_marked(bench: Bench, master: Mast
     client.boundary()
     assert not asked
     client.push({"plain": (KEYS, ONES)}, wait=False)
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    at = master.expect(words.AtCut)
+    at = master.expect(messages.AtCut)
     assert (at.cut, at.step, json.loads(at.value)) == (4, 1, {"epoch": 3}) and asked == ["settle"]
     assert bench.pservers[1].applied == bench.pservers[2].applied == 1
-    master.tell(words.NameData(4))
-    assert master.expect(words.DataNamed) == words.DataNamed(4, (("ads", "other"), ("clicks", "ledger")))
+    master.tell(messages.NameData(4))
+    assert master.expect(messages.DataNamed) == messages.DataNamed(4, (("ads", "other"), ("clicks", "ledger")))
     assert asked == ["settle", "cut-4"]
     # What it has said may be lost.
     master.lose()
-    assert (master.expect(words.AtCut), master.expect(words.DataNamed).cut) == (at, 4)
-    master.tell(words.GoOn(4))
+    assert (master.expect(messages.AtCut), master.expect(messages.DataNamed).cut) == (at, 4)
+    master.tell(messages.GoOn(4))
     doing.end()
     client.boundary()
     master.lose()
@@ -274,21 +275,21 @@ def test_it_stops_at_a_boundary_until_rows_are_marked(bench: Bench, master: Mast
 
 def test_the_next_cut_may_come_while_it_stands(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    assert master.expect(words.AtCut).cut == 4
-    master.tell(words.Halt(5))
-    assert master.expect(words.AtCut).cut == 5
-    master.tell(words.GoOn(4))
-    master.tell(words.GoOn(5))
+    assert master.expect(messages.AtCut).cut == 4
+    master.tell(messages.Halt(5))
+    assert master.expect(messages.AtCut).cut == 5
+    master.tell(messages.GoOn(4))
+    master.tell(messages.GoOn(5))
     doing.end()
 
 
 def test_a_rollback_while_it_stands(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(words.AtCut)
+    master.expect(messages.AtCut)
     master.tell(master.charted(history=2))
     with pytest.raises(RolledBack):
         doing.end()
@@ -297,9 +298,9 @@ def test_a_rollback_while_it_stands(bench: Bench, master: Master) -> None:
 def test_nobody_stands_for_ever(
     bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stopping, "STAND_S", 0.05)
+    monkeypatch.setattr(checkpoint_stop, "STAND_S", 0.05)
     client = bench.joined(master)
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     client.boundary()
     client.push({"plain": (KEYS, ONES)})
     assert "checkpoint 4: this trainer goes on" in capsys.readouterr().err
@@ -314,16 +315,16 @@ def test_data_that_cannot_be_named_and_values_that_are_no_json(
         raise DataError("no ledger")
 
     client.on_cut(name_data=fail)
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(words.AtCut)
-    master.tell(words.NameData(4))
-    assert master.expect(words.DataNamed).ledgers == ()
-    master.tell(words.GoOn(4))
+    master.expect(messages.AtCut)
+    master.tell(messages.NameData(4))
+    assert master.expect(messages.DataNamed).ledgers == ()
+    master.tell(messages.GoOn(4))
     doing.end()
     assert "checkpoint 4, so it will be without them: no ledger" in capsys.readouterr().err
     client.on_cut(value=lambda: {1, 2})
-    master.tell(words.Halt(5))
+    master.tell(messages.Halt(5))
     with pytest.raises(PsError, match="not JSON"):
         client.boundary()
 
@@ -331,18 +332,18 @@ def test_data_that_cannot_be_named_and_values_that_are_no_json(
 def test_a_checkpoint_on_demand(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     doing = Doing(client.save)
-    ask = master.expect(words.Save).ask
+    ask = master.expect(messages.Save).ask
     master.lose()
-    assert master.expect(words.Save).ask == ask
-    master.tell(words.Halt(4))
-    assert master.expect(words.AtCut).cut == 4
-    master.tell(words.GoOn(4))
-    master.tell(words.Saved(ask - 1, 3, "old"))
-    master.tell(words.Saved(ask, 4, "ps/job/cut-4"))
+    assert master.expect(messages.Save).ask == ask
+    master.tell(messages.Halt(4))
+    assert master.expect(messages.AtCut).cut == 4
+    master.tell(messages.GoOn(4))
+    master.tell(messages.Saved(ask - 1, 3, "old"))
+    master.tell(messages.Saved(ask, 4, "ps/job/cut-4"))
     assert doing.end() == "ps/job/cut-4"
     doing = Doing(client.save)
-    ask = master.expect(words.Save).ask
-    master.tell(words.Refused("save", "the disk is full", ask))
+    ask = master.expect(messages.Save).ask
+    master.tell(messages.Refused("save", "the disk is full", ask))
     with pytest.raises(PsError, match="no checkpoint: the disk is full"):
         doing.end()
     with pytest.raises(PsError, match="without a Master"):
@@ -370,15 +371,15 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
         one.faults.append(wait)
     doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}) if op is Op.PUSH else client.pull("plain", KEYS))
     assert waited.acquire(timeout=PATIENCE_S)
-    master.tell(words.Halt(4))
-    at = master.expect(words.AtCut)
+    master.tell(messages.Halt(4))
+    at = master.expect(messages.AtCut)
     assert (at.cut, at.step) == (4, 1) and asked == ["settle"]
     asked_before = [len(one.heads) for one in bench.pservers.values()]
-    master.tell(words.NameData(4))
-    master.expect(words.DataNamed)
+    master.tell(messages.NameData(4))
+    master.expect(messages.DataNamed)
     assert [len(one.heads) for one in bench.pservers.values()] == asked_before, "nothing is under way while it stands"
     come.set()
-    master.tell(words.GoOn(4))
+    master.tell(messages.GoOn(4))
     doing.end()
     assert (client.read("plain", KEYS) == (-2 if op is Op.PUSH else -1)).all()
     assert {head["seq"] for head in bench.pservers[1].seen(Op.PUSH)[1:]} == ({2} if op is Op.PUSH else set())
@@ -401,10 +402,10 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
     client.prefetch("plain", KEYS)
     doing = Doing(lambda: client.pull("plain", KEYS))
     assert waited.acquire(timeout=PATIENCE_S)
-    master.tell(words.Halt(4))
-    assert master.expect(words.AtCut).cut == 4
+    master.tell(messages.Halt(4))
+    assert master.expect(messages.AtCut).cut == 4
     come.set()
-    master.tell(words.GoOn(4))
+    master.tell(messages.GoOn(4))
     doing.end()
     assert client.statistics["prefetched"] == len(KEYS)
 
@@ -422,7 +423,7 @@ def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench
         return Reply.no(Op.WAIT, text="copies", **{"for": "trainers"})
 
     bench.pservers[2].faults.append(wait)
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     doing = Doing(lambda: client.push({"plain": (KEYS, ONES)}))
     for _ in range(3):
         assert waited.acquire(timeout=PATIENCE_S)
@@ -430,8 +431,8 @@ def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench
     come.set()
     doing.end()
     doing = Doing(client.boundary)
-    assert master.expect(words.AtCut).step == 1
-    master.tell(words.GoOn(4))
+    assert master.expect(messages.AtCut).step == 1
+    master.tell(messages.GoOn(4))
     doing.end()
 
 
@@ -440,16 +441,16 @@ def test_differences_are_exchanged_before_a_cut(bench: Bench) -> None:
     client = bench.joined(master)
     client.pull("plain", KEYS)
     client.push({"plain": (KEYS, ONES)})
-    master.tell(words.Halt(4))
+    master.tell(messages.Halt(4))
     doing = Doing(client.boundary)
-    master.expect(words.AtCut)
+    master.expect(messages.AtCut)
     assert (bench.client(number=2).read("plain", KEYS) == -1).all()
-    master.tell(words.GoOn(4))
+    master.tell(messages.GoOn(4))
     doing.end()
 
 
 def test_a_word_that_cannot_be_read_disturbs_nothing(bench: Bench, master: Master, capsys: Any) -> None:
     client = bench.joined(master)
-    master.tell(words.Refused("word", "what do you mean?"))
+    master.tell(messages.Refused("word", "what do you mean?"))
     assert "what do you mean?" in capsys.readouterr().err
     assert Optimizer().lr and client.pull("plain", KEYS).shape == (100, 4)

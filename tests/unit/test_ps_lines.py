@@ -17,11 +17,11 @@ from edl.master.shell import MasterShell
 from edl.ports import Delete, LineListener, Lines, Put
 from edl.types import Round, Token
 from edl.wire.messages import Finish, ServiceSaid, StartRound
-from ps import lines as lines_module
-from ps.frames import Frame, Op
-from ps.handshake import MASTER
-from ps.lines import HelperLines, Kit
-from ps.transport import Endpoint, Peer, Reply
+from ps.net import master_lines as lines_module
+from ps.net.caller import Endpoint, Peer, Reply
+from ps.net.master_lines import HelperLines, Kit
+from ps.protocol.frames import Frame, Op
+from ps.protocol.handshake import MASTER
 from tests.unit.master_bench import KEYS, Agent, Bench, play
 
 SECRET = "a secret"

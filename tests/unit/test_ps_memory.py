@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.kernels import chosen
+from ps.store.kernels import chosen
 
 SMAPS = Path("/proc/self/smaps_rollup")
 APART = 4 << 20

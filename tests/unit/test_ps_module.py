@@ -13,9 +13,9 @@ np = pytest.importorskip("numpy")
 from data_service.loader import trainers  # noqa: E402
 from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
-from ps.local import Local  # noqa: E402
-from ps.module import Part, Plan, integer_keys  # noqa: E402
-from ps.recipes import SGD, Adam, Zeros  # noqa: E402
+from ps.client.frontend import Part, Plan, integer_keys  # noqa: E402
+from ps.client.local import Local  # noqa: E402
+from ps.optimizers import SGD, Adam, Zeros  # noqa: E402
 from ps.spec import Damaged, Optimizer, TableSpec  # noqa: E402
 
 

@@ -17,7 +17,7 @@ import paddle
 import edl.paddle.ps as ps
 from edl.errors import PsError, SettingError
 from edl.worker import session as sessions
-from ps.module import part
+from ps.client.frontend import part
 
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore:When training, we now always track")]
 nn: Any = paddle.nn

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from ps.placement import REPAIR, Grid, Planner, Site
-from ps.words import RESTORE
+from ps.coordinator.placement import REPAIR, Grid, Planner, Site
+from ps.protocol.messages import RESTORE
 
 BUCKETS = 96
 

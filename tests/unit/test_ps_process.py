@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from ps.frames import Op
-from ps.handshake import MASTER, TRAINER, Hello
-from ps.helper import Launcher
-from ps.process import FILES, allow_files, masterless
+from ps.net.stdio import Launcher
+from ps.protocol.frames import Op
+from ps.protocol.handshake import MASTER, TRAINER, Hello
+from ps.server.process import FILES, allow_files, masterless
 from tests.unit.ps_echo import LONG_S, call, echo
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps.kernels import at_once, ready
 from ps.rows import Part, Push
 from ps.spec import Admission, Eviction, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.kernels import at_once, ready
+from ps.store.store import Store
 
 SPECS = (
     TableSpec("adagrad", 16, Optimizer(Rule.ADAGRAD, lr=0.1), Initial(Start.NORMAL, 0.1)),

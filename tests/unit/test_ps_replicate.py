@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from edl.adapters.clock import SystemClock
-from ps import items, words
-from ps.frames import Frame, Op, pack_head
 from ps.hashing import SHARDS, bucket_of, buckets_of
-from ps.replicate import IMAGES_BYTES, Stream
+from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.protocol import messages, replication
+from ps.protocol.frames import Frame, Op, pack_head
 from ps.rows import Image, Part, Piece, Push
-from ps.server import Server
+from ps.server.replicate_out import IMAGES_BYTES, Stream
+from ps.server.server import Server
 from ps.spec import BUCKETS, Mode, Replication, Training
-from ps.store import Store
-from ps.transport import Caller, Endpoint, Peer, Reply
+from ps.store.store import Store
 from tests.unit.ps_servers import (
     ALL,
     COUNTS,
@@ -67,7 +67,7 @@ class Pair:
         for number in plan.places:
             self.bosses[number].tell(plan.orders(number))
         for number in plan.places:
-            self.bosses[number].heard(words.Followed, lambda word: word.version >= plan.version)
+            self.bosses[number].heard(messages.Followed, lambda word: word.version >= plan.version)
 
     def synced(self, owner: int, buckets: int = BUCKETS) -> None:
         """The owner has said that the other one has everything, under the newest orders."""
@@ -112,14 +112,14 @@ def test_nothing_acknowledged_is_lost_with_the_owner() -> None:
     thread = threading.Thread(target=push)
     seen = pusher.acknowledged
     thread.start()
-    until(pair.servers[1].carrier.news, lambda: pusher.acknowledged > seen + 20)
+    until(pair.servers[1].bucket_shell.news, lambda: pusher.acknowledged > seen + 20)
     pair.kill(1)
     heir = pair.plan.next(owner={2: ALL}, backup={}, changed=ALL)
     heir.places = {2: pair.places[2]}
     pair.all(heir)
     pusher.plan = heir
     seen = pusher.acknowledged
-    until(pair.servers[2].carrier.news, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
+    until(pair.servers[2].bucket_shell.news, lambda: pusher.acknowledged > seen + 3 or not count_up(pair.servers[2]))
     over.set()
     thread.join(60)
     assert not thread.is_alive()
@@ -135,8 +135,8 @@ def count_up(one: Server) -> bool:
 
 
 def notify(one: Server) -> None:
-    with one.carrier.news:
-        one.carrier.news.notify_all()
+    with one.bucket_shell.news:
+        one.bucket_shell.news.notify_all()
 
 
 def test_hand_over_under_load() -> None:
@@ -172,7 +172,7 @@ def test_hand_over_under_load() -> None:
         seen = [pusher.acknowledged for pusher in pushers]
         one = pair.servers[1]
         until(
-            one.carrier.news,
+            one.bucket_shell.news,
             lambda: all(p.acknowledged > s + 2 for p, s in zip(pushers, seen, strict=True)) or not count_up(one),  # noqa: B023
         )
     over.set()
@@ -187,8 +187,8 @@ def test_hand_over_under_load() -> None:
 
 def took(boss: Boss, version: int, buckets: list[int]) -> None:
     def all_of_them() -> bool:
-        told = [word for word in boss.words if isinstance(word, words.Took) and word.version >= version]
-        return {bucket for word in told for bucket in words.of_ranges(word.buckets)} >= set(buckets)
+        told = [word for word in boss.words if isinstance(word, messages.Took) and word.version >= version]
+        return {bucket for word in told for bucket in messages.of_ranges(word.buckets)} >= set(buckets)
 
     until(boss.news, all_of_them, "Took")
 
@@ -202,8 +202,8 @@ def test_no_push_is_acknowledged_that_the_lost_copy_should_have() -> None:
     answer = trainer.push(2, COUNTS, KEYS, patience_s=0.5)
     assert (answer.op, answer.head["for"]) == (Op.WAIT, "copies")
     assert "pserver 2" in answer.head["text"]
-    told = pair.bosses[1].heard(words.Unsynced)
-    assert told.follower == 2 and words.of_ranges(told.buckets) == list(ALL)
+    told = pair.bosses[1].heard(messages.Unsynced)
+    assert told.follower == 2 and messages.of_ranges(told.buckets) == list(ALL)
     results: list[Any] = []
     again = threading.Thread(target=lambda: results.append(trainer.push(2, COUNTS, KEYS)))
     again.start()
@@ -286,7 +286,7 @@ def test_evicted_rows_go_from_copies_too() -> None:
     trainer = Trainer(pair.places[1])
     trainer.push(1, table, KEYS[:1000], step=1)
     trainer.push(2, table, KEYS[1000:], step=10)
-    pair.servers[1].sweeping.sweep("counts")
+    pair.servers[1].eviction_task.sweep("counts")
     assert trainer.push(3, table, KEYS[1000:], step=10).op is Op.OK  # behind the removal, in the same stream
     assert pair.servers[1].store.rows("counts") == pair.servers[2].store.rows("counts") == 2000
 
@@ -309,12 +309,12 @@ def test_copies_are_never_evicted_where_they_are_copies(most_rows: int, unseen_s
     other = Trainer(pair.places[2], number=2)
     others = [key for key in KEYS if bucket_of(key) in second]
     assert other.push(1, table, others[:800], step=20).op is Op.OK  # steps are far on there
-    pair.servers[2].sweeping.sweep("counts")
+    pair.servers[2].eviction_task.sweep("counts")
     assert count(pair.servers[2], mine[:800]) == [1.0] * 800, "it is the owner who lets them go"
-    pair.servers[1].sweeping.sweep("counts")
+    pair.servers[1].eviction_task.sweep("counts")
     assert pair.servers[1].store.rows("counts") == 1600, "there is room for all; nothing is old for this one"
     assert trainer.push(2, table, mine[800:820], step=20).op is Op.OK
-    pair.servers[1].sweeping.sweep("counts")
+    pair.servers[1].eviction_task.sweep("counts")
     assert trainer.push(3, table, mine[800:820], step=20).op is Op.OK  # behind the removal, in the same stream
     assert count(pair.servers[1], mine) == count(pair.servers[2], mine)
 
@@ -338,10 +338,12 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
     boss = Boss(places[1])
     plan = Plan(places, {1: ALL}, joining={2: ALL}, training=training)
     boss.say(plan.orders(1))
-    boss.heard(words.Synced)
+    boss.heard(messages.Synced)
     until(
         boss.news,
-        lambda: sum(len(words.of_ranges(w.buckets)) for w in boss.words if isinstance(w, words.Synced)) >= BUCKETS,
+        lambda: (
+            sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
+        ),
     )
     boss.say(plan.next(joining={}, backup={2: ALL}, changed=ALL).orders(1))
     trainer = Trainer(places[1])
@@ -350,7 +352,7 @@ def test_an_async_copy_holds_acknowledgements_up_when_it_lags() -> None:
         seq += 1
         answer = trainer.push(seq, COUNTS, [1], patience_s=0.3)
     assert answer.op is Op.WAIT and answer.head["for"] == "copies"
-    assert max(stream.lag_s for stream in one.carrier.streams()) > 0.05
+    assert max(stream.lag_s for stream in one.bucket_shell.streams()) > 0.05
     held.set()
     assert trainer.push(seq, COUNTS, [1]).op is Op.OK
 
@@ -372,9 +374,11 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
     boss.say(Plan(places, {1: ALL}, joining={2: ALL}).orders(1))
     until(
         boss.news,
-        lambda: sum(len(words.of_ranges(w.buckets)) for w in boss.words if isinstance(w, words.Synced)) >= BUCKETS,
+        lambda: (
+            sum(len(messages.of_ranges(w.buckets)) for w in boss.words if isinstance(w, messages.Synced)) >= BUCKETS
+        ),
     )
-    one.answering.stream_bytes = 1000
+    one.handlers.stream_bytes = 1000
     trainer = Trainer(places[1])
     assert trainer.push(1, COUNTS, KEYS, patience_s=0.3).op is Op.WAIT
     answer = trainer.push(2, COUNTS, KEYS, patience_s=0.3)
@@ -400,17 +404,17 @@ def pieces() -> list[Piece]:
 
 
 def test_items_go_and_come() -> None:
-    sent: list[tuple[int, items.Content]] = [(7, piece) for piece in pieces()]
-    sent.append((8, items.Release((1, 2, 3, 700))))
+    sent: list[tuple[int, replication.Content]] = [(7, piece) for piece in pieces()]
+    sent.append((8, replication.Release((1, 2, 3, 700))))
     sent.append((9, Image(bucket_of(3), {5: 6}, {"sgd": pieces()[0].rows["sgd"]})))
     sent.append((9, Piece(3, (), np.array([200], np.uint16), {}, {"sgd": np.array([17, -4])})))
-    heads, arrays = items.pack(sent)
+    heads, arrays = replication.pack(sent)
     body = memoryview(b"".join(bytes(memoryview(array).cast("B")) for array in arrays))
-    came = list(items.unpack(heads, body))
+    came = list(replication.unpack(heads, body))
     assert [version for version, _ in came] == [version for version, _ in sent]
     for (_, mine), (_, theirs) in zip(sent, came, strict=True):
         assert type(mine) is type(theirs)
-        if isinstance(mine, items.Release):
+        if isinstance(mine, replication.Release):
             assert mine == theirs
             continue
         assert isinstance(theirs, Piece | Image)
@@ -429,10 +433,10 @@ def test_a_part_of_a_piece() -> None:
     keep = np.zeros(BUCKETS, np.bool_)
     keep[::2] = True
     for piece in pieces():
-        part = items.part_of(piece, keep)
+        part = replication.part_of(piece, keep)
         assert all((buckets_of(rows.keys) % 2 == 0).all() for rows in part.rows.values())
         assert set(part.buckets.tolist()) == {bucket for bucket in piece.buckets.tolist() if bucket % 2 == 0}
-        rest = items.part_of(piece, ~keep)
+        rest = replication.part_of(piece, ~keep)
         for name, rows in piece.rows.items():
             assert len(rows) == len(part.rows[name]) + len(rest.rows[name])
 
@@ -453,7 +457,7 @@ class Owner:
         self._rows = pieces()[0].rows["sgd"]
 
     def connect(self, follower: int) -> Caller:
-        from ps.handshake import SERVER, Hello
+        from ps.protocol.handshake import SERVER, Hello
 
         return Caller.connect(self.where, Hello(SERVER, 1, "a"), secret=SECRET, deadline_s=5)
 

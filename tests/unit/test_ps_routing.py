@@ -10,21 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.errors import PsError, SettingError
-from ps import hashing, narrow, routing, uniting
-from ps.routing import Parcel, Route
+from ps import hashing
+from ps.client import dedup, routing
+from ps.client.dedup import DistinctKeys
+from ps.client.routing import Route, SubRequest
+from ps.protocol import half_precision
+from ps.protocol.messages import PlacementMap, Server, pack
 from ps.spec import BUCKETS
-from ps.uniting import United
-from ps.words import Chart, Server, pack
 
 SERVERS = tuple(Server(number, f"ps-{number}", "h", 4000 + number) for number in (1, 2, 3))
 
 
 def a_route(owner: Any, servers: tuple[Server, ...] = SERVERS, version: int = 1) -> Route:
-    return Route(Chart(version, 1, servers, pack(np.asarray(owner).tolist())))
+    return Route(PlacementMap(version, 1, servers, pack(np.asarray(owner).tolist())))
 
 
-def taken(united: United, parcels: list[Parcel]) -> dict[int, set[int]]:
-    return {one.server: {int(key) for _, where in one.items for key in united.keys[where]} for one in parcels}
+def taken(united: DistinctKeys, sub_requests: list[SubRequest]) -> dict[int, set[int]]:
+    return {one.server: {int(key) for _, where in one.items for key in united.keys[where]} for one in sub_requests}
 
 
 @given(
@@ -36,7 +38,7 @@ def taken(united: United, parcels: list[Parcel]) -> dict[int, set[int]]:
 def test_every_key_goes_to_its_owner_once(keys: list[int], owner: list[int], fast: bool) -> None:
     route = a_route(np.resize(owner, BUCKETS))
     given_keys = np.array(keys, np.int64)
-    unite = uniting.unite if fast else uniting.unite_plain
+    unite = dedup.unite if fast else dedup.unite_plain
     united = unite(given_keys, route._place, len(route.owners))
     assert sorted(united.keys.tolist()) == sorted(set(keys))
     assert united.inverse is not None and np.array_equal(united.keys[united.inverse], given_keys)
@@ -57,32 +59,32 @@ def test_rows_of_equal_keys_are_summed(keys: list[int], dim: int, seed: int) -> 
     given_keys = np.array(keys, np.int64)
     grads = np.random.default_rng(seed).standard_normal((len(keys), dim)).astype(np.float32)
     owner = np.zeros(BUCKETS, np.int16)
-    for united in (uniting.unite(given_keys, owner, 1), uniting.unite_plain(given_keys, owner, 1)):
+    for united in (dedup.unite(given_keys, owner, 1), dedup.unite_plain(given_keys, owner, 1)):
         assert united.inverse is not None
-        sums = uniting.sum_rows(grads, united)
-        plain = uniting.sum_plain(grads, united.inverse, len(united.keys))
+        sums = dedup.sum_rows(grads, united)
+        plain = dedup.sum_plain(grads, united.inverse, len(united.keys))
         for place, key in enumerate(united.keys):
             assert np.allclose(sums[place], grads[given_keys == key].sum(axis=0), atol=1e-5)
             assert np.allclose(plain[place], sums[place], atol=1e-5)
         out = np.empty_like(grads)
-        uniting.spread(sums, united, out)
+        dedup.spread(sums, united, out)
         assert np.array_equal(out, sums[united.inverse])
 
 
 def test_only_some_of_the_keys() -> None:
     united = a_route(np.arange(BUCKETS) % 3 + 1).unite(np.arange(100))
-    some = uniting.only(united, united.keys % 2 == 0)
+    some = dedup.only(united, united.keys % 2 == 0)
     assert sorted(some.keys.tolist()) == list(range(0, 100, 2))
     for place in range(3):
         mine = some.keys[some.bounds[place] : some.bounds[place + 1]]
         assert set(mine.tolist()) <= set(united.keys[united.bounds[place] : united.bounds[place + 1]].tolist())
 
 
-def test_several_parts_in_one_parcel_and_no_parcel_too_large() -> None:
+def test_several_parts_in_one_sub_request_and_none_too_large() -> None:
     route = a_route(np.arange(BUCKETS) % 2 + 1)
     united = [route.unite(np.arange(1000)), route.unite(np.arange(0)), route.unite(np.arange(500, 700))]
-    parcels = routing.first_split(route, united)
-    assert [one.server for one in parcels] == [1, 2] and [part for part, _ in parcels[0].items] == [0, 2]
+    sub_requests = routing.first_split(route, united)
+    assert [one.server for one in sub_requests] == [1, 2] and [part for part, _ in sub_requests[0].items] == [0, 2]
     small = routing.first_split(route, united, [100, 100, 50], 5000)
     for one in small:
         size = sum((100, 100, 50)[part] * len(united[part].keys[where]) for part, where in one.items)
@@ -98,10 +100,10 @@ def test_what_was_refused_is_split_by_the_newer_chart() -> None:
     keys = [np.arange(100), np.arange(100, 150)]
     newer = a_route(np.arange(BUCKETS) % 3 + 1, version=2)
     places = np.array([3, 5, 99])
-    parcels = routing.split_again(newer, keys, [(0, places), (1, slice(10, 20))])
-    found = {(part, int(key)) for one in parcels for part, where in one.items for key in keys[part][where]}
+    sub_requests = routing.split_again(newer, keys, [(0, places), (1, slice(10, 20))])
+    found = {(part, int(key)) for one in sub_requests for part, where in one.items for key in keys[part][where]}
     assert found == {(0, 3), (0, 5), (0, 99)} | {(1, key) for key in range(110, 120)}
-    for one in parcels:
+    for one in sub_requests:
         for part, where in one.items:
             assert (newer.owner[hashing.buckets_of(keys[part][where])] == one.server).all()
 
@@ -111,7 +113,7 @@ def test_whoever_is_not_listed_is_dead() -> None:
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()
     assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "nobody" in route.name(0)
-    assert Route(Chart()).owners == (0,) and Route(Chart()).clocked == ()
+    assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
 
 
 def test_a_fixed_chart() -> None:
@@ -131,18 +133,18 @@ def test_buckets_in_messages() -> None:
 
 def test_rows_of_16_bits() -> None:
     rows = np.array([[1.0, -2.5, 3.14159, 1e-30], [0.0, np.inf, -np.inf, 65536.0]], np.float32)
-    half = narrow.narrow(rows, "bf16")
+    half = half_precision.narrow(rows, "bf16")
     assert half.dtype == np.uint16
-    back = narrow.widen(half, "bf16", np.empty_like(rows))
+    back = half_precision.widen(half, "bf16", np.empty_like(rows))
     assert np.allclose(back[0], rows[0], rtol=2**-8) and np.array_equal(back[1], rows[1])
     nans = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFFFFFF], np.uint32).view(np.float32)
-    assert np.isnan(narrow.widen(narrow.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
+    assert np.isnan(half_precision.widen(half_precision.narrow(nans, "bf16"), "bf16", np.empty(4, np.float32))).all()
     # To the nearest; of two equally near ones to the even one.
     ties = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32).view(np.float32)
-    assert narrow.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+    assert half_precision.narrow(ties, "bf16").tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
     assert np.array_equal(
-        narrow.widen(narrow.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
+        half_precision.widen(half_precision.narrow(rows, "f2"), "f2", np.empty_like(rows))[0, :3], [1, -2.5, 3.140625]
     )
-    assert narrow.narrow(rows, "f4") is rows
+    assert half_precision.narrow(rows, "f4") is rows
     with pytest.raises(SettingError, match="f4, f2, bf16"):
-        narrow.accept("f8")
+        half_precision.accept("f8")

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps import words
-from ps.failures import Denied
-from ps.frames import Op
+from ps.errors import Denied
 from ps.hashing import bucket_of, buckets_of
-from ps.narrow import widen
-from ps.requests import Wanted, pull
+from ps.protocol import messages
+from ps.protocol.frames import Op
+from ps.protocol.half_precision import widen
+from ps.protocol.requests import Wanted, pull
 from ps.rows import decode
-from ps.server import Server
+from ps.server.server import Server
 from ps.spec import BUCKETS, Damaged, Eviction, Initial, Mode, Optimizer, Start, TableSpec, Training
 from tests.unit.ps_servers import ALL, COUNTS, SGD, At, Boss, Plan, Trainer, place, server, tidy, until
 
@@ -116,8 +116,8 @@ def test_a_push_that_waits_twice_for_others_counts_once(made: Made) -> None:
         )
     )
     waiting.start()
-    gate = one.answering.gate
-    until(gate._turn, lambda: len(gate._waiters) == 2)
+    barrier = one.handlers.barrier
+    until(barrier._turn, lambda: len(barrier._waiters) == 2)
     assert Trainer(place(one), 2).push(1, COUNTS, [1], step=0).op is Op.OK
     waiting.join(30)
     assert [answer.op for answer in results] == [Op.OK, Op.OK]
@@ -252,9 +252,9 @@ def test_who_is_gone_is_counted_no_more(made: Made) -> None:
     one, boss, plan = made()
     trainer = Trainer(place(one))
     assert trainer.push(1, SGD, range(3)).op is Op.OK
-    assert set(one.answering.counts.own) == {trainer.number}
+    assert set(one.handlers.counts.own) == {trainer.number}
     boss.say(plan.next(revoked=(trainer.number,)).orders(1))
-    assert not one.answering.counts.own
+    assert not one.handlers.counts.own
 
 
 def test_the_row_cap_holds(made: Made) -> None:
@@ -263,7 +263,7 @@ def test_the_row_cap_holds(made: Made) -> None:
     trainer = Trainer(place(one))
     for seq in range(1, 6):
         assert trainer.push(seq, table, range(300 * seq, 300 * seq + 300)).op is Op.OK
-    one.sweeping.sweep("e")
+    one.eviction_task.sweep("e")
     assert one.store.rows("e") <= 500
 
 
@@ -322,7 +322,7 @@ def test_nobody_gets_too_far_ahead(made: Made) -> None:
 
 
 def test_learning_rates(made: Made) -> None:
-    lr = (words.LrHold(0, 0.5), words.LrHold(10, 2.0, "sgd"), words.LrHold(20, 0.1, "counts"))
+    lr = (messages.LrHold(0, 0.5), messages.LrHold(10, 2.0, "sgd"), messages.LrHold(20, 0.1, "counts"))
     one, _, _ = made({"lr": lr})
     trainer = Trainer(place(one))
     trainer.push(1, SGD, [1], -1.0, step=9)
@@ -368,8 +368,8 @@ def test_buckets_of_others(made: Made) -> None:
     assert mine.push(1, COUNTS, lower, version=2).op is Op.OK
     answer = mine.push(2, COUNTS, upper, version=1)
     assert answer.op is Op.MOVED and answer.head["chart"] == 2
-    charted = words.decode(answer.head["charted"])
-    assert isinstance(charted, words.Charted) and charted.chart.version == 2
+    charted = messages.decode(answer.head["charted"])
+    assert isinstance(charted, messages.Charted) and charted.chart.version == 2
     frame = mine.pulled(COUNTS, upper, version=2)
     assert frame.op is Op.MOVED and "charted" not in frame.json()
     old = mine.pulled(COUNTS, lower, version=1)
@@ -426,16 +426,16 @@ def test_a_trainer_that_is_gone_without_a_word(made: Made) -> None:
     staying = [Trainer(place(one), 2), Trainer(place(one), 2)]
     staying[0].caller.abort()
     Trainer(place(one), 3).caller.abort()
-    assert boss.heard(words.TrainerLost).trainer == 3
+    assert boss.heard(messages.TrainerLost).trainer == 3
     staying[1].caller.abort()
-    boss.heard(words.TrainerLost, lambda word: word.trainer == 2)
-    assert {word.trainer for word in boss.words if isinstance(word, words.TrainerLost)} == {2, 3}
+    boss.heard(messages.TrainerLost, lambda word: word.trainer == 2)
+    assert {word.trainer for word in boss.words if isinstance(word, messages.TrainerLost)} == {2, 3}
 
 
 def test_masters(made: Made) -> None:
     one, boss, plan = made()
     newer = Boss(place(one), token=5)
-    assert newer.heard(words.Hello).version == 1
+    assert newer.heard(messages.Hello).version == 1
     until(boss.news, lambda: boss.over, "the old line to end")
     with pytest.raises(Denied, match="token 5 rules"):
         Boss(place(one), token=4)
@@ -443,7 +443,7 @@ def test_masters(made: Made) -> None:
     until(newer.news, lambda: newer.over, "the line to end")
     newest = Boss(place(one), token=5)
     newest.say(plan.next(members=(2,)).orders(1))
-    assert one.answering.view is not None and [member.number for member in one.answering.view.members] == [2]
+    assert one.handlers.view is not None and [member.number for member in one.handlers.view.members] == [2]
 
 
 def test_before_any_orders() -> None:
@@ -461,14 +461,14 @@ def test_rows_begin_the_same_on_any_server(made: Made) -> None:
 def test_what_is_told_now_and_then(made: Made) -> None:
     one, boss, _ = made()
     Trainer(place(one)).push(3, COUNTS, [1])
-    load = boss.heard(words.Load, lambda word: word.pushes)
+    load = boss.heard(messages.Load, lambda word: word.pushes)
     assert (load.rows, load.top_step) == (1, 3)
 
 
 def test_a_table_that_newer_orders_will_bring_is_waited_for(made: Made) -> None:
     one, _, _ = made()
-    assert one.answering.view is not None
-    newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.answering.view.version + 1}
+    assert one.handlers.view is not None
+    newer = {"step": 0, "parts": [["nothing", 1, "f4", 0, 2]], "version": one.handlers.view.version + 1}
     frame = Trainer(place(one)).ask(Op.PULL, newer, [bytes(8)])
     assert frame.op is Op.BUSY and "no table 'nothing'" in frame.json()["text"]
 
@@ -477,6 +477,6 @@ def test_the_first_orders_name_the_dead_oldest_first(made: Made) -> None:
     """The oldest are forgotten first, so the order is not that of a set."""
     dead = tuple(range(770, 1026))
     one, boss, plan = made({"revoked": dead})
-    until(one.carrier.news, lambda: list(one.store._gone) == list(dead))
+    until(one.bucket_shell.news, lambda: list(one.store._gone) == list(dead))
     boss.say(plan.next(revoked=(*dead[1:], 1030)).orders(1))
-    until(one.carrier.news, lambda: list(one.store._gone) == [*dead[1:], 1030])
+    until(one.bucket_shell.news, lambda: list(one.store._gone) == [*dead[1:], 1030])

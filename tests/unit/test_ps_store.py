@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
-from ps.budget import Full
 from ps.hashing import SHARDS, bucket_of, buckets_of, shard_of_bucket
 from ps.rows import Op, Part, Piece, Push, Rows
-from ps.snapshot import Snapshot
 from ps.spec import BUCKETS, Damaged, Eviction, Initial, Optimizer, Rule, Start, TableSpec
-from ps.store import Store
+from ps.store.budget import Full
+from ps.store.snapshot import Snapshot
+from ps.store.store import Store
 from tests.unit.ps_stores import COUNTER, ZEROS, both_kernels, keys_of, part, pull, push, store_of
 
 MANY = np.random.default_rng(7).integers(-(1 << 62), 1 << 62, 3000)
@@ -286,7 +286,7 @@ def all_taken(snapshot: Snapshot, since: int | None = None) -> dict[int, tuple[o
 
 @both_kernels
 def test_a_snapshot_is_the_store_at_its_mark(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.snapshot.STRETCH", 8)
+    monkeypatch.setattr("ps.store.snapshot.STRETCH", 8)
     store = store_of(kernels, NORMAL)
     push(store, MANY[:2000], np.ones((2000, 5)))
     expected = everything(store)
@@ -335,7 +335,7 @@ def test_what_has_gone_since_a_mark_is_told(kernels: str, monkeypatch: pytest.Mo
     assert sum(len(one.rows["t"]) for one in taken) == 0
     assert set(np.concatenate([one.gone["t"] for one in taken]).tolist()) == set(MANY[:1000].tolist())
     assert all(not one.whole for one in taken)
-    monkeypatch.setattr("ps.table.REMEMBERED", 3)
+    monkeypatch.setattr("ps.store.table.REMEMBERED", 3)
     store.sweep("t", step=100)
     snapshot = store.snapshot(3)
     taken = [snapshot.take(shard, 2) for shard in range(SHARDS)]

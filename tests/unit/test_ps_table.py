@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps.rules import Layout
-from ps.slab import AHEAD, COLLAPSE, HUGE, LARGE, MAPPED, POPULATE_WRITE, Slab, settled
 from ps.spec import Admission, Optimizer, Rule, TableSpec
+from ps.store.rules import Layout
+from ps.store.slabs import AHEAD, COLLAPSE, HUGE, LARGE, MAPPED, POPULATE_WRITE, Slab, settled
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of
 
 KEYS = np.arange(2000, dtype=np.int64)
@@ -74,7 +74,7 @@ def test_a_slab_keeps_what_it_holds_while_it_grows(columns: int) -> None:
 
 
 def test_a_view_that_was_kept_stays_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.slab.RESERVED", 0)
+    monkeypatch.setattr("ps.store.slabs.RESERVED", 0)
     slab = Slab(np.float32, 4)
     slab.grow(2 * MAPPED // 16)
     slab.array[:] = 3
@@ -139,9 +139,9 @@ def test_a_slab_takes_no_more_than_it_said_it_would(columns: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is copied")
 def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.slab.RESERVED", 4 * HUGE)
-    monkeypatch.setattr("ps.slab._fetching.submit", lambda work: None)  # the threads have much to do
-    monkeypatch.setattr("ps.slab._joining.submit", lambda work: None)
+    monkeypatch.setattr("ps.store.slabs.RESERVED", 4 * HUGE)
+    monkeypatch.setattr("ps.store.slabs._fetching.submit", lambda work: None)  # the threads have much to do
+    monkeypatch.setattr("ps.store.slabs._joining.submit", lambda work: None)
     slab = Slab(np.uint32, 16, uneven=0.5)
     rows, mappings = 0, set()
     while rows < 30 * HUGE // slab.row_bytes:
@@ -156,7 +156,7 @@ def test_a_large_slab_moves_without_being_copied(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many slots went into the next index, at each call."""
-    fast = pytest.importorskip("ps.kernels.fast")
+    fast = pytest.importorskip("ps.store.kernels.fast")
     counts: list[int] = []
     rebuild = fast.loops.rebuild
 
@@ -170,52 +170,52 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def shelf_of(rows: int, batch: int) -> Any:
     """With keys 0 .. rows-1, so many at a time."""
-    fast = pytest.importorskip("ps.kernels.fast")
-    shelf = fast.shelves(Layout.of(TableSpec("t", 2)))[0]
+    fast = pytest.importorskip("ps.store.kernels.fast")
+    shard_table = fast.shard_tables(Layout.of(TableSpec("t", 2)))[0]
     for begin in range(0, rows, batch):
-        shelf.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
-    return shelf
+        shard_table.insert(np.arange(begin, min(begin + batch, rows)), 0, 0)
+    return shard_table
 
 
 def test_an_index_grows_a_little_at_each_call(entered: list[int]) -> None:
-    shelf = shelf_of(100_000, 100)
+    shard_table = shelf_of(100_000, 100)
     late = entered[-100:]
     assert max(late) < 4000, "all 70,000 at once would be too many"
-    index = shelf._map.copy()
-    shelf._next, shelf._entered = np.zeros(0, np.uint32), 0
+    index = shard_table._map.copy()
+    shard_table._next, shard_table._entered = np.zeros(0, np.uint32), 0
     whole = np.zeros(len(index), np.uint32)
-    loops = pytest.importorskip("ps.kernels.loops")
+    loops = pytest.importorskip("ps.store.kernels.loops")
     at = whole.__array_interface__["data"][0]
-    loops.rebuild(shelf._at, at, len(whole), 0, shelf.top)
+    loops.rebuild(shard_table._at, at, len(whole), 0, shard_table.top)
     assert (index == whole).all()
 
 
 def test_rows_that_go_while_an_index_grows_are_not_in_it(entered: list[int]) -> None:
-    shelf = shelf_of(16_000, 100)
+    shard_table = shelf_of(16_000, 100)
     key = 16_000
-    while not 0 < shelf._entered < shelf.top or not len(shelf._next):
-        shelf.insert(np.arange(key, key + 100), 0, 0)
+    while not 0 < shard_table._entered < shard_table.top or not len(shard_table._next):
+        shard_table.insert(np.arange(key, key + 100), 0, 0)
         key += 100
     gone = np.arange(0, 3000, 3)
-    shelf.remove(shelf.find(gone))
-    assert shelf.bytes_for(100) == 0, "their places are free"
-    size = len(shelf._map)
-    while len(shelf._map) == size:
-        shelf.insert(np.arange(key, key + 100), 0, 0)
+    shard_table.remove(shard_table.find(gone))
+    assert shard_table.bytes_for(100) == 0, "their places are free"
+    size = len(shard_table._map)
+    while len(shard_table._map) == size:
+        shard_table.insert(np.arange(key, key + 100), 0, 0)
         key += 100
-    assert (shelf.find(gone) == -1).all()
+    assert (shard_table.find(gone) == -1).all()
     kept = np.setdiff1d(np.arange(key), gone)
-    assert (shelf.keys[shelf.find(kept)] == kept).all()
-    assert np.count_nonzero(shelf._map) == shelf.rows == len(kept)
+    assert (shard_table.keys[shard_table.find(kept)] == kept).all()
+    assert np.count_nonzero(shard_table._map) == shard_table.rows == len(kept)
 
 
 def test_what_an_index_takes_is_foretold(entered: list[int]) -> None:
-    shelf = shelf_of(16_000, 100)
+    shard_table = shelf_of(16_000, 100)
     for begin in range(16_000, 60_000, 100):
-        before, foretold = shelf.bytes(), shelf.bytes_for(100)
-        shelf.insert(np.arange(begin, begin + 100), 0, 0)
-        assert shelf.bytes() - before <= foretold
-        shelf.insert(np.zeros(0, np.int64), 0, 0)
+        before, foretold = shard_table.bytes(), shard_table.bytes_for(100)
+        shard_table.insert(np.arange(begin, begin + 100), 0, 0)
+        assert shard_table.bytes() - before <= foretold
+        shard_table.insert(np.zeros(0, np.int64), 0, 0)
 
 
 @both_kernels

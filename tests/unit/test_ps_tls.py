@@ -17,13 +17,13 @@ import pytest
 
 from edl.errors import SettingError
 from edl.types import Token
-from ps.failures import HungUp, TimedOut, Unreachable
-from ps.frames import Op
-from ps.handshake import TRAINER, Hello
-from ps.lines import HelperLines, Kit
-from ps.tls import contexts
-from ps.transport import Caller, Endpoint, Reply
-from ps.words import Server
+from ps.errors import HungUp, TimedOut, Unreachable
+from ps.net.caller import Caller, Endpoint, Reply
+from ps.net.master_lines import HelperLines, Kit
+from ps.net.tls import contexts
+from ps.protocol.frames import Op
+from ps.protocol.handshake import TRAINER, Hello
+from ps.protocol.messages import Server
 
 HOST = "127.0.0.1"
 LONG_S = 20.0

@@ -13,7 +13,7 @@ np = pytest.importorskip("numpy")
 import edl.torch.ps as ps  # noqa: E402
 from edl.errors import PsError, SettingError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
-from ps.module import part  # noqa: E402
+from ps.client.frontend import part  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn: Any = torch.nn

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from edl.errors import ProtocolError, PsError
-from ps.arena import CAN_LEND, LENT_BYTES, Borrowed, Lent
-from ps.connection import now_s
-from ps.failures import DamagedFrame, HungUp, TimedOut, Unreachable
-from ps.frames import UNASKED, Frame, Op, pack
-from ps.handshake import SERVER, TRAINER, Hello
-from ps.transport import Limits
-from ps.words import Server
+from ps.errors import DamagedFrame, HungUp, TimedOut, Unreachable
+from ps.net.buffers import CAN_LEND, LENT_BYTES, Borrowed, Lent
+from ps.net.caller import Limits
+from ps.net.connection import now_s
+from ps.protocol.frames import UNASKED, Frame, Op, pack
+from ps.protocol.handshake import SERVER, TRAINER, Hello
+from ps.protocol.messages import Server
 from tests.unit.ps_echo import (
     HOST,
     LONG_S,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edl.worker import session as sessions
-from ps.frames import Op
-from ps.module import Part, part
-from ps.recipes import SGD
-from ps.requests import push as pushed
+from ps.client.frontend import Part, part
+from ps.optimizers import SGD
+from ps.protocol.frames import Op
+from ps.protocol.requests import push as pushed
 from ps.rows import Part as Pushed
 from ps.spec import Damaged, Initial, Optimizer, Rule, Start, TableSpec
 from tests.unit.ps_bench import Bench

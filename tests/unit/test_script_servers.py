@@ -81,7 +81,7 @@ class TestWhichLines:
         [
             "import edl.torch.ps as ps",
             "from edl.paddle import ps",
-            "def main():\n    from ps.client import Client",
+            "def main():\n    from ps.client.client import Client",
             "import helper",
         ],
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from edl.worker import trainer
-from ps.client import Client
+from ps.client.client import Client
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
 
 KEYS = 2000

@@ -17,8 +17,8 @@ from data_service.loader import trainers
 from data_service.loader.loader import Loader
 from data_service.loader.worker_context import IndependentContext, WorkerContext
 from edl.worker import trainer
-from ps.client import Client
-from ps.module import part
+from ps.client.client import Client
+from ps.client.frontend import part
 from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
 
 COUNT = TableSpec("count", 2, Optimizer(Rule.ADD), Initial(Start.ZEROS))

@@ -1,0 +1,343 @@
+"""What a model needs for inference: the weights of tables, by key, in files that are mapped into memory.
+
+    export.json                 tables with their specs, where they come from
+    <table>.arrow               Arrow IPC: ``key`` (int64, rising), ``weights`` (fixed-size list of float32 or float16)
+    <table>.safetensors         or so: ``keys`` (int64, rising), ``weights``
+
+``open(folder).lookup(table, keys)`` reads them again. The optimizer's state is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edl.adapters.files import PlainFiles
+from edl.adapters.remote_files import open_files
+from edl.errors import CheckpointError, EdlError, PsError, SettingError
+from edl.wire.plain import from_plain, to_plain
+from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
+from ps.checkpoint.directory import CheckpointDirectory
+from ps.checkpoint.manifest import cut_number
+from ps.rows import Rows
+from ps.spec import BUCKETS, TableSpec
+from ps.store.kernels import plain
+from ps.store.rules import Layout as RowLayout
+
+if TYPE_CHECKING:
+    from ps.client.client import Client
+
+LIST_FILE = "export.json"
+FORMAT = 1
+ARROW, SAFETENSORS = "arrow", "safetensors"
+DTYPES: Mapping[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2")}
+BATCH_ROWS = 1 << 20
+"""Rows of one Arrow record batch."""
+MISSING = ("zeros", "initial", "error")
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    folder: str
+    rows: Mapping[str, int]
+    bytes: int
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write(
+    out: str | Path,
+    tables: Sequence[TableSpec],
+    rows: Callable[[TableSpec], Iterable[Rows]],
+    *,
+    format: str = ARROW,
+    dtype: str = "f4",
+    source: str = "",
+    step: int = 0,
+) -> Exported:
+    """Write an export. ``rows``: all rows of a table, in any order and in pieces; no key twice.
+
+    ``out``: a folder that does not exist, or is empty. Memory: the keys twice; the disk holds the weights twice
+    meanwhile. Raises ``SettingError`` and ``CheckpointError``.
+    """
+    if format not in (ARROW, SAFETENSORS):
+        raise SettingError("--format", format, f"must be {ARROW} or {SAFETENSORS}")
+    if dtype not in DTYPES:
+        raise SettingError("--dtype", dtype, f"must be {' or '.join(DTYPES)}")
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError("output folder", str(folder), "is there already, and not an empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        listed: dict[str, Any] = {}
+        for spec in tables:
+            file = folder / f"{spec.name}.{format}"
+            count = _write_table(file, spec, rows(spec), format, DTYPES[dtype])
+            listed[spec.name] = {
+                "file": file.name,
+                "rows": count,
+                "bytes": file.stat().st_size,
+                "dtype": dtype,
+                "spec": to_plain(spec),
+            }
+        about = {"format": FORMAT, "kind": format, "source": source, "step": step, "tables": listed}
+        PlainFiles(folder).write(LIST_FILE, [json.dumps(about, indent=1).encode() + b"\n"])
+    except OSError as error:
+        raise CheckpointError(f"cannot write the export to {folder}: {error.strerror or error}") from error
+    size = sum(one["bytes"] for one in listed.values())
+    return Exported(str(folder), {name: one["rows"] for name, one in listed.items()}, size)
+
+
+def export_cut(
+    run: str, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
+) -> Exported:
+    """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/cut-<n>``), or of the job's
+    (``…/ps/<job>``) for the newest that can be used. ``tables``: only these."""
+    where, name = _split(run)
+    vault = CheckpointDirectory(open_files(where), name.split("/")[1])
+    if name.count("/") < 2:
+        found = vault.find()
+        if not found.cuts:
+            raise CheckpointError("\n".join([f"there is no usable checkpoint in {run}", *found.refused]))
+        name = found.cuts[0].run
+    marker = vault.chain(name)[0].marker
+    known = {spec.name: spec for spec in marker.tables}
+    wanted = _wanted(known, tables)
+    everything = np.ones(BUCKETS, np.uint8)
+
+    def rows(spec: TableSpec) -> Iterator[Rows]:
+        for piece in vault.read(name, everything, tables=(spec.name,)):
+            if spec.name in piece.rows:
+                yield piece.rows[spec.name]
+
+    return write(out, wanted, rows, format=format, dtype=dtype, source=name, step=marker.step)
+
+
+def export_running(
+    client: Client, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
+) -> Exported:
+    """Export what pservers hold now, through a trainer's or a tool's client. Training may go on meanwhile: then rows
+    are not all of one moment."""
+    wanted = _wanted(client.tables, tables)
+    return write(
+        out, wanted, lambda spec: client.scan(spec.name), format=format, dtype=dtype, source="running", step=client.step
+    )
+
+
+def _wanted(known: Mapping[str, TableSpec], tables: Sequence[str]) -> list[TableSpec]:
+    missing = [name for name in tables if name not in known]
+    if missing:
+        raise SettingError("--table", missing[0], f"there is no such table; there are {', '.join(sorted(known))}")
+    return [known[name] for name in tables or sorted(known)]
+
+
+def _split(run: str) -> tuple[str, str]:
+    parts = run.rstrip("/").split("/")
+    depth = 3 if cut_number(parts[-1]) is not None else 2
+    if len(parts) < depth or parts[-depth] != "ps":
+        raise SettingError("checkpoint", run, "must end in ps/<job>/cut-<number>, or in ps/<job>")
+    return "/".join(parts[:-depth]) or ("/" if run.startswith("/") else "."), "/".join(parts[-depth:])
+
+
+def _write_table(file: Path, spec: TableSpec, rows: Iterable[Rows], format: str, dtype: np.dtype[Any]) -> int:
+    gathered = file.with_suffix(".unsorted")
+    unfinished = file.with_suffix(".unfinished")
+    try:
+        keys = _gather(gathered, rows, dtype)
+        order = np.argsort(keys, kind="stable")
+        shape = (len(keys), spec.dim)
+        weights: Array = np.memmap(gathered, dtype, "r", shape=shape) if len(keys) else np.empty(shape, dtype)
+        if format == ARROW:
+            _write_arrow(unfinished, spec, keys, weights, order)
+        else:
+            _write_safetensors(unfinished, spec, keys, weights, order)
+        with unfinished.open("rb") as written:
+            os.fsync(written.fileno())
+        unfinished.replace(file)
+        return len(keys)
+    finally:
+        for one in (gathered, unfinished):
+            with contextlib.suppress(OSError):
+                one.unlink()
+
+
+def _gather(path: Path, rows: Iterable[Rows], dtype: np.dtype[Any]) -> NDArray[np.int64]:
+    keys = []
+    with path.open("wb") as file:
+        for some in rows:
+            keys.append(np.array(some.keys))
+            file.write(np.ascontiguousarray(some.weights, dtype).data)
+    return np.concatenate(keys) if keys else np.empty(0, np.int64)
+
+
+def _write_arrow(path: Path, spec: TableSpec, keys: Array, weights: Array, order: Array) -> None:
+    import pyarrow as pa
+
+    kind = pa.list_(pa.float16() if weights.dtype.itemsize == 2 else pa.float32(), spec.dim)
+    about = {"edl": json.dumps(to_plain(spec))}
+    schema = pa.schema([pa.field("key", pa.int64(), False), pa.field("weights", kind, False)], metadata=about)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for start in range(0, len(keys), BATCH_ROWS):
+            some = order[start : start + BATCH_ROWS]
+            values = pa.FixedSizeListArray.from_arrays(pa.array(weights[some].reshape(-1)), type=kind)
+            writer.write_batch(pa.record_batch([pa.array(keys[some]), values], schema=schema))
+
+
+def _write_safetensors(path: Path, spec: TableSpec, keys: Array, weights: Array, order: Array) -> None:
+    code = "F16" if weights.dtype.itemsize == 2 else "F32"
+    leaves = [
+        Leaf("keys", "I64", (len(keys),), keys.nbytes),
+        Leaf("weights", code, (len(keys), spec.dim), len(keys) * spec.dim * weights.dtype.itemsize),
+    ]
+    plan = Layout(leaves).plan(Meta("", 0, 0, 0, 0, 1, "ps"), {"spec": to_plain(spec)})
+    with path.open("wb") as file:
+        file.write(plan.header)
+        for array in (keys, weights):  # as the layout has them: the widest elements first
+            for start in range(0, len(keys), BATCH_ROWS):
+                file.write(np.ascontiguousarray(array[order[start : start + BATCH_ROWS]]).data)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open(folder: str | Path) -> Export:
+    """What ``write`` has written. Raises ``CheckpointError`` when it is not there, or not whole."""
+    return Export(Path(folder))
+
+
+class Export:
+    """An export, mapped into memory: nothing is read before it is asked for. Any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """See ``open``."""
+        try:
+            about = json.loads((folder / LIST_FILE).read_bytes())
+            if about["format"] != FORMAT:
+                raise CheckpointError(f"{folder} has format {about['format']!r}, this edl knows {FORMAT}")
+            listed = about["tables"]
+            self.source, self.step = str(about["source"]), int(about["step"])
+            self.tables: Mapping[str, TableSpec] = {
+                name: from_plain(TableSpec, one["spec"]) for name, one in listed.items()
+            }
+            self._sorted = {
+                name: _Sorted(folder / one["file"], one, self.tables[name].dim) for name, one in listed.items()
+            }
+        except OSError as error:
+            raise CheckpointError(f"{folder} is not an export that is complete: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{folder / LIST_FILE} is not what edl writes: {error!r}") from None
+
+    def rows(self, table: str) -> int:
+        """How many rows a table has."""
+        return self._find(table).rows
+
+    def dim(self, table: str) -> int:
+        """How long its rows are."""
+        self._find(table)
+        return self.tables[table].dim
+
+    def keys(self, table: str) -> Iterator[NDArray[np.int64]]:
+        """All keys, rising, in pieces."""
+        return (keys for keys, _ in self._find(table).parts)
+
+    def lookup(self, table: str, keys: ArrayLike, missing: str = "zeros") -> NDArray[np.float32]:
+        """Weights of keys of any shape: float32 ``(*keys.shape, dim)``.
+
+        ``missing``: what a key without a row gets: ``zeros``; ``initial``, the weights with which it would have begun
+        to train; ``error`` raises ``PsError``.
+        """
+        if missing not in MISSING:
+            raise SettingError("missing", missing, f"must be one of {', '.join(MISSING)}")
+        sorted_, spec = self._find(table), self.tables[table]
+        asked = np.asarray(keys)
+        if asked.dtype.kind not in "iu" or (asked.dtype == np.uint64 and asked.size and asked.max() >> 63):
+            raise PsError(f"table {table}: keys are whole numbers that fit int64, not {asked.dtype}")
+        flat = asked.astype(np.int64, copy=False).reshape(-1)
+        unique, inverse = np.unique(flat, return_inverse=True)
+        found = np.zeros((len(unique), spec.dim), np.float32)
+        absent = ~sorted_.read(unique, found)
+        if absent.any() and missing == "error":
+            first = int(unique[absent][0])
+            raise PsError(f"table {table}: {int(absent.sum())} of {len(unique)} keys have no row, such as {first}")
+        if absent.any() and missing == "initial":
+            found[absent] = plain.first(RowLayout.of(spec), unique[absent])
+        return found[inverse].reshape(*asked.shape, spec.dim)
+
+    def _find(self, table: str) -> _Sorted:
+        found = self._sorted.get(table)
+        if found is None:
+            raise PsError(f"there is no table {table} in this export; there are {', '.join(sorted(self._sorted))}")
+        return found
+
+
+class _Sorted:
+    """One table's file."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any], dim: int) -> None:
+        size = path.stat().st_size
+        if size != about["bytes"]:
+            raise CheckpointError(f"{path} has {size} bytes instead of {about['bytes']}")
+        self.rows = int(about["rows"])
+        dtype = DTYPES[about["dtype"]]
+        try:
+            load = _arrow_parts if path.suffix == ".arrow" else _safetensors_parts
+            self.parts = load(path, dim, dtype) if self.rows else []
+        except (ValueError, EdlError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
+        if sum(len(keys) for keys, _ in self.parts) != self.rows:
+            raise CheckpointError(f"{path} is damaged: it has not {self.rows} rows")
+        self._ends = [int(keys[-1]) for keys, _ in self.parts]
+
+    def read(self, keys: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Weights of rising keys; says which of them there are."""
+        there = np.zeros(len(keys), np.bool_)
+        begin = 0
+        for end_key, (held, weights) in zip(self._ends, self.parts, strict=True):
+            if begin == len(keys):
+                break
+            end = int(np.searchsorted(keys, end_key, "right"))
+            if end > begin:
+                place = np.searchsorted(held, keys[begin:end])
+                hit = held[place] == keys[begin:end]
+                out[begin:end][hit] = weights[place[hit]]
+                there[begin:end] = hit
+            begin = end
+        return there
+
+
+def _arrow_parts(path: Path, dim: int, dtype: np.dtype[Any]) -> list[tuple[Array, Array]]:
+    import pyarrow as pa
+
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    found = []
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        values = batch.column(1).flatten().to_numpy(zero_copy_only=True)
+        if values.dtype != dtype:
+            raise ValueError(f"its weights are {values.dtype}, not {dtype}")
+        found.append((batch.column(0).to_numpy(zero_copy_only=True), values.reshape(-1, dim)))
+    return found
+
+
+def _safetensors_parts(path: Path, dim: int, dtype: np.dtype[Any]) -> list[tuple[Array, Array]]:
+    data = np.memmap(path, np.uint8, "r")
+    snapshot = parse_header(bytes(data[: header_bytes(bytes(data[:8]))]), len(data))
+    keys, weights = snapshot.entries["keys"], snapshot.entries["weights"]
+    return [
+        (
+            data[keys.offset :][: keys.size].view(np.int64),
+            data[weights.offset :][: weights.size].view(dtype).reshape(-1, dim),
+        )
+    ]

@@ -1,0 +1,133 @@
+"""Mode geo: a trainer trains rows of its own, and every few steps adds what it has changed to those of the pservers.
+
+Its own rows follow the table's optimizer, whose state stays here. The difference to what was fetched is divided by the
+number of trainers and added; then all rows used since the last exchange are fetched anew. Others are forgotten: a row
+is never older than one exchange when it is used. What was forgotten keeps its place and its state here, so that in the
+end a trainer has all rows that it has ever used, twice: its own, and as they were fetched. (After Paddle's geo-SGD,
+with averages where that has sums.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.client.arguments import as_keys, as_rows
+from ps.client.core import Core
+from ps.client.read import Reader
+from ps.client.write import Writer
+from ps.rows import Op, Part, Push
+from ps.spec import Admission, Eviction, Optimizer, Rule, TableSpec
+from ps.store.store import Store
+
+Keys = NDArray[np.int64]
+Weights = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class _Table:
+    spec: TableSpec
+    known: Keys
+    """Sorted: those fetched since the last exchange, or by it."""
+    touched: list[Keys] = field(default_factory=list)
+
+
+class Geo:
+    """One a client."""
+
+    def __init__(self, core: Core, reader: Reader, writer: Writer, every: int) -> None:
+        self._core, self._reader, self._writer, self._every = core, reader, writer, every
+        self._mine, self._base = Store(), Store()
+        self._tables: dict[str, _Table] = {}
+        self._factor: dict[str, float] = {}
+        self._lock = threading.RLock()
+
+    def pull(self, table: str, keys: Keys, out: Weights) -> None:
+        """Rows of this trainer's own; those that it has not are fetched."""
+        with self._lock:
+            found = self._table(table)
+            unknown = np.setdiff1d(keys, found.known)
+            if len(unknown):
+                self._fetch(found, unknown)
+                found.known = np.union1d(found.known, unknown)
+            self._mine.pull(table, keys, out, step=self._core.step)
+
+    def push(self, values: Mapping[str, tuple[Any, Any]]) -> None:
+        """A step on this trainer's own rows; each so many, they are exchanged."""
+        core = self._core
+        parts, lr = [], {}
+        with self._lock:
+            for table, (given, rows) in values.items():
+                found, keys = self._table(table), as_keys(table, given)
+                grads = as_rows(found.spec, keys.shape, rows)
+                flat = keys.reshape(-1)
+                self.pull(table, flat, np.empty_like(grads))  # a gradient for a row that was never pulled
+                parts.append(Part(table, flat, grads, Op.GRAD))
+                lr[table] = found.spec.optimizer.lr * self._factor.get(table, self._factor.get("", 1.0))
+            pushed = self._mine.push([Push(0, 0, parts)], step=core.step, lr=lr)
+            core.tally.add(damaged=pushed.damaged)
+            for part in parts:
+                self._tables[part.table].touched.append(part.keys)
+            if (core.step + 1) % self._every == 0:
+                self.exchange()
+            self._writer.end_step()
+
+    def exchange(self) -> None:
+        """Add to the pservers' rows what this trainer has changed, and take theirs."""
+        with self._lock:
+            share = np.float32(1.0 / max(1, len(self._core.session.joined.members)))
+            changes, used = {}, {}
+            for name, found in self._tables.items():
+                if found.touched:
+                    keys = np.unique(np.concatenate(found.touched))
+                    changes[name] = (
+                        keys,
+                        (self._rows(self._mine, found, keys) - self._rows(self._base, found, keys)) * share,
+                    )
+                    used[name] = keys
+            if changes:
+                self._writer.push(changes, Op.ADD)
+            for name, found in self._tables.items():
+                # Known again only once they have been fetched: else a failure here would add the same change twice.
+                found.touched, found.known = [], found.known[:0]
+                if name in used:
+                    self._fetch(found, used[name])
+                    found.known = used[name]
+
+    def forget(self, tables: Iterable[str]) -> None:
+        """Rows on the pservers have been given other values: fetch them when they are used next."""
+        with self._lock:
+            for name in tables:
+                if name in self._tables:
+                    self._tables[name].known = self._tables[name].known[:0]
+
+    def set_lr(self, factor: float, table: str) -> None:
+        """Of this trainer's own optimizer, at once."""
+        if not table:
+            self._factor.clear()
+        self._factor[table] = factor
+
+    def _table(self, name: str) -> _Table:
+        if name not in self._tables:
+            spec = self._core.spec(name)
+            self._mine.define(replace(spec, admission=Admission(), eviction=Eviction()))
+            self._base.define(TableSpec(name, spec.dim, Optimizer(Rule.ADD)))
+            self._tables[name] = _Table(spec, np.zeros(0, np.int64))
+        return self._tables[name]
+
+    def _fetch(self, found: _Table, keys: Keys) -> None:
+        name = found.spec.name
+        united, rows = self._reader.fetch({name: keys}, True)[name]
+        part = Part(name, united.keys, rows, Op.ASSIGN)
+        for store in (self._mine, self._base):
+            store.push([Push(0, 0, [part])], step=self._core.step)
+
+    def _rows(self, store: Store, found: _Table, keys: Keys) -> Weights:
+        out = np.empty((len(keys), found.spec.dim), np.float32)
+        store.pull(found.spec.name, keys, out, step=self._core.step, insert=False)
+        return out

@@ -1,0 +1,140 @@
+"""The tables of a script that runs without a launcher, in its own process: the same arithmetic as on the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError, SettingError
+from ps.client.push_intents import Records
+from ps.rows import Part, Push
+from ps.spec import Mode, TableSpec, Training
+from ps.store.store import Store
+
+Array = NDArray[Any]
+ME = 1
+
+
+class Local:
+    """What ``ps.client.client.Client`` offers, over a store of this process. For one thread."""
+
+    def __init__(self, tables: Sequence[TableSpec]) -> None:
+        self.store = Store()
+        self.training = Training(mode=Mode.ASYNC)
+        self.restored = ""
+        self.step = self.number = 0
+        self._specs: dict[str, TableSpec] = {}
+        self.tables: Mapping[str, TableSpec] = MappingProxyType(self._specs)
+        self._factors: list[tuple[int, str, float]] = []
+        self._seq = 0
+        for spec in tables:
+            self.define(spec)
+
+    def define(self, spec: TableSpec) -> None:
+        """One more table."""
+        self.store.define(spec)
+        self._specs[spec.name] = spec
+
+    @property
+    def members(self) -> Sequence[object]:
+        """Nobody has to know."""
+        return ()
+
+    def begin(self) -> None:
+        """Nobody else is there."""
+
+    def rest(self) -> None:
+        """Nobody waits."""
+
+    def on_cut(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
+        """There are no checkpoints."""
+
+    def boundary(self) -> None:
+        """Nothing to stop for."""
+
+    def leave(self) -> None:
+        """What was trained goes with the process."""
+
+    def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> NDArray[np.float32]:
+        """See ``ps.client.client.Client``."""
+        shape = (*keys.shape, self._spec(table).dim)
+        rows = np.empty(shape, np.float32) if out is None else out
+        flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
+        self.store.pull(table, flat, rows.reshape(-1, shape[-1]), step=self.step, insert=insert)
+        return rows
+
+    def pull_many(self, keys: Mapping[str, Array], *, insert: bool = True) -> dict[str, NDArray[np.float32]]:
+        """See ``ps.client.client.Client``."""
+        return {table: self.pull(table, some, insert=insert) for table, some in keys.items()}
+
+    def read(self, table: str, keys: Array) -> NDArray[np.float32]:
+        """See ``ps.client.client.Client``."""
+        return self.pull(table, keys, insert=False)
+
+    def prefetch(self, table: str, keys: Array) -> None:
+        """Everything is here."""
+
+    def fence(self, trainer: int) -> tuple[int, str]:
+        """Nobody else is there."""
+        return -1, ""
+
+    def push(
+        self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True,
+        records: Records | None = None,
+    ) -> None:  # fmt: skip
+        """See ``ps.client.client.Client``."""
+        parts = [Part(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
+        self._seq += 1
+        self.store.push([Push(ME, self._seq, parts)], step=self.step, lr=self._lr())
+        if op == "grad":
+            self.step += 1
+
+    def push_and_pull(
+        self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+    ) -> dict[str, NDArray[np.float32]]:
+        """See ``ps.client.client.Client``."""
+        self.push(grads, records=records)
+        return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
+
+    def first(self, table: str, keys: Array, values: Array) -> None:
+        """See ``ps.client.client.Client``."""
+        self.push({table: (keys, values)}, op="first")
+
+    def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
+        """See ``ps.client.client.Client``."""
+        if not (factor >= 0 and np.isfinite(factor)):
+            raise SettingError("factor", f"{factor:g}", "must be 0 or more, and finite")
+        if table:
+            self._spec(table)
+        self._factors.append((step, table, factor))
+        self._factors.sort(key=lambda one: one[0])  # stable: what is said later holds, of the same step
+
+    def save(self) -> str:
+        """Raises ``PsError``."""
+        raise PsError("without a launcher the tables are in this process, and there is no checkpoint of them")
+
+    def _lr(self) -> dict[str, float]:
+        found = {name: spec.optimizer.lr for name, spec in self._specs.items()}
+        for step, table, factor in self._factors:
+            if step <= self.step:
+                found |= {name: self._specs[name].optimizer.lr * factor for name in found if table in ("", name)}
+        return found
+
+    def _spec(self, table: str) -> TableSpec:
+        if table not in self._specs:
+            raise PsError(f"there is no table {table}; there are {', '.join(self._specs) or 'none'}")
+        return self._specs[table]
+
+    def _flat(self, table: str, keys: Array, values: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        spec = self._spec(table)
+        flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
+        rows = np.ascontiguousarray(values, np.float32)
+        if rows.size != len(flat) * spec.dim:
+            raise PsError(
+                f"table {table}: {len(flat)} keys need {spec.dim} values each, not an array of {values.shape}"
+            )
+        return flat, rows.reshape(-1, spec.dim)

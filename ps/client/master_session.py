@@ -1,0 +1,460 @@
+"""A trainer's talk with the Master, over its session: it joins, hears of new charts, stops for cuts, asks for saves.
+
+Words can be lost when the Master changes; the session is told then (``None``), and says again all that matters. What
+has been heard is kept here for the trainer's threads, which look or wait.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from edl.adapters.clock import SystemClock
+from edl.errors import PsError
+from ps.client.routing import Route
+from ps.errors import RolledBack
+from ps.protocol import messages
+from ps.protocol.deltas import members_after
+from ps.spec import TableSpec
+from ps.wait import BoundedWait
+
+SERVICE = "ps"
+AGAIN_S = 5.0
+"""A question that matters is asked again so often while there is no answer."""
+CHART_S = 1.0
+"""And for a newer chart, no more often than this."""
+LOOK_S = 0.25
+"""Whoever waits looks so often, even if nobody wakes it."""
+_now_s = SystemClock().now_s
+
+News = Callable[[], None]
+
+
+class Line(Protocol):
+    """What is used of ``edl.worker.link.Link``."""
+
+    def call(self, service: str, body: str, number: int) -> None:
+        """Say something as a worker of this round."""
+        ...
+
+    def listen(self, service: str, heard: Callable[[str | None], None]) -> None:
+        """Who takes what is said; None: what was said may be lost."""
+        ...
+
+
+class MasterSession(Protocol):
+    """A trainer's session with the Master, as the rest of the client uses it."""
+
+    @property
+    def number(self) -> int:
+        """This trainer's."""
+        ...
+
+    @property
+    def route(self) -> Route:
+        """The newest chart."""
+        ...
+
+    @property
+    def joined(self) -> messages.Joined:
+        """The answer to ``Join``, with the newest epoch and members."""
+        ...
+
+    @property
+    def halted(self) -> int:
+        """The cut to stop for; 0: none."""
+        ...
+
+    @property
+    def lone(self) -> bool:
+        """Whether there is no Master that could send a newer chart."""
+        ...
+
+    def check(self) -> None:
+        """Raises ``RolledBack``."""
+        ...
+
+    def listen(self, news: News) -> Callable[[], None]:
+        """``news`` is called, on any thread, when something here has changed; returns how to end that."""
+        ...
+
+    def charted(self, word: messages.Charted) -> None:
+        """A pserver has told this."""
+        ...
+
+    def newer(self, version: int) -> None:
+        """A chart newer than this version is needed."""
+        ...
+
+    def suspect(self, server: int, why: str) -> None:
+        """A pserver cannot be reached."""
+        ...
+
+
+class LiveMasterSession:
+    """``MasterSession`` of a trainer in a job. Any thread may use it."""
+
+    lone = False
+
+    def __init__(self, line: Line, round_: Callable[[], int], tables: Sequence[TableSpec]) -> None:
+        self._line, self._round = line, round_
+        self._nonce = secrets.token_hex(16)
+        self._tables = tuple(tables)
+        self._changed = threading.Condition(threading.RLock())
+        self._news: list[News] = []
+        self._joined: messages.Joined | None = None
+        self._route: Route | None = None
+        self._token = 0
+        self._begun = False
+        self._missed = False
+        """A word about the membership goes on from one that has not been heard of."""
+        self._over = ""
+        self._refused: messages.Refused | None = None
+        self._waits = "the Master has not answered"
+        """For what, if it is known."""
+        self._cut = 0
+        self._at: messages.AtCut | None = None
+        self._to_name = 0
+        self._named: messages.DataNamed | None = None
+        self._asks = secrets.randbits(40)
+        self._saving: messages.Save | None = None
+        self._saved: messages.Saved | messages.Refused | None = None
+        self._asked_s = float("-inf")
+        line.listen(SERVICE, self._heard)
+
+    # --- what has been heard -----------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """See ``MasterSession``."""
+        return self.joined.number
+
+    @property
+    def joined(self) -> messages.Joined:
+        """See ``MasterSession``."""
+        with self._changed:
+            if self._joined is None:
+                raise PsError("this trainer has not joined yet")
+            return self._joined
+
+    @property
+    def route(self) -> Route:
+        """See ``MasterSession``."""
+        with self._changed:
+            if self._route is None:
+                raise PsError("this trainer has not joined yet")
+            return self._route
+
+    @property
+    def halted(self) -> int:
+        """See ``MasterSession``."""
+        with self._changed:
+            return self._cut
+
+    @property
+    def to_name(self) -> int:
+        """The cut for which this trainer is to name the data positions; 0: none."""
+        with self._changed:
+            return self._to_name
+
+    def check(self) -> None:
+        """See ``MasterSession``."""
+        with self._changed:
+            if self._over:
+                raise RolledBack(self._over)
+
+    def listen(self, news: News) -> Callable[[], None]:
+        """See ``MasterSession``."""
+        with self._changed:
+            self._news.append(news)
+
+        def end() -> None:
+            with self._changed:
+                self._news.remove(news)
+
+        return end
+
+    # --- what is said ------------------------------------------------------------------------------------------------
+
+    def join(self, *more: TableSpec) -> messages.Joined:
+        """Take part, or take part with more tables. Blocks until every bucket has an owner. Raises ``PsError`` when a
+        table is refused, ``RolledBack``."""
+        with self._changed:
+            before, self._tables = self._tables, (*self._tables, *more)
+            self._refused = None
+            names = {one.name for one in self._tables}
+        self._say(messages.Join(self._nonce, self._tables))
+
+        def answered() -> bool:
+            if self._refused is not None:
+                self._tables = before
+                raise PsError(f"the Master refuses this trainer's tables: {self._refused.text}")
+            known = {one.name for one in self._joined.tables} if self._joined is not None else set()
+            return self._joined is not None and names <= known
+
+        patience = BoundedWait("the parameter servers to take this trainer in", deadline_s=None)
+        again = lambda: self._say(messages.Join(self._nonce, self._tables))  # noqa: E731
+        self._wait(answered, again, patience, lambda: self._waits)
+        return self.joined
+
+    def begin(self, deadline_s: float) -> messages.Member:
+        """This trainer counts from now on. Returns with which step, once the Master has said so; that can take as long
+        as a checkpoint is being taken."""
+        word = messages.Begin(self.number)
+        with self._changed:
+            self._begun = True
+        self._say(word)
+        patience = BoundedWait("the Master to count this trainer", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is not None, lambda: self._say(word), patience)
+        member = self._member()
+        return member or messages.Member(self.number, "", self.joined.step)
+
+    def leave(self, deadline_s: float) -> None:
+        """It counts no more; waits for the Master to say so. Raises ``PsError`` at the deadline."""
+        word = messages.Leave(self.number)
+        with self._changed:
+            self._begun = False
+        self._say(word)
+        patience = BoundedWait("the Master to count this trainer no more", deadline_s=deadline_s)
+        self._wait(lambda: self._member() is None, lambda: self._say(word), patience)
+
+    def _member(self) -> messages.Member | None:
+        return next((one for one in self.joined.members if one.number == self.number), None)
+
+    def set_lr(self, hold: messages.LrHold) -> None:
+        """See ``messages.SetLr``."""
+        self._say(messages.SetLr(self.number, hold))
+
+    def newer(self, version: int) -> None:
+        """See ``MasterSession``."""
+        with self._changed:
+            now_s = _now_s()
+            if now_s - self._asked_s < CHART_S:
+                return
+            self._asked_s = now_s
+        self._say(messages.ChartPlease(version))
+
+    def suspect(self, server: int, why: str) -> None:
+        """See ``MasterSession``."""
+        self._say(messages.Suspect(server, why[:300]))
+
+    def ask_save(self) -> None:
+        """Ask for a checkpoint; see ``saved``."""
+        with self._changed:
+            self._asks += 1
+            self._saved = None
+            self._saving = messages.Save(self._asks)
+        self._say(self._saving)
+
+    def saved(self) -> messages.Saved | None:
+        """What became of it; None: nothing yet. Raises ``PsError`` when it is refused."""
+        with self._changed:
+            found = self._saved
+            if found is None:
+                return None
+            self._saving = self._saved = None
+        if isinstance(found, messages.Refused):
+            raise PsError(f"no checkpoint: {found.text}")
+        return found
+
+    def stand(self, cut: int, step: int, value: str) -> None:
+        """This trainer stands at a boundary."""
+        word = messages.AtCut(cut, step, value)
+        with self._changed:
+            self._at, self._named = word, None
+        self._say(word)
+
+    def name(self, cut: int, ledgers: Sequence[tuple[str, str]]) -> None:
+        """The data positions are named."""
+        word = messages.DataNamed(cut, tuple(ledgers))
+        with self._changed:
+            self._to_name, self._named = 0, word
+        self._say(word)
+
+    def go_on(self, cut: int) -> None:
+        """This trainer stands no more, whether it has been told so or not."""
+        with self._changed:
+            self._at = self._named = None
+            self._to_name = 0
+            if self._cut == cut:
+                self._cut = 0
+
+    def wait(self, seconds: float = LOOK_S) -> None:
+        """Until something has been heard, or a moment."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def _wait(
+        self,
+        ask: Callable[[], bool],
+        again: Callable[[], None],
+        patience: BoundedWait,
+        why: Callable[[], str] = lambda: "the Master has not answered",
+    ) -> None:
+        said_s = _now_s()
+        while True:
+            with self._changed:
+                if self._over:
+                    raise RolledBack(self._over)
+                if ask():
+                    break
+                self._changed.wait(LOOK_S)
+            patience.look(why)
+            if _now_s() - said_s > AGAIN_S:
+                said_s = _now_s()
+                again()
+        patience.over()
+
+    def _say(self, word: Any) -> None:
+        self._line.call(SERVICE, messages.encode(word), self._round())
+
+    # --- on the link's side thread -----------------------------------------------------------------------------------
+
+    def _heard(self, text: str | None) -> None:
+        if text is None:
+            self._say_again()
+            return
+        word = messages.decode(text)
+        with self._changed:
+            self._take(word)
+            self._changed.notify_all()
+            news = list(self._news)
+            missed, self._missed = self._missed, False
+        if missed:
+            self._say(messages.ChartPlease(-1))
+        for tell in news:
+            tell()
+
+    def _say_again(self) -> None:
+        with self._changed:
+            again: list[Any] = [messages.Join(self._nonce, self._tables)]
+            if self._joined is not None and self._begun:
+                again.append(messages.Begin(self._joined.number))
+            again += [word for word in (self._saving, self._at, self._named) if word is not None]
+        for word in again:
+            self._say(word)
+
+    def charted(self, word: messages.Charted) -> None:
+        """See ``MasterSession``."""
+        with self._changed:
+            self._chart(word)
+            self._changed.notify_all()
+            news = list(self._news)
+        for tell in news:
+            tell()
+
+    def _take(self, word: Any) -> None:
+        match word:
+            case messages.Joined():
+                self._join(word)
+            case messages.Charted() | messages.Placed() | messages.Counted():
+                self._news_of(word)
+            case messages.Waits(text):
+                self._waits = text
+            case messages.Halt(cut):
+                self._cut = cut
+            case messages.NameData(cut):
+                self._to_name = cut
+            case messages.GoOn(cut):
+                if cut >= self._cut:
+                    self._cut = 0
+            case messages.Saved(ask):
+                if self._saving is not None and self._saving.ask == ask:
+                    self._saved = word
+            case messages.Refused(kind="stale"):
+                self._over = self._over or f"{word.text}. This process has to begin anew; the launcher restarts it"
+            case messages.Refused(ask=ask) if ask:
+                if self._saving is not None and self._saving.ask == ask:
+                    self._saved = word
+            case messages.Refused(kind="table"):
+                self._refused = word
+            case messages.Refused():
+                sys.stderr.write(f"edl: the Master refuses a word of this trainer ({word.kind}): {word.text}\n")
+
+    def _join(self, word: messages.Joined) -> None:
+        old = self._joined
+        if old is None:
+            self._joined, self._route, self._token = word, Route(word.chart), word.token
+        elif word.number != old.number:
+            self._over = self._over or (
+                f"the Master counts trainer {old.number} as gone. This process has to begin anew, which the launcher "
+                "sees to"
+            )
+        elif word.chart.history > old.chart.history:
+            self._roll_back(word.chart.history, word.restored)
+        else:
+            self._joined = replace(old, tables=word.tables)
+            self._chart(messages.Charted(word.token, word.chart, word.epoch, word.members))
+
+    def _chart(self, word: messages.Charted) -> None:
+        if self._joined is None or word.token < self._token:
+            return
+        if word.chart.history > self._joined.chart.history:
+            self._roll_back(word.chart.history)
+            return
+        self._token = word.token
+        joined = self._joined
+        if word.epoch >= joined.epoch:
+            joined = replace(joined, epoch=word.epoch, members=word.members)
+        if word.chart.version > joined.chart.version:
+            joined = replace(joined, chart=word.chart)
+            self._route = Route(word.chart)
+        self._joined = joined
+
+    def _news_of(self, word: messages.Charted | messages.Placed | messages.Counted) -> None:
+        if isinstance(word, messages.Placed):
+            word = messages.Charted(word.token, word.chart, -1, ())
+        if isinstance(word, messages.Charted):
+            self._chart(word)
+            return
+        joined = self._joined
+        if joined is None or word.token < self._token or word.epoch <= joined.epoch:
+            return
+        if word.since == joined.epoch:
+            members = members_after(joined.members, word.came, word.went)
+            self._joined = replace(joined, epoch=word.epoch, members=members)
+        else:
+            self._missed = True
+
+    def _roll_back(self, history: int, restored: str = "") -> None:
+        run = json.loads(restored).get("run", "") if restored else ""
+        what = f"the checkpoint {run}" if run else "the last complete checkpoint"
+        self._over = self._over or (
+            f"buckets were lost with their pservers, so all parameters have gone back to {what} (history {history}). "
+            "This process has to begin anew from there; the launcher restarts it"
+        )
+
+
+class FixedMasterSession:
+    """``MasterSession`` where there is no Master: nothing ever changes, unless a pserver says so."""
+
+    lone = True
+    halted = 0
+
+    def __init__(self, joined: messages.Joined) -> None:
+        self.joined = joined
+        self.number = joined.number
+        self.route = Route(joined.chart)
+
+    def check(self) -> None:
+        """Nothing is ever rolled back here."""
+
+    def listen(self, news: News) -> Callable[[], None]:
+        """Nothing is ever heard."""
+        return lambda: None
+
+    def charted(self, word: messages.Charted) -> None:
+        """See ``MasterSession``."""
+        if word.chart.version > self.route.version:
+            self.route = Route(word.chart)
+
+    def newer(self, version: int) -> None:
+        """There is none."""
+
+    def suspect(self, server: int, why: str) -> None:
+        """Nobody would look."""

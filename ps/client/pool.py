@@ -1,0 +1,193 @@
+"""Connections to pservers: a thread for each pserver and purpose, which connects when there is something to ask.
+
+Requests to several pservers are under way at once; of those to one pserver for one purpose one at a time. A thread
+tries a second time at once when a connection that had been in use turns out to be broken: a repeated push is
+recognised by its number. All else is for whoever asks to decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl.errors import EdlError, PsError
+from ps.errors import TimedOut, Unreachable
+from ps.net.caller import Caller
+from ps.net.connection import Into
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.handshake import Hello
+from ps.protocol.messages import Server
+
+CONNECT_S = 5.0
+
+
+@dataclass(slots=True)
+class Call:
+    """One request."""
+
+    op: Op
+    head: Mapping[str, Any]
+    parts: Sequence[Any] = ()
+    into: Into | None = None
+    deadline_s: float = 60.0
+    patience_s: float = 2.0
+    """The pserver answers WAIT after so long."""
+    given_up: bool = False
+    """Whoever asked has left: what has not been sent yet is not sent any more."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of it: a frame, or why there is none. The frame's body is void once ``landed`` has returned."""
+
+    frame: Frame | None = None
+    error: Exception | None = None
+    head: Mapping[str, Any] = field(default_factory=dict)
+
+
+Landed = Callable[[Answer], None]
+
+
+class PooledConnection:
+    """A connection to one pserver for one purpose, with a thread of its own."""
+
+    def __init__(self, server: Server, hello: Hello, secret: str, tls: ssl.SSLContext | None) -> None:
+        self.server = server
+        self._hello, self._secret, self._tls = hello, secret, tls
+        self._calls: queue.SimpleQueue[tuple[Call, Landed] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._caller: Caller | None = None
+        self._gone = ""
+        self._thread = threading.Thread(target=self._run, name=f"ps-{server.name}", daemon=True)
+        self._thread.start()
+
+    def ask(self, call: Call, landed: Landed) -> None:
+        """``landed`` is called on the connection's thread."""
+        self._calls.put((call, landed))
+
+    def close(self, gone: str = "") -> None:
+        """Hang up. ``gone``: why even what is under way is pointless; else the farewell waits for it."""
+        if gone:
+            with self._lock:
+                self._gone = gone
+                caller = self._caller
+            if caller is not None:
+                caller.abort()
+        self._calls.put(None)
+
+    def interrupt(self) -> None:
+        """Give up what is under way."""
+        with self._lock:
+            caller = self._caller
+        if caller is not None:
+            caller.abort()
+
+    def join(self, seconds: float) -> None:
+        """Wait until its thread has ended."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            (call, landed), frame = item, None
+            try:
+                frame = self._request(call)
+                answer = Answer(frame, head=frame.json())
+            except Exception as error:  # noqa: BLE001 - whoever waits for the answer has to hear of it
+                answer = Answer(error=error)
+            landed(answer)
+            del item, call, landed, answer, frame  # they hold large arrays
+        with self._lock:
+            caller, self._caller = self._caller, None
+        if caller is not None:
+            with contextlib.suppress(EdlError):
+                caller.close()
+
+    def _request(self, call: Call) -> Frame:
+        head = pack_head(call.head)
+        caller, fresh = self._connected(call.deadline_s)
+        while True:
+            if call.given_up:  # looked at once the connection is known to whoever interrupts
+                raise Unreachable("whoever asked has left")
+            try:
+                return caller.request(
+                    call.op, head, call.parts, deadline_s=call.deadline_s, patience_s=call.patience_s, into=call.into
+                )
+            except Unreachable as error:
+                if fresh or isinstance(error, TimedOut) or self._gone:
+                    raise
+            caller, fresh = self._connected(call.deadline_s)
+
+    def _connected(self, deadline_s: float) -> tuple[Caller, bool]:
+        """And whether it is a new one."""
+        with self._lock:
+            caller, gone = self._caller, self._gone
+        if gone:
+            raise Unreachable(gone)
+        if caller is not None and not caller.broken:
+            return caller, False
+        wait_s = min(CONNECT_S, deadline_s)
+        caller = Caller.connect(self.server, self._hello, secret=self._secret, deadline_s=wait_s, tls=self._tls)
+        with self._lock:
+            self._caller = caller
+            gone = self._gone
+        if gone:
+            caller.abort()
+            raise Unreachable(gone)
+        return caller, True
+
+
+@dataclass(slots=True)
+class ConnectionPool:
+    """All connections of a client to pservers."""
+
+    hello: Hello
+    secret: str = field(repr=False)
+    tls: ssl.SSLContext | None = None
+    _connections: dict[tuple[str, int], PooledConnection] = field(default_factory=dict)
+    _gone: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
+
+    def ask(self, purpose: str, server: Server, call: Call, landed: Landed) -> None:
+        """See ``PooledConnection.ask``."""
+        with self._lock:
+            if self._closed:
+                raise PsError("this client of the parameter servers has been closed")
+            connection = self._connections.get((purpose, server.number))
+            if connection is None:
+                connection = self._connections[purpose, server.number] = PooledConnection(
+                    server, self.hello, self.secret, self.tls
+                )
+            connection.ask(call, landed)  # under the lock: behind the end of a connection nobody would answer
+
+    def follow(self, servers: Iterable[int]) -> None:
+        """Those that live: hang up on all others."""
+        alive = set(servers)
+        with self._lock:
+            gone = [key for key in self._connections if key[1] not in alive]
+            connections = [self._connections.pop(key) for key in gone]
+        for connection in connections:
+            connection.close(f"parameter server {connection.server.name} is gone, says the Master")
+
+    def interrupt(self, purpose: str, servers: Iterable[int]) -> None:
+        """Give up what is under way there."""
+        with self._lock:
+            connections = [self._connections[purpose, one] for one in servers if (purpose, one) in self._connections]
+        for connection in connections:
+            connection.interrupt()
+
+    def close(self, *, farewell: bool) -> None:
+        """Hang up everywhere, with a word or, as if this process had died, without."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            connection.close("" if farewell else "this client has been closed")
+        for connection in connections:
+            connection.join(1.0)

@@ -1,0 +1,72 @@
+"""A trainer tells pservers which records it is about to push, and learns what trainers that are gone had told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import intents
+from ps.client import routing
+from ps.client.core import INTENT, Core
+from ps.client.pool import Call
+from ps.client.routing import Route, SubRequest
+from ps.protocol.frames import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records of a push."""
+
+    text: str = ""
+    """For whoever has to train on them again; empty: nobody has to know."""
+    redo: tuple[int, int] | None = None
+    """The trainer and the number under which they have been pushed before, perhaps in part."""
+
+
+@dataclass
+class _IntentRequest:
+    """One request to the home of a trainer's intents."""
+
+    trainer: int
+    seq: int = -1
+    text: str = ""
+    fence: bool = False
+    clocked: bool = False
+    keys: Sequence[NDArray[np.int64]] = ()
+    head: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys = [intents.home_key(self.trainer)]
+
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
+        """See ``PserverRequest``."""
+        head = {"of": self.trainer, "seq": self.seq, "fence": self.fence}
+        body = [self.text.encode()] if self.text else []
+        return Call(Op.INTENT, {**head, "version": route.version, "history": route.history}, body)
+
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
+        """See ``PserverRequest``."""
+        self.head, self.text = head, bytes(body).decode()
+
+
+def declare(core: Core, seq: int, text: str) -> None:
+    """Write down the records of push ``seq``; returns when they would survive a pserver. Raises ``RolledBack`` when
+    others have taken them over."""
+    _fan_out(core, _IntentRequest(core.session.number, seq, text), "the records of a push to be written down")
+
+
+def fence(core: Core, trainer: int) -> tuple[int, str]:
+    """Keep a trainer that is gone from pushing anything new. Gives the number and the text of its last intent."""
+    request = _IntentRequest(trainer, fence=True)
+    _fan_out(core, request, f"the last intent of trainer {trainer}")
+    return int(request.head.get("seq", -1)), request.text
+
+
+def _fan_out(core: Core, request: _IntentRequest, what: str) -> None:
+    route = core.session.route
+    sub_requests = routing.first_split(route, [route.unite(request.keys[0])])
+    core.fan_out(request, sub_requests, route, INTENT, what, stands=False)

@@ -1,0 +1,142 @@
+"""The reading half of a client: pull, prefetch, scan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps import hashing
+from ps.background import Background
+from ps.client import dedup, routing
+from ps.client.arguments import as_keys, as_out
+from ps.client.cache import RowCache
+from ps.client.core import AHEAD, PULL, Core
+from ps.client.dedup import DistinctKeys
+from ps.client.prefetch import Ahead
+from ps.client.requests import Fetch, Pull, Scan
+from ps.rows import Rows
+from ps.spec import BUCKETS, Mode, TableSpec
+
+SCANNED = 64
+"""Buckets that a scan asks for at a time."""
+Keys = NDArray[np.int64]
+Weights = NDArray[np.float32]
+
+
+class Reader:
+    """One a client."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lock = threading.RLock()
+        self._caches: dict[str, RowCache] = {}
+        oldest = 0 if core.mode is Mode.SYNC else 1
+        self._ahead = Ahead(Background("ps-prefetch"), oldest, lambda: core.stand())
+        self._pulled_step = -1
+
+    def pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:
+        """See ``Client.pull_many``."""
+        core = self._core
+        given = {table: as_keys(table, keys) for table, keys in wanted.items()}
+        found = {table: as_out(core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
+        missing = {}
+        for table, keys in given.items():
+            rows = self._ahead.take(table, keys, core.step) if insert else None
+            if rows is None:
+                missing[table] = keys.reshape(-1)
+            else:
+                np.copyto(found[table], rows)
+                core.tally.add(prefetched=keys.size)
+        with self._lock:
+            for table, (united, rows) in self.fetch(missing, insert).items():
+                dedup.spread(rows, united, found[table].reshape(-1, rows.shape[1]))
+            self._pulled_step = core.step
+        return found
+
+    def prefetch(self, table: str, keys: Any) -> None:
+        """See ``Client.prefetch``."""
+        core = self._core
+        given, dim = as_keys(table, keys).copy(), core.spec(table).dim
+
+        def fetch() -> Weights:
+            out = np.empty((*given.shape, dim), np.float32)
+            united, rows = self.fetch({table: given.reshape(-1)}, True, AHEAD)[table]
+            dedup.spread(rows, united, out.reshape(-1, dim))
+            return out
+
+        # In mode sync rows must hold all of the step before; and this step's have been pulled already.
+        self._ahead.ask(table, given, fetch, core.step, core.mode is Mode.SYNC and self._pulled_step == core.step)
+
+    def scan(self, table: str) -> Iterator[Rows]:
+        """See ``Client.scan``."""
+        self._core.spec(table)
+        some = np.arange(1 << 17, dtype=np.int64)
+        buckets, first = np.unique(hashing.buckets_of(some), return_index=True)
+        assert len(buckets) == BUCKETS, "every bucket has a key among so many"  # noqa: S101
+        for begin in range(0, BUCKETS, SCANNED):
+            keys = some[first[begin : begin + SCANNED]]
+            request = Scan(table, dict(zip(keys.tolist(), range(begin, begin + SCANNED), strict=True)), [keys])
+            with self._lock:
+                route = self._core.session.route
+                owner = route.owner[begin : begin + SCANNED].tolist()
+                sub_requests = [routing.SubRequest(one, [(0, np.array([at]))]) for at, one in enumerate(owner)]
+                self._core.fan_out(request, sub_requests, route, PULL, f"the rows of table {table}", stands=False)
+            yield from request.found
+
+    def written(self, table: str, keys: Keys) -> None:
+        """This trainer has pushed these."""
+        cache = self._caches.get(table)
+        if cache is not None:
+            cache.forget(keys)
+
+    def stepped(self) -> None:
+        """A step has ended."""
+        self._ahead.stepped(self._core.step)
+
+    def close(self) -> None:
+        """Fetch no more."""
+        self._ahead.close()
+
+    def fetch(
+        self, wanted: Mapping[str, Keys], insert: bool, purpose: str = PULL
+    ) -> dict[str, tuple[DistinctKeys, Weights]]:
+        """Distinct keys and their rows, of flat keys. One at a time for each purpose."""
+        core, found, fetches, parts, late = self._core, {}, [], [], []
+        route, step = core.session.route, core.step
+        for table, keys in wanted.items():
+            spec, one = core.spec(table), route.unite(keys)
+            rows = np.empty((len(one.keys), spec.dim), np.float32)
+            found[table] = one, rows
+            core.tally.add(pulls=1, keys=len(keys), distinct=len(one.keys))
+            cache, part, place = self._cache(spec) if insert else None, one, rows
+            if cache is not None:
+                written, missing = cache.writes, cache.lookup(one.keys, rows, step)
+                part = dedup.only(one, missing)
+                place = np.empty((len(part.keys), spec.dim), np.float32)
+                core.tally.add(cached=len(one.keys) - len(part.keys))
+                late.append((cache, written, part, rows, missing, place))
+            if len(part.keys):
+                fetches.append(Fetch(spec, part.keys, place, part.counts if len(one.keys) < len(keys) else None))
+                parts.append(part)
+        if fetches:
+            core.tally.add(fetched=sum(len(one.keys) for one in fetches))
+            request = Pull(fetches, step, core.session.joined.epoch, insert, core.options.wire, core.applied)
+            # Keys and counts there, rows back.
+            sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
+            core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
+        for cache, written, part, rows, missing, place in late:
+            rows[missing] = place
+            cache.keep(part.keys, part.counts, place, step, written)
+        return found
+
+    def _cache(self, spec: TableSpec) -> RowCache | None:
+        options = self._core.options
+        if not (options.cache_rows and options.cache_steps) or spec.dense:
+            return None
+        if spec.name not in self._caches:
+            self._caches[spec.name] = RowCache(options.cache_rows, spec.dim, options.cache_steps)
+        return self._caches[spec.name]

@@ -1,0 +1,193 @@
+"""What a trainer has pservers do: pull, push, scan. How each is laid out, and what becomes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import ProtocolError
+from ps import rows
+from ps.client.pool import Call
+from ps.client.routing import Route, SubRequest, Where
+from ps.protocol import requests
+from ps.protocol.frames import Op
+from ps.protocol.half_precision import WIRE_DTYPES, widen
+from ps.protocol.requests import Wanted, padded
+from ps.rows import Part, Rows
+from ps.spec import TableSpec
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One table's share of a pull."""
+
+    spec: TableSpec
+    keys: NDArray[np.int64]
+    """Distinct."""
+    rows: NDArray[np.float32]
+    """Where they go."""
+    counts: NDArray[np.uint32] | None = None
+    """How often each occurred, if not once each."""
+
+
+@dataclass
+class Pull:
+    """``rows`` of each fetch are filled when it is done."""
+
+    fetches: Sequence[Fetch]
+    step: int
+    epoch: int
+    insert: bool
+    dtype: str
+    applied: dict[int, int]
+    """By pserver: how many pushes it had applied by then."""
+    clocked: bool = False
+    keys: Sequence[NDArray[np.int64]] = ()
+    _placed: dict[int, bool] = field(default_factory=dict)
+    """By sub-request: whether its rows were received where they belong."""
+
+    def __post_init__(self) -> None:
+        self.keys = [one.keys for one in self.fetches]
+
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
+        """See ``PserverRequest``."""
+        wanted = []
+        for part, where in sub_request.items:
+            fetch = self.fetches[part]
+            counts = fetch.counts[where] if fetch.counts is not None and self.insert else None
+            wanted.append(Wanted(fetch.spec.name, fetch.keys[where], self.dtype, fetch.spec.dim, counts))
+        parts, body = requests.pull(wanted)
+        head = {
+            "step": self.step, "insert": self.insert, "version": route.version, "history": route.history,
+            "epoch": self.epoch, "parts": parts,
+        }  # fmt: skip
+        return Call(Op.PULL, head, body, self._into(sub_request))
+
+    def _into(self, sub_request: SubRequest) -> Callable[[int, bytes], memoryview | None] | None:
+        self._placed[id(sub_request)] = False
+        (part, where), *others = sub_request.items
+        if others or self.dtype != "f4" or not isinstance(where, slice):
+            return None
+        mine: Any = self.fetches[part].rows[where]
+        place = memoryview(mine).cast("B")
+
+        def into(size: int, head: bytes) -> memoryview | None:
+            if size != place.nbytes:
+                return None
+            self._placed[id(sub_request)] = True
+            return place
+
+        return into
+
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
+        """See ``PserverRequest``."""
+        self.applied[sub_request.server] = int(head.get("applied", -1))
+        if self._placed.pop(id(sub_request), False):
+            return
+        _unpack(body, self.dtype, [(self.fetches[part].rows, where) for part, where in sub_request.items])
+
+
+@dataclass
+class Push:
+    """Everything of one step, or values that are written outside of steps."""
+
+    parts: Sequence[Part]
+    """Keys are distinct."""
+    trainer: int
+    seq: int
+    step: int
+    epoch: int
+    dtype: str
+    scale: float
+    bases: Mapping[int, int]
+    clocked: bool
+    redo: tuple[int, int] | None = None
+    """The trainer and the number of the push that this one repeats."""
+    back: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """By table: where the pushed rows go, as they are afterwards."""
+    row_dtype: str = "f4"
+    """In which they travel."""
+    keys: Sequence[NDArray[np.int64]] = ()
+    heads: list[Mapping[str, Any]] = field(default_factory=list)
+    """Of the answers."""
+
+    def __post_init__(self) -> None:
+        self.keys = [one.keys for one in self.parts]
+
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
+        """See ``PserverRequest``."""
+        some = [(self.parts[part], where) for part, where in sub_request.items]
+        parts, body = requests.push(
+            [Part(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
+        )
+        head = {
+            "trainer": self.trainer, "seq": self.seq, "step": self.step, "base": self.bases.get(sub_request.server, -1),
+            "version": route.version, "history": route.history, "epoch": self.epoch, "scale": self.scale,
+            "parts": parts, "ends": self.clocked,
+        }  # fmt: skip
+        if self.redo is not None:
+            head["redo"] = list(self.redo)
+        if self.back:
+            head["back"] = [[name, self.row_dtype] for name in self.back]
+        return Call(Op.PUSH, head, body)
+
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
+        """See ``PserverRequest``."""
+        places = [(self.back[self.parts[part].table], where) for part, where in sub_request.items
+                  if self.parts[part].table in self.back]  # fmt: skip
+        _unpack(body, self.row_dtype, places)
+        self.heads.append(head)
+
+    def total(self, name: str) -> int:
+        """Of a count in all answers."""
+        return sum(int(head.get(name, 0)) for head in self.heads)
+
+
+@dataclass
+class Scan:
+    """All rows of some buckets of a table. One key stands for each bucket."""
+
+    table: str
+    buckets: Mapping[int, int]
+    """By key: its bucket."""
+    keys: Sequence[NDArray[np.int64]]
+    found: list[Rows] = field(default_factory=list)
+    clocked: bool = False
+
+    def call(self, sub_request: SubRequest, route: Route) -> Call:
+        """See ``PserverRequest``. A sub-request holds one bucket."""
+        (part, where) = sub_request.items[0]
+        bucket = self.buckets[int(self.keys[part][where][0])]
+        head = {"table": self.table, "bucket": bucket, "history": route.history, "version": route.version}
+        return Call(Op.SCAN, head)
+
+    def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
+        """See ``PserverRequest``."""
+        if body.nbytes:
+            found = rows.decode(bytes(body))
+            if len(found):
+                self.found.append(found)
+
+
+def _unpack(body: memoryview, dtype: str, places: Sequence[tuple[NDArray[np.float32], Where]]) -> None:
+    """The rows of an answer, one place after another. Raises ``ProtocolError``."""
+    kind, at = WIRE_DTYPES[dtype], 0
+    for target, where in places:
+        count, dim = _length(where), target.shape[1]
+        size = count * dim * kind.itemsize
+        if at + size > body.nbytes:
+            raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, at least {at + size} are due")
+        found = np.frombuffer(body, kind, count * dim, at).reshape(count, dim)
+        if isinstance(where, slice):
+            widen(found, dtype, target[where])
+        else:
+            target[where] = widen(found, dtype, np.empty((count, dim), np.float32))
+        at += padded(size)
+
+
+def _length(where: Where) -> int:
+    return where.stop - where.start if isinstance(where, slice) else len(where)

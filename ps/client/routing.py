@@ -1,0 +1,123 @@
+"""Which pserver gets which keys: a chart as arrays, batches of keys split by it, and split again when it has changed.
+
+Pure: no sockets, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError, SettingError
+from ps import hashing
+from ps.client.dedup import DistinctKeys, unite
+from ps.protocol.messages import NOBODY, PlacementMap, Server, pack, unpack
+from ps.spec import BUCKETS
+
+Where = slice | NDArray[np.intp]
+"""Some of a part's keys: a range, or their places."""
+
+
+class Route:
+    """A chart that can be looked things up in."""
+
+    def __init__(self, chart: PlacementMap) -> None:
+        self.version, self.history = chart.version, chart.history
+        self.servers: Mapping[int, Server] = {one.number: one for one in chart.servers}
+        owner = np.frombuffer(unpack(chart.owner), np.int16) if chart.owner else np.zeros(BUCKETS, np.int16)
+        # Who is not in the list is dead, whatever the buckets say.
+        alive = np.isin(owner, np.array([NOBODY, *self.servers], np.int64))
+        self.owner: NDArray[np.int16] = np.where(alive, owner, np.int16(NOBODY)).astype(np.int16)
+        numbers, places = np.unique(self.owner, return_inverse=True)
+        self.owners: tuple[int, ...] = tuple(numbers.tolist())
+        """Everybody who owns a bucket, and ``NOBODY`` if some have no owner; sorted."""
+        self._place = places.astype(np.int16)
+
+    @property
+    def clocked(self) -> tuple[int, ...]:
+        """Those that have to hear of every step."""
+        return tuple(one for one in self.owners if one != NOBODY)
+
+    def unite(self, keys: NDArray[np.int64]) -> DistinctKeys:
+        """Distinct keys; those of ``owners[i]`` lie between ``bounds[i]`` and ``bounds[i + 1]``."""
+        return unite(keys, self._place, len(self.owners))
+
+    def name(self, number: int) -> str:
+        """For messages: ``ps-a-0 (10.0.0.3:4711)``."""
+        server = self.servers.get(number)
+        if server is None:
+            return "nobody yet" if number == NOBODY else f"pserver {number}, which is gone"
+        return f"{server.name} ({server.host}:{server.port})"
+
+
+@dataclass(slots=True)
+class SubRequest:
+    """What goes to one pserver in one request: for each part of the whole, by its place in a list, some of its keys."""
+
+    server: int
+    items: list[tuple[int, Where]] = field(default_factory=list)
+
+
+def first_split(
+    route: Route, united: Sequence[DistinctKeys], key_bytes: Sequence[int] = (), most_bytes: int = 1 << 28
+) -> list[SubRequest]:
+    """By what ``route.unite`` found, for all parts at once. With ``key_bytes`` (by part, what a key takes) nobody is
+    sent more than ``most_bytes`` in one sub-request."""
+    sub_requests = []
+    for place, number in enumerate(route.owners):
+        sub_request, size = SubRequest(number), 0
+        for part, one in enumerate(united):
+            begin, end = one.bounds[place], one.bounds[place + 1]
+            while begin < end:
+                each = key_bytes[part] if key_bytes else 0
+                room = max(1, (most_bytes - size) // each) if each else end - begin
+                upto = min(end, begin + room)
+                sub_request.items.append((part, slice(begin, upto)))
+                size += each * (upto - begin)
+                begin = upto
+                if each and size + each > most_bytes:
+                    sub_requests.append(sub_request)
+                    sub_request, size = SubRequest(number), 0
+        if sub_request.items:
+            sub_requests.append(sub_request)
+    return sub_requests
+
+
+def split_again(
+    route: Route, keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]]
+) -> list[SubRequest]:
+    """What did not get through, by another chart. ``keys``: all of each part."""
+    sub_requests: dict[int, SubRequest] = {}
+    for part, where in items:
+        places = np.arange(len(keys[part]))[where]
+        owner = route.owner[hashing.buckets_of(keys[part][places])]
+        for number in np.unique(owner).tolist():
+            sub_requests.setdefault(number, SubRequest(number)).items.append((part, places[owner == number]))
+    return [sub_requests[number] for number in sorted(sub_requests)]
+
+
+def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, Where]], most: int = 4) -> str:
+    """For messages: ``buckets 3, 17, 1200 and 41 more``."""
+    found = sorted({int(one) for part, where in items for one in np.unique(hashing.buckets_of(keys[part][where]))})
+    if not found:
+        return "no bucket"
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"bucket{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
+
+
+def fixed_chart(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
+    """Buckets dealt out evenly, for pservers that no Master moves."""
+    if not servers:
+        raise PsError("no parameter server is named: give at least one")
+    given = [
+        one if isinstance(one, Server) else Server(number, f"ps-{number}", one[0], one[1])
+        for number, one in enumerate(servers, 1)
+    ]
+    numbers = [one.number for one in given]
+    if len(set(numbers)) < len(numbers) or min(numbers) < 1:
+        raise SettingError("servers", numbers, "numbers must be different, and 1 or more")
+    owner = [numbers[bucket * len(numbers) // BUCKETS] for bucket in range(BUCKETS)]
+    return PlacementMap(version=1, history=1, servers=tuple(given), owner=pack(owner))

@@ -1,0 +1,131 @@
+"""The writing half of a client: one push at a time, with a number that pservers know it by."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.background import Background, Job
+from ps.client import dedup, routing
+from ps.client.arguments import as_keys, as_op, as_rows
+from ps.client.core import PUSH, Core
+from ps.client.dedup import DistinctKeys
+from ps.client.push_intents import Records, declare
+from ps.client.requests import Push
+from ps.rows import Op, Part
+from ps.spec import Mode
+from ps.store import damage
+
+Wrote = Callable[[str, NDArray[np.int64]], None]
+
+
+class Writer:
+    """One a client."""
+
+    def __init__(self, core: Core, wrote: Wrote, stepped: Callable[[], None]) -> None:
+        """``wrote``: these keys are about to be written. ``stepped``: a step has ended."""
+        self._core, self._wrote, self._stepped = core, wrote, stepped
+        self._lock = threading.RLock()
+        self._background = Background("ps-push")
+        self._outstanding: Job | None = None
+        self._seq = 0
+
+    def push(
+        self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
+        records: Records | None = None, back: Sequence[str] = (),
+    ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
+        """See ``Client.push``. ``steps``: gradients end a step. ``back``: the rows of these tables are wanted, as they
+        are when it has been applied."""
+        core = self._core
+        as_op(op)
+        with self._lock:
+            self.flush()
+            route = core.session.route
+            parts, united = [], []
+            for table, (given, rows) in values.items():
+                part, one = self._part(route, table, given, rows, op)
+                parts.append(part)
+                united.append(one)
+            wire = core.options.wire if op == Op.GRAD else "f4"
+            ends = op == Op.GRAD and steps
+            training = core.session.joined.training
+            united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
+            for part in parts:  # all of them before anything is sent
+                damage.check(core.spec(part.table), part.keys, part.grads, op, wire, united_with)
+            clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
+            self._seq += 1
+            rows = {
+                part.table: np.empty((len(part.keys), part.grads.shape[1]), np.float32)
+                for part in parts if part.table in back
+            }  # fmt: skip
+            request = Push(
+                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wire, 1.0, core.applied,
+                clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
+            )  # fmt: skip
+            if records is not None and records.text and records.redo is None:
+                declare(core, self._seq, records.text)
+            sub_requests = routing.first_split(route, united)
+
+            def work(stands: bool) -> None:
+                what = f"a push to {', '.join(values) or 'no table'}"
+                core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
+                if clocked:  # a newcomer goes on where the others are
+                    core.step = max([core.step, *(int(head.get("step", 0)) for head in request.heads)])
+                core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged"))
+                for part in parts:
+                    self._wrote(part.table, part.keys)
+
+            if wait or back or training.mode is Mode.SYNC:
+                work(True)
+            else:
+                self._outstanding = self._background.submit(lambda: work(False))
+            if ends:
+                self.end_step()
+            return {
+                part.table: _spread(rows[part.table], one)
+                for part, one in zip(parts, united, strict=True) if part.table in rows
+            }  # fmt: skip
+
+    def end_step(self) -> None:
+        """One more."""
+        self._core.step += 1
+        self._stepped()
+
+    def flush(self) -> None:
+        """Wait for a push in the background. Raises what went wrong with it."""
+        with self._lock:
+            job, self._outstanding = self._outstanding, None
+        if job is not None:
+            job.result()
+
+    def look(self) -> None:
+        """Raises what went wrong with a push in the background that has ended."""
+        job = self._outstanding
+        if job is not None and job.done:
+            self.flush()
+
+    def close(self) -> None:
+        """Push nothing more."""
+        self._background.close()
+
+    def _part(self, route: routing.Route, table: str, given: Any, values: Any, op: str) -> tuple[Part, DistinctKeys]:
+        spec, keys = self._core.spec(table), as_keys(table, given)
+        rows = as_rows(spec, keys.shape, values, "gradients" if op == Op.GRAD else "values")
+        one = route.unite(keys.reshape(-1))
+        if op in (Op.GRAD, Op.ADD):
+            return Part(table, one.keys, dedup.sum_rows(rows, one), op), one
+        last = np.empty((len(one.keys), spec.dim), np.float32)
+        last[one.inverse] = rows  # of several for one key the last stays
+        return Part(table, one.keys, last, op), one
+
+
+def _spread(rows: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.float32]:
+    if united.inverse is None:
+        return rows
+    out = np.empty((len(united.inverse), rows.shape[1]), np.float32)
+    dedup.spread(rows, united, out)
+    return out

@@ -1,0 +1,41 @@
+"""What must hold of the placement machine's state after every step. Used by tests; lists what is violated."""
+
+from __future__ import annotations
+
+from ps.coordinator.state import PlacementState
+from ps.protocol.messages import NOBODY, RESTORE
+
+
+def violations(state: PlacementState) -> list[str]:
+    """Empty when all is well."""
+    found = []
+    grid, living = state.grid, set(state.servers)
+    if state.stage != "placed":
+        held = grid.holders()
+        return [f"stage {state.stage}, and pservers {sorted(held)} hold buckets"] if held else []
+    for bucket in range(grid.buckets):
+        owner, backup, joining, giver = grid.roles(bucket)
+        where = f"bucket {bucket}: owner {owner}, backup {backup}, joining {joining}, giver {giver}"
+        catches_up = state.lagging and bool(grid.heir[bucket]) and joining == backup
+        roles = [role for role in (owner, backup, NOBODY if catches_up else joining) if role != NOBODY]
+        if owner == NOBODY:
+            found.append(f"{where}: nobody owns it")
+        if len(set(roles)) != len(roles):
+            found.append(f"{where}: one pserver twice")
+        if not set(roles) <= living or (giver > NOBODY and giver not in living):
+            found.append(f"{where}: {sorted(living)} live")
+        if giver != NOBODY and giver in (owner, joining):
+            found.append(f"{where}: it is given by who has it")
+        if giver != NOBODY and giver != RESTORE and giver != backup:
+            found.append(f"{where}: the giver is not the backup")
+        if giver == RESTORE and not state.found:
+            found.append(f"{where}: there is nothing to restore")
+        if grid.heir[bucket] and not joining:
+            found.append(f"{where}: an heir is nobody")
+        if grid.since[bucket] > state.version:
+            found.append(f"{where}: changed in version {grid.since[bucket]} of {state.version}")
+    if len({one.name for one in state.servers.values()}) != len(state.servers):
+        found.append("two pservers of one name")
+    if max(state.servers, default=0) > state.numbers:
+        found.append("a pserver's number was not given out")
+    return found

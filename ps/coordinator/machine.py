@@ -1,0 +1,246 @@
+"""The machine that places buckets on pservers: the service "ps" of the Master.
+
+Pure: events in, effects out. ``placement`` has the arithmetic of who holds what, ``servers`` the pservers, ``trainers``
+and ``membership`` the trainers, ``cuts`` the checkpoints, ``state`` what all of them know. This file takes events
+apart, and sees to it that after each of them whatever follows from it happens: level-triggered, so that nothing depends
+on a word being heard. Any change raises the chart's version, is kept, and goes out to every pserver as all that holds
+now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edl.errors import ProtocolError
+from edl.master import service as sv
+from edl.master.service import Effect, Event, Fail, Keep, Progress, Send, WakeAt
+from edl.wire.plain import to_plain
+from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.persistence import load_piece, save_piece
+from ps.coordinator.placement import Grid
+from ps.coordinator.report import report
+from ps.coordinator.servers import PserverRegistry
+from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Limits, PlacementState, Pserver, Turn
+from ps.coordinator.trainers import Trainers
+from ps.protocol import messages
+from ps.protocol.deltas import orders_changed
+from ps.spec import BUCKETS, Training
+
+PIECES = (CHART, SERVERS, PEOPLE, TABLES, CUT, LR)
+_CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
+"""Words after which nobody waits for new orders."""
+PREFIX = "servers/"
+"""Of the keys that pservers register under, below the service's name."""
+
+
+class PlacementMachine:
+    """Implements ``edl.master.service.Service``. The grid is changed in place."""
+
+    name = "ps"
+
+    def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
+        self.state = PlacementState(training, limits or Limits(), Grid(buckets))
+        self.cuts = Cuts(self.state)
+        self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.servers.secret)
+        self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
+        self._kept: dict[str, bytes] = {}
+        self._chart = messages.PlacementMap()
+        self._over = False
+        self._wake_s = 0.0
+        """Earliest tick asked for; 0: none."""
+        self._gather_s = 0.0
+        """Until when what can wait is gathered; 0: nothing has been."""
+        self._crowd_s = 0.0
+        """Until when trainers that come and go are gathered, after others have come or gone."""
+        self._crowd: tuple[set[str], set[str]] = (set(), set())
+        """What has changed and is to be kept, and waits for that."""
+        self._orders: messages.Orders | None = None
+        """The newest, without what each pserver is told for itself."""
+        self._told: dict[int, int] = {}
+        """By pserver: of which version its orders are."""
+
+    def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
+        """First call: what the last Master kept."""
+        turn = Turn(now_s)
+        try:
+            for piece in PIECES:
+                if kept.get(piece):
+                    load_piece(self.state, self.cuts, piece, kept[piece])
+                    self._kept[piece] = kept[piece]
+        except (ProtocolError, ValueError, TypeError, KeyError) as error:
+            self.servers.failed = f"what the last Master kept of the parameter servers cannot be used: {error!r}"
+        self._chart = self._draw()
+        self.servers.taken_over(turn)
+        return self._finish(turn)
+
+    def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
+        """Take one event. Answers whatever anybody says, also nonsense."""
+        turn = Turn(now_s)
+        match event:
+            case sv.Said(caller, _, body):
+                self.trainers.said(turn, caller, body)
+            case sv.Heard(name, body) if name.startswith(PREFIX):
+                self._heard(turn, name, body)
+            case sv.KeyPut(name, value) if name.startswith(PREFIX):
+                self.servers.key_put(turn, name, value)
+            case sv.KeyGone(name):
+                self.servers.key_gone(turn, name)
+            case sv.LineDown(name, refused):
+                self.servers.line_down(turn, name, refused)
+            case sv.WorldBegan(world):
+                self.trainers.world_began(turn, world)
+            case sv.SettingsHold(settings):
+                self.trainers.settings_hold(turn, settings)
+            case sv.Tick():
+                self._wake_s = 0.0
+            case _:
+                return ()
+        return self._finish(turn)
+
+    def report(self) -> tuple[Progress, ...]:
+        """Pservers, trainers, checkpoints, for ``edl status``."""
+        return report(self.state, self.cuts)
+
+    def chart(self) -> messages.PlacementMap:
+        """Who holds what, as of the newest version."""
+        return self._chart
+
+    # --- the end of a turn -------------------------------------------------------------------------------------------
+
+    def _heard(self, turn: Turn, name: str, body: str) -> None:
+        if body.startswith('{"word":"TrainerLost"'):
+            teller = self.state.named(name)
+            if teller is None or not teller.confirmed:
+                return  # it tells of a life that is over: trainers have hung up because it counted as dead
+            try:
+                self.trainers.lost(turn, messages.decode(body).trainer)
+            except ProtocolError as error:
+                turn.note(f"pserver {name}: {error}")
+            return
+        before = len(self.state.grid.touched)
+        self.servers.heard(turn, name, body)
+        if len(self.state.grid.touched) == before:
+            return
+        if not body.startswith(_CAN_WAIT):
+            self._gather_s = 0.0
+        elif not before:
+            self._gather_s = turn.now_s + self.state.limits.gather_s
+
+    def _finish(self, turn: Turn) -> tuple[Effect, ...]:
+        """Whatever follows; then keep, then tell."""
+        state = self.state
+        if self._over:
+            return ()
+        urgent = turn.changed or turn.kept or self.servers.greeted or self.cuts.phase
+        if turn.now_s < self._gather_s and not urgent:
+            return self._asleep(turn, [self._gather_s])
+        if self._crowded(turn):
+            return self._asleep(turn, [self._crowd_s])
+        self._gather_s = 0.0
+        for _ in range(3):  # a cut that ends lets buckets move and trainers in
+            self.servers.settle(turn)
+            self.cuts.settle(turn)
+            self.trainers.settle(turn)
+        if self.servers.failed:
+            self._over = True
+            return (*self._notes(turn), Fail(self.servers.failed))
+        changed = bool(turn.changed or state.grid.touched)
+        if changed:
+            state.version += 1
+            state.grid.stamp(state.version)
+            self._chart = self._draw()
+            turn.kept |= turn.changed | {CHART}
+        keeps = self._keep(turn)
+        self._send(turn, changed)
+        self.trainers.tell(turn)
+        wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt) and effect.at_s > turn.now_s]
+        return (*keeps, *self._asleep(turn, wakes))
+
+    def _crowded(self, turn: Turn) -> bool:
+        """Whether all that is new are trainers, and the last ones came just now: when a job begins they come by the
+        hundred, and one version for many of them is as good as one for each."""
+        changed, kept = self._crowd
+        turn.changed |= changed
+        turn.kept |= kept
+        new = turn.changed | turn.kept
+        if PEOPLE not in new:
+            return False
+        busy = turn.effects or self.servers.greeted or self.cuts.phase or self.state.grid.touched
+        waits = new == {PEOPLE} and not busy and turn.now_s < self._crowd_s
+        self._crowd = (turn.changed, turn.kept) if waits else (set(), set())
+        if not waits:
+            self._crowd_s = turn.now_s + self.state.limits.gather_s
+        return waits
+
+    def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
+        """The turn's effects, with the earliest wish to be woken, if there is none as early yet."""
+        effects: list[Effect] = [effect for effect in turn.effects if not isinstance(effect, WakeAt)]
+        if wakes and (not self._wake_s or min(wakes) < self._wake_s):
+            self._wake_s = min(wakes)
+            effects.append(WakeAt(self._wake_s))
+        return tuple(effects)
+
+    @staticmethod
+    def _notes(turn: Turn) -> list[Effect]:
+        return [effect for effect in turn.effects if isinstance(effect, sv.Note)]
+
+    def _keep(self, turn: Turn) -> list[Keep]:
+        keeps = []
+        for piece in PIECES:
+            if piece in turn.kept:
+                value = save_piece(self.state, self.cuts, piece)
+                if self._kept.get(piece) != value:
+                    self._kept[piece] = value
+                    keeps.append(Keep(piece, value))
+        return keeps
+
+    def _draw(self) -> messages.PlacementMap:
+        state = self.state
+        servers = tuple(one.public() for one in sorted(state.servers.values(), key=lambda one: one.number))
+        grids = (messages.pack(one) for one in (state.grid.owner, state.grid.backup, state.grid.joining))
+        return messages.PlacementMap(state.version, state.history, servers, *grids)
+
+    def _send(self, turn: Turn, changed: bool) -> None:
+        """What is new to everybody if anything has changed; all that holds to those whose line is new."""
+        state = self.state
+        greeted, self.servers.greeted = self.servers.greeted, set()
+        to = [one for one in state.servers.values() if one.greeted and (changed or one.number in greeted)]
+        if not to:
+            return
+        orders = messages.Orders(
+            token=0,
+            you=0,
+            chart=self._chart,
+            epoch=state.people.epoch,
+            members=state.members(),
+            training=state.training,
+            # Before buckets are placed a checkpoint may still say otherwise, and a pserver defines a table once.
+            tables=tuple(state.tables.values()) if state.stage == "placed" else (),
+            lr=state.lr,
+            revoked=state.people.revoked,
+            since=messages.pack(state.grid.since, "i"),
+            giver=messages.pack(state.grid.giver),
+        )
+        last, self._orders = self._orders, orders
+        texts: dict[bool, dict[str, Any]] = {}
+        for server in to:
+            goes_on = last is not None and server.number not in greeted
+            goes_on = goes_on and last is not None and self._told.get(server.number) == last.chart.version
+            if goes_on not in texts:
+                word = orders_changed(last, orders) if goes_on and last is not None else orders
+                texts[goes_on] = {"word": type(word).__name__, **to_plain(word)}
+            self._told[server.number] = orders.chart.version
+            told = {**texts[goes_on], **self._own(server)}
+            turn.effects.append(Send(server.name, json.dumps(told, separators=(",", ":"))))
+
+    def _own(self, server: Pserver) -> dict[str, Any]:
+        """What only one pserver is told."""
+        cut = self.servers.order(server.number) or self.cuts.order(server.number)
+        return {
+            "you": server.number,
+            "cut": to_plain(cut),
+            "drain": server.draining,
+            "go": self.servers.may_go(server),
+        }

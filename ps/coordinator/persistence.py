@@ -1,0 +1,119 @@
+"""What the placement machine keeps, piece by piece, and how the next Master's machine takes it up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from edl.wire.plain import from_plain, to_plain
+from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.state import CHART, CUT, PEOPLE, SERVERS, TABLES, PlacementState, Pserver
+from ps.protocol import messages
+from ps.spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacementMap:
+    version: int
+    history: int
+    opened: bool
+    stage: str
+    reason: str
+    found: tuple[messages.FoundCut, ...]
+    top_step: int
+    grids: tuple[str, ...]
+    """``_GRIDS``, each packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    number: int
+    name: str
+    host: str
+    port: int
+    path: str
+    machine: str
+    most_bytes: int
+    draining: bool
+    confirmed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    numbers: int
+    servers: tuple[_Server, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    tables: tuple[TableSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lr:
+    holds: tuple[messages.LrHold, ...]
+    worlds: tuple[messages.LrHold, ...]
+    world: float
+
+
+_GRIDS = ("owner", "backup", "joining", "giver", "heir", "since")
+
+
+def _code(name: str) -> str:
+    return "i" if name == "since" else "h"
+
+
+def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
+    """One piece, as it is now."""
+    if piece == PEOPLE:
+        return state.people.encode()
+    if piece == CUT:
+        return cuts.encode()
+    value: object
+    if piece == CHART:
+        value = _PlacementMap(
+            version=state.version,
+            history=state.history,
+            opened=state.opened,
+            stage=state.stage,
+            reason=state.reason,
+            found=state.found,
+            top_step=state.top_step,
+            grids=tuple(messages.pack(getattr(state.grid, name), _code(name)) for name in _GRIDS),
+        )
+    elif piece == SERVERS:
+        names = _Server.__dataclass_fields__
+        servers = (_Server(*(getattr(one, name) for name in names)) for one in state.servers.values())
+        value = _Servers(state.numbers, tuple(servers))
+    elif piece == TABLES:
+        value = _Tables(tuple(state.tables.values()))
+    else:
+        value = _Lr(tuple(state.holds), tuple(state.world_holds), state.world_factor)
+    return json.dumps(to_plain(value), separators=(",", ":")).encode()
+
+
+def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> None:
+    """Take up one piece. Raises what reading raises when it is nothing that ``save_piece`` has written."""
+    if piece == PEOPLE:
+        state.people.decode(text)
+    elif piece == CUT:
+        cuts.decode(text)
+    elif piece == CHART:
+        chart = from_plain(_PlacementMap, json.loads(text))
+        state.version, state.history, state.opened = chart.version, chart.history, chart.opened
+        state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
+        state.top_step = chart.top_step
+        for name, grid in zip(_GRIDS, chart.grids, strict=True):
+            setattr(state.grid, name, messages.unpack(grid, state.grid.buckets, _code(name)))
+    elif piece == SERVERS:
+        kept = from_plain(_Servers, json.loads(text))
+        state.numbers = kept.numbers
+        state.servers = {
+            one.number: Pserver(**{name: getattr(one, name) for name in _Server.__dataclass_fields__})
+            for one in kept.servers
+        }
+    elif piece == TABLES:
+        state.tables = {table.name: table for table in from_plain(_Tables, json.loads(text)).tables}
+    else:
+        lr = from_plain(_Lr, json.loads(text))
+        state.holds, state.world_holds, state.world_factor = list(lr.holds), list(lr.worlds), lr.world

@@ -1,0 +1,380 @@
+"""The pservers' side of the placement machine: who lives, what they say, where buckets begin and where they go."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+from edl.errors import ProtocolError
+from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.placement import Planner
+from ps.coordinator.state import CHART, LR, PEOPLE, SERVERS, TABLES, PlacementState, Pserver, Turn, listed
+from ps.protocol import messages
+from ps.protocol.messages import NOBODY, RESTORE
+from ps.spec import TableSpec
+
+MOST_HEAT = 4096
+ORPHANS_S = 2.0
+"""A new Master waits so long for the keys of pservers that the last one knew."""
+
+ELSEWHERE = {PEOPLE, TABLES, LR}
+"""Changes that have nothing to do with who holds which bucket."""
+
+
+class People(Protocol):
+    """What trainers have to do with it."""
+
+    def rolled_back(self, turn: Turn) -> None:
+        """A new history: all begin anew."""
+        ...
+
+    def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
+        """These tables are about to be restored."""
+        ...
+
+
+class PserverRegistry:
+    """Acts on the placement state."""
+
+    def __init__(self, state: PlacementState, cuts: Cuts, people: People) -> None:
+        self._state, self._cuts, self._people = state, cuts, people
+        self.keys: dict[str, dict[str, Any]] = {}
+        """Values of the keys of pservers, by name."""
+        self.failed = ""
+        """Why the job cannot go on."""
+        self.secret = ""
+        self._enough_s = 0.0
+        """When there were enough pservers for the first placement."""
+        self._without_s = 0.0
+        """Since when there have been too few."""
+        self._orphans_s = 0.0
+        self._heat: dict[int, float] = {}
+        self._heat_s = 0.0
+        self.greeted: set[int] = set()
+        """Who has to be given its orders although nothing has changed."""
+        self._silent: dict[int, float] = {}
+        """Since when there has been no line to these."""
+        self._below = False
+        self._unplanned = True
+        """Nothing has been looked at yet."""
+        self._stuck = ""
+
+    def taken_over(self, turn: Turn) -> None:
+        """A new Master: pservers whose keys have gone meanwhile are to be found."""
+        if self._state.servers:
+            self._orphans_s = turn.now_s + ORPHANS_S
+
+    # --- keys and lines ----------------------------------------------------------------------------------------------
+
+    def key_put(self, turn: Turn, name: str, value: bytes) -> None:
+        """A pserver has registered, or says that it leaves."""
+        try:
+            found = json.loads(value)
+            described = (str(found["host"]), int(found["port"]), found.get("path", ""), found.get("machine", ""))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            turn.note(f"parameter servers: the key {name} holds no pserver ({error!r})")
+            return
+        self.keys[name] = found
+        self.secret = str(found.get("secret", "")) or self.secret
+        server = self._state.named(name)
+        if server is None:
+            return
+        draining = bool(found.get("draining"))
+        if described != (server.host, server.port, server.path, server.machine):
+            server.host, server.port, server.path, server.machine = described
+            turn.change(SERVERS)
+        if draining != server.draining:
+            server.draining = draining
+            turn.note(f"pserver {name} {'leaves' if draining else 'stays'}")
+            turn.change(SERVERS)
+
+    def key_gone(self, turn: Turn, name: str) -> None:
+        """Its lease is gone: it is dead, or has left."""
+        self.keys.pop(name, None)
+        server = self._state.named(name)
+        if server is not None:
+            self.bury(turn, server, "its key is gone")
+
+    def line_down(self, turn: Turn, name: str, refused: bool) -> None:
+        """Nothing can be said to it now; with ``refused``, never again."""
+        server = self._state.named(name)
+        if server is not None:
+            server.greeted = False
+            self._silent.setdefault(server.number, turn.now_s)
+            if refused:
+                self.bury(turn, server, "its port refuses connections")
+
+    # --- words -------------------------------------------------------------------------------------------------------
+
+    def heard(self, turn: Turn, name: str, body: str) -> None:
+        """A pserver says something."""
+        try:
+            word = messages.decode(body)
+        except ProtocolError as error:
+            turn.note(f"pserver {name}: {error}")
+            return
+        server = self._state.named(name)
+        if isinstance(word, messages.Hello):
+            self._hello(turn, name, server, word)
+        elif server is not None and server.greeted:
+            self._word(turn, server, word)
+
+    def _hello(self, turn: Turn, name: str, server: Pserver | None, word: messages.Hello) -> None:
+        if name not in self.keys:
+            return
+        if server is not None:
+            other = word.number != server.number and (word.number != NOBODY or server.confirmed)
+            if other or (server.confirmed and not word.version):
+                self.bury(turn, server, "another process has its name")
+                server = None
+        if server is None:
+            value = self.keys[name]
+            self._state.numbers += 1
+            server = Pserver(self._state.numbers, name, str(value["host"]), int(value["port"]))
+            server.path, server.machine = str(value.get("path", "")), str(value.get("machine", ""))
+            server.draining = bool(value.get("draining"))
+            self._state.servers[server.number] = server
+            turn.change(SERVERS)
+        server.most_bytes = word.most_bytes
+        server.greeted = True
+        self._silent.pop(server.number, None)
+        self.greeted.add(server.number)
+
+    def _word(self, turn: Turn, server: Pserver, word: Any) -> None:
+        state, number = self._state, server.number
+        match word:
+            case messages.Followed(version):
+                server.followed = max(server.followed, version)
+                if not server.confirmed:
+                    server.confirmed = True
+                    turn.keep(SERVERS)
+            case messages.OrdersPlease():
+                self.greeted.add(number)
+            case messages.Synced(version, follower, buckets):
+                able = follower in state.servers and not state.servers[follower].draining
+                state.grid.synced(number, follower, version, messages.of_ranges(buckets, state.grid.buckets), able)
+            case messages.Unsynced(version, follower, buckets):
+                copies = state.copies and follower in state.servers
+                state.grid.unsynced(number, follower, version, messages.of_ranges(buckets, state.grid.buckets), copies)
+            case messages.Took(version, buckets):
+                state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
+            case messages.CutDone(_, phase, failed) if phase == "restore":
+                self._not_restored(turn, server, word, failed)
+            case messages.CutDone():
+                self._cuts.done(turn, number, word)
+            case messages.Found():
+                self._found(turn, word)
+            case messages.Load():
+                self._load(server, word)
+
+    def _load(self, server: Pserver, word: messages.Load) -> None:
+        server.load = word
+        self._state.reach(word.top_step)
+        for bucket, keys in word.hot:
+            if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
+                self._heat[bucket] = self._heat.get(bucket, 0.0) + keys
+
+    # --- deaths ------------------------------------------------------------------------------------------------------
+
+    def bury(self, turn: Turn, server: Pserver, why: str) -> None:
+        """It is dead. Its copies take over in this very step."""
+        state = self._state
+        del state.servers[server.number]
+        turn.change(SERVERS)
+        held = server.number in state.grid.holders()
+        lost = state.grid.bury(server.number)
+        if held or not server.draining:
+            turn.note(f"pserver {server.name} (number {server.number}) is gone: {why}")
+        if lost and state.opened:
+            count = f"{len(lost)} of {state.grid.buckets} buckets"
+            self._roll_back(turn, f"pserver {server.name} took {count} along that had no copy in step")
+        elif lost:
+            giver = RESTORE if state.found else NOBODY
+            sites = state.sites()
+            if any(site.active for site in sites):
+                Planner(state.grid, sites, state.copies, 0).place(lost, giver)
+            else:
+                self._begin_anew()
+            turn.change(CHART)
+        self._cuts.server_gone(turn, server.number, server.name)
+
+    def _bury_silent(self, turn: Turn) -> None:
+        """Who is frozen, or cannot be reached, is not waited for where others have all it has. Where they do not, its
+        key says whether it lives: its launcher looks after it. When it comes back, it begins anew."""
+        state = self._state
+        for number, since_s in list(self._silent.items()):
+            server = state.servers.get(number)
+            if server is None or server.greeted:
+                del self._silent[number]
+            elif turn.now_s < since_s + state.limits.silent_s:
+                turn.wake(since_s + state.limits.silent_s)
+            elif state.grid.spares(number, {one.number for one in state.servers.values() if one.greeted}):
+                del self._silent[number]
+                self.bury(turn, server, "it does not answer, and others have all it has")
+
+    def _begin_anew(self) -> None:
+        self._state.stage = "new"
+        self._state.grid.clear()
+        self._state.found = ()
+        self._enough_s = 0.0
+
+    def _roll_back(self, turn: Turn, why: str) -> None:
+        """Rows are lost: everybody goes back to the last complete checkpoint, and trainers begin anew."""
+        state = self._state
+        turn.note(f"{why}: all parameters go back to the last complete checkpoint")
+        self._cuts.give_up(turn, why)
+        self._begin_anew()
+        state.reason, state.opened = why, False
+        state.history += 1
+        turn.change(CHART)
+        self._people.rolled_back(turn)
+
+    # --- the beginning, and after a loss -----------------------------------------------------------------------------
+
+    @property
+    def finder(self) -> int:
+        """Who looks for a checkpoint."""
+        return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
+
+    def order(self, number: int) -> messages.Cut | None:
+        """What one pserver has to do about a checkpoint to begin from."""
+        state = self._state
+        if number == self.finder:
+            return messages.Cut(0, "find")
+        if state.stage == "placed" and state.found and RESTORE in state.grid.giver:
+            return messages.Cut(state.found[0].number, "restore", state.found[0].run)
+        return None
+
+    def _found(self, turn: Turn, word: messages.Found) -> None:
+        state = self._state
+        if state.stage != "finding":
+            return
+        self._cuts.above(turn, word.top)
+        if not word.cuts and word.refused:
+            lines = "\n".join(word.refused)
+            because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints that are there"
+            self.failed = f"{because} can be used:\n{lines}\nRepair or remove what is there, or use another --rdzv-id"
+        elif not word.cuts and state.reason:
+            advice = "Start the job anew; --checkpoint-dir with --ps-save-every would have kept most of it"
+            self.failed = f"{state.reason}, and there is no complete checkpoint. {advice}"
+        else:
+            state.found = word.cuts
+            self._place(turn)
+
+    def _place(self, turn: Turn) -> None:
+        state = self._state
+        if not any(site.active for site in state.sites()):
+            self._begin_anew()
+            return
+        if state.found:
+            self._people.compare(turn, state.found[0].tables)
+            state.top_step = state.found[0].step
+            turn.change(TABLES)
+            turn.note(f"parameters are restored from {state.found[0].run}")
+        Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
+        state.stage = "placed"
+        turn.change(CHART)
+
+    def _not_restored(self, turn: Turn, server: Pserver, word: messages.CutDone, failed: str) -> None:
+        state = self._state
+        cut = self.order(server.number)
+        if not failed or cut is None or cut.phase != "restore" or cut.number != word.number:
+            return
+        turn.note(f"checkpoint {cut.run} cannot be restored: {server.name}: {failed}")
+        if word.lasting:
+            self.failed = f"checkpoint {cut.run} cannot be restored; pserver {server.name} says: {failed}"
+            return
+        state.found = state.found[1:]
+        state.history += 1
+        if state.found:
+            self._place(turn)
+        else:
+            self.failed = f"no checkpoint could be restored; the last one was {cut.run}; {server.name} says: {failed}"
+
+    # --- what follows ------------------------------------------------------------------------------------------------
+
+    def settle(self, turn: Turn) -> None:
+        """Go as far as what is known allows."""
+        state = self._state
+        if self._orphans_s and turn.now_s >= self._orphans_s:
+            self._orphans_s = 0.0
+            for server in [one for one in state.servers.values() if one.name not in self.keys]:
+                self.bury(turn, server, "it died while there was no Master")
+        elif self._orphans_s:
+            turn.wake(self._orphans_s)
+        self._bury_silent(turn)
+        if state.stage == "finding" and not state.servers:
+            self._begin_anew()
+        if state.stage == "new":
+            self._first(turn)
+        elif state.stage == "placed":
+            self._watch_few(turn)
+            if state.whole and not self._cuts.freezes:
+                self._plan(turn)
+        if not self.failed and self._without_s and turn.now_s >= self._without_s + state.limits.recover_s:
+            self.failed = self._too_few()
+
+    def _first(self, turn: Turn) -> None:
+        """Wait for enough pservers, then look for a checkpoint."""
+        state = self._state
+        able = [one for one in state.servers.values() if one.greeted and not one.draining]
+        least, most = state.training.servers
+        if not able or (len(able) < least and not state.reason):
+            self._enough_s = 0.0
+            if not self._without_s:
+                self._without_s = turn.now_s
+            turn.wake(self._without_s + state.limits.recover_s)
+            return
+        self._without_s = 0.0
+        self._enough_s = self._enough_s or turn.now_s + state.limits.grace_s
+        if len(able) < most and turn.now_s < self._enough_s:
+            turn.wake(self._enough_s)
+            return
+        state.stage = "finding"
+        turn.change(CHART)
+
+    def _too_few(self) -> str:
+        state = self._state
+        least = state.training.servers[0]
+        there = sum(1 for one in state.servers.values() if one.greeted)
+        since = f"{state.reason}; since then" if state.reason else "since the job's start"
+        text = f"{since}, {there} of at least {least} pservers have come in {state.limits.recover_s:g} s"
+        return f"{text}. Start more of them (--servers), or look at why they end"
+
+    def _watch_few(self, turn: Turn) -> None:
+        """Fewer than the least hold buckets: it goes on, and says so."""
+        state = self._state
+        able = sum(1 for one in state.servers.values() if not one.draining)
+        below = able < state.training.servers[0]
+        if below != self._below:
+            self._below = below
+            if below:
+                least = state.training.servers[0]
+                turn.note(f"{able} of at least {least} pservers are left; nothing is lost, and it goes on")
+            else:
+                turn.note(f"there are {able} pservers again")
+
+    def _plan(self, turn: Turn) -> None:
+        state = self._state
+        hot = bool(self._heat) and turn.now_s >= self._heat_s
+        if not (hot or turn.changed - ELSEWHERE or state.grid.touched or self._unplanned):
+            return
+        self._unplanned = False
+        heat = None
+        if hot:
+            self._heat_s = turn.now_s + state.limits.heat_s
+            heat = self._heat
+            self._heat = {bucket: keys / 2 for bucket, keys in heat.items() if keys >= 2}
+        planner = Planner(state.grid, state.sites(), state.copies, state.motion(), lagging=state.lagging)
+        planner.run(heat)
+        leaving = [one.name for one in state.servers.values() if one.draining]
+        stuck = listed(leaving) if leaving and not planner.active else ""
+        if stuck != self._stuck:
+            self._stuck = stuck
+            if stuck:
+                turn.note(f"{stuck} cannot leave: no other pserver is there to take the buckets")
+
+    def may_go(self, server: Pserver) -> bool:
+        """It was to leave, and holds nothing any more."""
+        state = self._state
+        return server.draining and state.stage == "placed" and server.number not in state.grid.holders()

@@ -1,0 +1,315 @@
+"""The trainers' side of the placement machine: joining, counting, learning rates, charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from edl.errors import ProtocolError
+from edl.master.service import Caller, Tell
+from edl.wire.messages import Settings, World
+from ps.coordinator.checkpoints import Cuts
+from ps.coordinator.membership import Trainer
+from ps.coordinator.report import waiting
+from ps.coordinator.state import CHART, LR, PEOPLE, TABLES, PlacementState, Turn
+from ps.protocol import messages
+from ps.protocol.deltas import counted
+from ps.spec import MOST_TABLES, TableSpec, differences
+
+MOST_HOLDS = 256
+ADVICE = "Set the tables back, or give the job another --checkpoint-dir"
+
+
+class Trainers:
+    """Acts on the placement state."""
+
+    def __init__(
+        self, state: PlacementState, cuts: Cuts, chart: Callable[[], messages.PlacementMap], secret: Callable[[], str]
+    ) -> None:
+        self._state, self._cuts, self._chart, self._secret = state, cuts, chart, secret
+        self._waiting: dict[Caller, messages.Join] = {}
+        """They are answered when every bucket has an owner."""
+        self._ready: dict[Caller, Trainer] = {}
+        """To be answered at the end of this turn."""
+        self._asked: set[Caller] = set()
+        """Have joined in this turn."""
+        self._beginning: dict[int, None] = {}
+        """They count as soon as the checkpoint is marked."""
+        self._world: World | None = None
+        self._told: messages.Charted | None = None
+        """What trainers know who have heard everything."""
+
+    # --- worlds ------------------------------------------------------------------------------------------------------
+
+    def world_began(self, turn: Turn, world: World) -> None:
+        """Trainers whose place is gone are gone; the others train on."""
+        self._world = world
+        self._lost(turn, self._state.people.follow(world))
+        self._waiting = {caller: join for caller, join in self._waiting.items() if self._has_place(caller)}
+
+    def _has_place(self, caller: Caller) -> bool:
+        member = self._world.member(caller.node) if self._world is not None else None
+        return self._world is None or (member is not None and caller.slot in member.used)
+
+    def lost(self, turn: Turn, number: int) -> None:
+        """A pserver says that a trainer's connections broke."""
+        self._lost(turn, self._state.people.lose([number]))
+
+    def _lost(self, turn: Turn, gone: list[Trainer]) -> None:
+        for one in gone:
+            if one.begun:
+                turn.note(f"trainer {one.name} (number {one.number}) is gone; nobody waits for it")
+            self._beginning.pop(one.number, None)
+            self._cuts.forget(one.caller)
+            turn.change(PEOPLE)
+
+    def rolled_back(self, turn: Turn) -> None:
+        """A new history: all begin anew."""
+        state = self._state
+        text = f"{state.reason}: the parameters go back to the last checkpoint. Begin anew"
+        for one in state.people.trainers.values():
+            turn.tell(one.caller, messages.Refused("stale", text))
+        state.people.lose(list(state.people.trainers))
+        self._beginning = {}
+        for caller, word in self._waiting.items():  # they have not been let in yet
+            self._join(turn, caller, word)
+        # What scripts have set they set again; what was set by hand, for the job, still holds.
+        state.holds = []
+        state.world_holds = [messages.LrHold(0, state.world_factor)] if state.world_factor != 1.0 else []
+        turn.change(PEOPLE)
+        turn.change(LR)
+
+    # --- words -------------------------------------------------------------------------------------------------------
+
+    def said(self, turn: Turn, caller: Caller, body: str) -> None:
+        """A trainer says something."""
+        try:
+            word = messages.decode(body)
+        except ProtocolError as error:
+            turn.tell(caller, messages.Refused("word", f"not understood: {error}"))
+            return
+        if not self._has_place(caller):
+            turn.tell(
+                caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no place in the job's world now")
+            )
+            return
+        if isinstance(word, messages.Join):
+            self._join(turn, caller, word)
+            return
+        trainer = self._state.people.at(caller)
+        number = getattr(word, "number", trainer.number if trainer is not None else 0)
+        if trainer is None or number != trainer.number:
+            text = f"{caller.node}/{caller.slot}: another process has taken this place, or has never joined. Begin anew"
+            turn.tell(caller, messages.Refused("stale", text, getattr(word, "ask", 0)))
+            return
+        self._word(turn, trainer, word)
+
+    def _word(self, turn: Turn, trainer: Trainer, word: Any) -> None:
+        match word:
+            case messages.Begin():
+                self._begin(turn, trainer)
+            case messages.Leave():
+                self._beginning.pop(trainer.number, None)
+                if self._state.people.leave(trainer.number):
+                    turn.change(PEOPLE)
+            case messages.ChartPlease(version):
+                if self._state.version > version:
+                    turn.tell(trainer.caller, self.charted())
+            case messages.Suspect(server, why):
+                one = self._state.servers.get(server)
+                if one is not None:
+                    turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
+                turn.tell(trainer.caller, self.charted())
+            case messages.SetLr(_, hold):
+                self._set_lr(turn, trainer, hold)
+            case messages.Save(ask):
+                self._cuts.ask(turn, trainer.caller, ask)
+            case messages.AtCut():
+                self._cuts.at_cut(turn, trainer, word)
+            case messages.DataNamed():
+                self._cuts.data_named(word)
+            case _:
+                text = f"{type(word).__name__} is nothing that a trainer says"
+                turn.tell(trainer.caller, messages.Refused("word", text))
+
+    def _join(self, turn: Turn, caller: Caller, word: messages.Join) -> None:
+        state = self._state
+        wrong = self._define(turn, caller, word)
+        if wrong:
+            turn.tell(caller, messages.Refused("table", wrong))
+            return
+        member = self._world.member(caller.node) if self._world is not None else None
+        incarnation = str(member.incarnation) if member is not None else ""
+        _, old = state.people.join(caller, word.nonce, incarnation)
+        if old is not None:
+            self._lost(turn, [old])
+        turn.keep(PEOPLE)
+        self._waiting[caller] = word
+        self._asked.add(caller)
+
+    def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
+        """A checkpoint with these tables is about to be restored. Who waits to be let in and has defined them
+        otherwise is refused: the checkpoint is right, and nothing of it may be lost to another model."""
+        state = self._state
+        if not state.reason:  # no pserver knows yet of what scripts have defined
+            state.tables = {}
+        state.tables.update({table.name: table for table in saved})
+        turn.change(TABLES)
+        for caller, word in list(self._waiting.items()):
+            wrong = differences(saved, word.tables)
+            if wrong:
+                del self._waiting[caller]
+                one = state.people.at(caller)
+                self._lost(turn, state.people.lose([one.number] if one is not None else []))
+                turn.tell(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
+                turn.note(f"trainer {caller.node}/{caller.slot} is refused: {wrong}")
+            else:
+                state.tables = {**{table.name: table for table in word.tables}, **state.tables}
+
+    def _define(self, turn: Turn, caller: Caller, word: messages.Join) -> str:
+        """Take up tables that are new; says what differs in others."""
+        tables = self._state.tables
+        lines = []
+        for table in word.tables:
+            known = tables.get(table.name)
+            difference = table.difference(known) if known is not None else ""
+            if difference:
+                lines.append(f"table {table.name}: {difference} (here: this script, there: the job)")
+        new = [table for table in word.tables if table.name not in tables]
+        one = self._state.people.at(caller)
+        if new and not lines and self._state.found and (one is None or one.nonce != word.nonce):
+            wrong = differences(self._state.found[0].tables, word.tables)  # has one got another name?
+            lines += [wrong, ADVICE] if wrong else []
+        if len(tables) + len(new) > MOST_TABLES:
+            lines.append(f"{len(tables) + len(new)} tables are more than {MOST_TABLES}")
+        if lines:
+            return "\n".join(lines)
+        for table in new:
+            tables[table.name] = table
+            turn.change(TABLES)
+        return ""
+
+    def _begin(self, turn: Turn, trainer: Trainer) -> None:
+        if self._cuts.marking:
+            self._beginning[trainer.number] = None
+            return
+        state = self._state
+        if state.people.begin(trainer.number, state.top_step + 1 if state.members() else state.top_step):
+            turn.change(PEOPLE)
+            self._cuts.halt(turn, trainer.number)
+        else:
+            turn.tell(trainer.caller, self.charted())
+
+    # --- learning rates ----------------------------------------------------------------------------------------------
+
+    def _set_lr(self, turn: Turn, trainer: Trainer, hold: messages.LrHold) -> None:
+        if hold.table and hold.table not in self._state.tables:
+            turn.tell(trainer.caller, messages.Refused("word", f"set_lr: there is no table {hold.table}"))
+        elif not 0 <= hold.factor < float("inf"):
+            turn.tell(trainer.caller, messages.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
+        else:
+            self._hold(turn, self._state.holds, hold)
+
+    def settings_hold(self, turn: Turn, settings: Settings) -> None:
+        """The world's settings have a factor for the LR."""
+        if settings.factor == self._state.world_factor:
+            return
+        self._state.world_factor = settings.factor
+        self._hold(turn, self._state.world_holds, messages.LrHold(0, settings.factor))
+
+    def _hold(self, turn: Turn, holds: list[messages.LrHold], new: messages.LrHold) -> None:
+        """From its step, or as soon as nobody has got there, on."""
+        top = self._state.top_step
+        new = replace(new, step=max(new.step, top + 1))
+        holds[:] = [one for one in holds if (one.table, one.step) != (new.table, new.step)]
+        holds.append(new)
+        holds.sort(key=lambda one: one.step)
+        while len(holds) > MOST_HOLDS:
+            first = holds[0]
+            if not any(one.table == first.table and one.step <= top for one in holds[1:]):
+                break
+            del holds[0]
+        turn.change(LR)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def settle(self, turn: Turn) -> None:
+        """Let in those that wait, as soon as every bucket has an owner."""
+        state = self._state
+        if self._beginning and not self._cuts.marking:
+            beginning, self._beginning = self._beginning, {}
+            for number in beginning:
+                if number in state.people.trainers:
+                    self._begin(turn, state.people.trainers[number])
+        whole = state.whole and (state.opened or bool(state.found) or not any(state.grid.joining))
+        if self._waiting and whole:
+            for caller in self._waiting:
+                trainer = state.people.at(caller)
+                if trainer is not None:
+                    self._ready[caller] = trainer
+            self._waiting = {}
+            if self._ready and not state.opened:
+                state.opened = True
+                turn.keep(CHART)
+
+    def charted(self) -> messages.Charted:
+        """Where everything is now."""
+        return messages.Charted(0, self._chart(), self._state.people.epoch, self._state.members())
+
+    def tell(self, turn: Turn) -> None:
+        """Last of a turn: who waited is let in; everybody hears what is new of owners, pservers and members."""
+        state = self._state
+        ready, self._ready = self._ready, {}
+        chart = self._chart()
+        news = self._news()
+        if news:
+            for one in state.people.trainers.values():
+                if one.caller not in ready and one.caller not in self._waiting:
+                    turn.effects += [Tell(one.caller, body) for body in news]
+        for caller, trainer in ready.items():
+            turn.tell(caller, self._joined(trainer, chart))
+        asked, self._asked = self._asked, set()
+        for caller in asked & self._waiting.keys():
+            turn.tell(caller, messages.Waits(waiting(state) or "the first copies are being made"))
+
+    def _news(self) -> list[str]:
+        """What is different since the last call: one word for all, however many they are."""
+        now, told = self.charted(), self._told
+        if told is None:
+            self._told = now
+            return []
+        if now.chart is told.chart and now.epoch == told.epoch:
+            return []
+        self._told, found = now, []
+        if _placed(now.chart) != _placed(told.chart):
+            found.append(messages.encode(messages.Placed(now.token, now.chart)))
+        if now.epoch != told.epoch:
+            found.append(messages.encode(counted(now.token, told.epoch, told.members, now.epoch, now.members)))
+        return found
+
+    def _joined(self, trainer: Trainer, chart: messages.PlacementMap) -> messages.Joined:
+        state = self._state
+        restored = ""
+        if state.found:
+            said = json.loads(state.found[0].extra) if state.found[0].extra else {}
+            now = {"run": state.found[0].run, "cut": state.found[0].number, "history": state.history}
+            restored = json.dumps({**said, **now})
+        tables = tuple(state.tables.values())
+        return messages.Joined(
+            trainer.number,
+            0,
+            chart,
+            state.people.epoch,
+            state.members(),
+            state.training,
+            tables,
+            state.top_step,
+            restored,
+            self._secret(),
+        )
+
+
+def _placed(chart: messages.PlacementMap) -> tuple[object, ...]:
+    return chart.owner, chart.servers, chart.history

@@ -1,0 +1,258 @@
+"""Requests to a parameter server: the side that calls. The side that is called is ``ps/net/endpoint.py``.
+
+Blocking sockets and threads, for a pull is one write and one read that way. A ``Caller`` is one connection with one
+request at a time; whoever wants several at once makes several. A server on the same machine (``machine_id``) is called
+over a unix socket of the abstract namespace, any other over TCP, with TLS if the job has a certificate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from edl.errors import EdlError, ProtocolError
+from edl.wire.address import address
+from ps.errors import DamagedFrame, Denied, TimedOut, Unreachable
+from ps.net.connection import Connection, Into, Plain, connect_tcp, connect_unix, machine_id, now_s
+from ps.net.endpoint import Endpoint, Limits, Peer, Reply
+from ps.net.tls import calling_over
+from ps.protocol.frames import UNASKED, Frame, Op, views
+from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, Calling, Hello
+
+__all__ = ["Caller", "Endpoint", "Limits", "Peer", "Place", "Reply", "machine_id"]
+
+FRAME_S = 10.0
+"""A caller who waits for an answer gives one that has begun to come at least this long."""
+_BYE_S = 0.2
+
+
+class Place(Protocol):
+    """Where a server is reached, such as ``ps.protocol.messages.Server``."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Its TCP address."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """Its TCP port."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Its unix socket (abstract name); empty: none."""
+        ...
+
+    @property
+    def machine(self) -> str:
+        """``machine_id`` where it runs."""
+        ...
+
+
+class Caller:
+    """One connection to a server. Any thread may call; one request at a time."""
+
+    def __init__(self, connection: Connection, where: str, greeting: dict[str, Any]) -> None:
+        """Use ``Caller.connect``."""
+        self.where = where
+        """Name and address, for messages."""
+        self.greeting = greeting
+        """What the server said about itself."""
+        self.heard: Callable[[Frame], None] = lambda frame: None
+        """Called with what the server says unasked, while a request or ``receive`` waits. Must not call back."""
+        self._connection = connection
+        self._numbers = UNASKED
+        self._broken = ""
+        self._asking = threading.Lock()
+        self._counting = threading.Lock()
+        self._users = 0
+
+    @classmethod
+    def connect(
+        cls, server: Place, hello: Hello, *, secret: str, deadline_s: float, tls: ssl.SSLContext | None = None
+    ) -> Caller:
+        """Raises ``Unreachable``, ``TimedOut``, ``DamagedFrame``; ``Denied`` when the server refuses us."""
+        until_s = now_s() + deadline_s
+        if server.path and server.machine and server.machine == machine_id():
+            with contextlib.suppress(Unreachable):  # then it may still be reached the other way
+                where = f"{server.name} (unix socket {server.path})"
+                return cls._greet(Plain(connect_unix(server.path, until_s)), None, where, hello, secret, until_s)
+        where = f"{server.name} ({address(server.host, server.port)})"
+        try:
+            plain = Plain(connect_tcp(server.host, server.port, until_s))
+        except Unreachable as error:
+            raise type(error)(f"parameter server {where}: {error}") from None
+        return cls._greet(plain, tls, where, hello, secret, until_s)
+
+    @classmethod
+    def _greet(
+        cls, plain: Plain, tls: ssl.SSLContext | None, where: str, hello: Hello, secret: str, until_s: float
+    ) -> Caller:
+        try:
+            connection = Connection(calling_over(plain, tls, until_s), check=hello.check)
+            calling = Calling(secret)
+            connection.write_bytes(calling.opening, until_s)
+            try:
+                proof = calling.answer(connection.read(ANSWER_BYTES, until_s))
+            except ProtocolError as error:
+                text = f"parameter server {where}: {error}. It is another job's, or this process has another secret"
+                raise Denied("token", text) from None
+            connection.write_bytes(proof, until_s)
+            connection.write(Op.HELLO, HELLO_NUMBER, hello.pack(), (), until_s)
+            answer = connection.read_frame(until_s)
+            content = answer.json()
+            if answer.op is not Op.OK:
+                raise Denied(str(content.get("kind", "")), f"parameter server {where}: {content.get('text', '')}")
+        except BaseException as error:
+            plain.shut()
+            plain.close()
+            if isinstance(error, Unreachable | ProtocolError):
+                kind = type(error) if isinstance(error, Unreachable) else DamagedFrame
+                raise kind(f"parameter server {where}: {error}") from None
+            raise
+        connection.borrow()
+        return cls(connection, where, content)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is of no more use: something has gone wrong, or it was closed."""
+        return bool(self._broken)
+
+    def request(
+        self,
+        op: Op,
+        head: bytes = b"",
+        parts: Sequence[Any] = (),
+        *,
+        deadline_s: float,
+        patience_s: float | None = None,
+        into: Into | None = None,
+    ) -> Frame:
+        """Ask, and wait for the answer. ``parts``: buffers that follow one another in the body, never copied.
+        ``patience_s``: when the server is to answer, at the latest, that it has to wait for others; None: deadline_s.
+
+        The body of the answer lies in memory of this connection (or of the server: to be read only) until the next
+        request, or, for an OK, where ``into`` says. Raises ``TimedOut``, ``DamagedFrame``, ``Unreachable``; the
+        connection is broken then.
+        """
+        until_s = now_s() + deadline_s
+        with self._asking:
+            waits_s = deadline_s if patience_s is None else patience_s
+            number = self._send(op, head, parts, until_s, waits_s, borrows=self._connection.borrowed is not None)
+            while True:
+                frame = self._next(until_s, into)
+                if frame.request == number:
+                    return frame
+                if frame.request > number:
+                    self._give_up("it answers what nobody has asked")
+                    raise DamagedFrame(f"parameter server {self.where} answers what nobody has asked")
+
+    def send(
+        self,
+        op: Op,
+        head: bytes = b"",
+        parts: Sequence[Any] = (),
+        *,
+        deadline_s: float,
+        patience_s: float | None = None,
+    ) -> int:
+        """Ask without waiting; returns the number of the request. For STREAM: an answer with this or a higher number
+        says that all up to there are done. Somebody has to ``receive`` meanwhile. Raises as ``request``."""
+        return self._send(
+            op, head, parts, now_s() + deadline_s, deadline_s if patience_s is None else patience_s, borrows=False
+        )
+
+    def _send(
+        self, op: Op, head: bytes, parts: Sequence[Any], until_s: float, patience_s: float, *, borrows: bool
+    ) -> int:
+        body = views(parts)
+        with self._connection.sending:
+            self._enter()
+            try:
+                self._numbers = number = self._numbers + 1
+                self._connection.write(op, number, head, body, until_s, patience_s, borrows=borrows)
+                return number
+            except ProtocolError:
+                raise  # nothing of it has been sent
+            except BaseException as error:  # noqa: BLE001 - raised on
+                raise self._failed(error) from None
+            finally:
+                self._leave()
+
+    def receive(self, *, deadline_s: float) -> Frame:
+        """The next answer, to whatever was asked. Raises as ``request``; but when nothing at all came in time, nothing
+        is broken: ``TimedOut``."""
+        until_s = now_s() + deadline_s
+        while True:
+            frame = self._next(until_s, None, patient=True)
+            if frame.request != UNASKED:
+                return frame
+
+    def close(self) -> None:
+        """Say farewell, if that is possible at once, and hang up."""
+        if not self._broken and self._connection.sending.acquire(timeout=_BYE_S):
+            try:
+                with contextlib.suppress(EdlError):
+                    self._connection.write(Op.BYE, UNASKED, b"", (), now_s() + _BYE_S)
+            finally:
+                self._connection.sending.release()
+        self._give_up("it was closed")
+
+    def abort(self) -> None:
+        """Hang up without a word: whoever waits in a call here gets ``Unreachable``. Any thread."""
+        self._give_up("it was given up")
+
+    def _next(self, until_s: float, into: Into | None, *, patient: bool = False) -> Frame:
+        """The next frame; what is said unasked goes to ``heard`` first."""
+        with self._connection.receiving:
+            self._enter()
+            begun = not patient
+            try:
+                if patient:
+                    self._connection.idle(until_s)
+                    begun = True
+                    until_s = max(until_s, now_s() + FRAME_S)
+                frame = self._connection.read_frame(until_s, into)
+            except BaseException as error:  # noqa: BLE001 - raised on
+                if isinstance(error, TimedOut) and not begun:
+                    raise TimedOut(f"parameter server {self.where}: {error}") from None
+                raise self._failed(error) from None
+            finally:
+                self._leave()
+        if frame.request == UNASKED:
+            self.heard(frame)
+        return frame
+
+    def _enter(self) -> None:
+        with self._counting:
+            if self._broken:
+                raise Unreachable(f"parameter server {self.where}: the connection is over ({self._broken})")
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._counting:
+            self._users -= 1
+            if self._broken and not self._users:
+                self._connection.close()
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """The line is in the middle of something, so it is over. Returns what to raise."""
+        why = self._broken or str(error)
+        self._give_up(why)
+        return type(error)(f"parameter server {self.where}: {why}") if isinstance(error, Unreachable) else error
+
+    def _give_up(self, why: str) -> None:
+        with self._counting:
+            self._broken = self._broken or why or "interrupted"
+            self._connection.wire.shut()
+            if not self._users:
+                self._connection.close()

@@ -1,0 +1,403 @@
+"""Frames over one blocking socket: every call has a deadline, and a body is received where it is to lie.
+
+The kernel keeps the time (``SO_RCVTIMEO``, ``SO_SNDTIMEO``): a call that does not have to wait is one system call, and
+one that has to wakes up now and then to look at its deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from edl.adapters.clock import SystemClock
+from edl.errors import ProtocolError
+from ps.errors import DamagedFrame, HungUp, TimedOut, Unreachable
+from ps.net.buffers import CAN_LEND, Arena, Borrowed, Lent, copy
+from ps.protocol.frames import HEADER_BYTES, MOST_BODY, Check, Frame, Header, Op, hash_of, pack, unpack
+
+now_s = SystemClock().now_s
+
+Into = Callable[[int, bytes], memoryview | None]
+"""Where a body of so many bytes is to lie, given the head; None: in the arena."""
+
+_PEEK_BYTES = 4096
+"""Read at once with a header: most heads, and small bodies, come with it."""
+_CHUNK_BYTES = 1 << 20
+"""A body is received and checked in pieces of this size: the checksum finds them in the cache."""
+_MOST_PARTS = 512
+"""Buffers that one call sends; the system takes 1024."""
+_WAITS_S = (10.0, 1.0)
+"""At most so long in one call; exactly to the deadline only when less than the last is left."""
+_SHORTEST_WAIT_S = 0.001
+_UNIX_BUFFER_BYTES = 4 << 20
+_TIMEVAL = struct.Struct("@ll")
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_FILE_ROOM = socket.CMSG_SPACE(2 * array("i").itemsize)
+
+
+class Wire(Protocol):
+    """A byte stream: a socket, or TLS over one. Both directions may be used at the same time by two threads."""
+
+    checked: bool
+    """Whether it could damage what it carries unnoticed."""
+
+    def read_into(self, view: memoryview, least: int, until_s: float) -> int:
+        """At least ``least`` bytes, at most as many as fit. Raises ``TimedOut``, ``Unreachable`` (also at the end)."""
+        ...
+
+    def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
+        """All of it, in order; with an open file that goes along. Raises ``TimedOut``, ``Unreachable``."""
+        ...
+
+    def pending(self) -> bool:
+        """Whether there is something to be read at once."""
+        ...
+
+    def hung_up(self) -> bool:
+        """Whether the other side is known to be gone; what it sent before may still lie there."""
+        ...
+
+    def shut(self) -> None:
+        """End both directions: whoever waits in a call wakes up. Any thread, any time."""
+        ...
+
+    def close(self) -> None:
+        """Give the socket back, once nobody uses it any more."""
+        ...
+
+
+class Plain:
+    """A TCP or unix socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._waits = {socket.SO_RCVTIMEO: -1, socket.SO_SNDTIMEO: -1}
+        connection.setblocking(True)
+        self.checked = connection.family != socket.AF_UNIX
+        self.files: list[int] | None = None
+        """Open files that have come along; None: they are not wanted."""
+        if not self.checked:  # what is sent lies in the sender's buffer; that of TCP the kernel sizes as it learns
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def read_into(self, view: memoryview, least: int, until_s: float) -> int:
+        """See ``Wire``."""
+        done, flags = 0, socket.MSG_WAITALL if least == len(view) else 0
+        while True:
+            self._wait(socket.SO_RCVTIMEO, until_s)
+            try:
+                if self.files is None or flags:
+                    count = self._socket.recv_into(view[done:], 0, flags)
+                else:
+                    count = self._receive_with_files(view[done:], self.files)
+            except BlockingIOError:
+                _look(until_s, f"nothing came, with {least - done} bytes still to come")
+                continue
+            except OSError as error:
+                raise Unreachable(f"the connection broke: {_reason(error)}") from None
+            if not count:
+                raise HungUp("the other side hung up")
+            done += count
+            if done >= least:
+                return done
+            _look(until_s, f"the other side is too slow, with {least - done} bytes still to come")
+
+    def _receive_with_files(self, view: memoryview, files: list[int]) -> int:
+        count, extra, _, _ = self._socket.recvmsg_into([view], _FILE_ROOM, _CLOSE_ON_EXEC)
+        for level, kind, data in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found = array("i")
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+                files.extend(found)
+        return count
+
+    def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
+        """See ``Wire``."""
+        rest = list(parts)
+        along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))] if file >= 0 else []
+        while rest:
+            self._wait(socket.SO_SNDTIMEO, until_s)
+            try:
+                count = self._socket.sendmsg(rest[:_MOST_PARTS], along, _NO_SIGNAL)
+            except BlockingIOError:
+                _look(until_s, "the other side takes nothing")
+                continue
+            except OSError as error:
+                raise Unreachable(f"the connection broke: {_reason(error)}") from None
+            gone, along = 0, []
+            while gone < len(rest) and count >= len(rest[gone]):
+                count -= len(rest[gone])
+                gone += 1
+            rest = rest[gone:]
+            if count:
+                rest[0] = rest[0][count:]
+            if rest:
+                _look(until_s, "the other side is too slow")
+
+    def pending(self) -> bool:
+        """See ``Wire``."""
+        return bool(self._poll(select.POLLIN))
+
+    def hung_up(self) -> bool:
+        """See ``Wire``."""
+        lost = getattr(select, "POLLRDHUP", 0)
+        return bool(self._poll(lost) & (lost | select.POLLHUP | select.POLLERR | select.POLLNVAL))
+
+    def shut(self) -> None:
+        """See ``Wire``."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """See ``Wire``."""
+        self._socket.close()
+        while self.files:
+            os.close(self.files.pop())
+
+    def _poll(self, events: int) -> int:
+        if self._socket.fileno() < 0:
+            return select.POLLNVAL
+        poll = select.poll()
+        poll.register(self._socket, events)
+        found = poll.poll(0)
+        return found[0][1] if found else 0
+
+    def _wait(self, direction: int, until_s: float) -> None:
+        """How long the kernel waits in the next call; told only when it changes."""
+        left_s = until_s - now_s()
+        for wait_s in _WAITS_S:
+            if left_s >= wait_s:
+                break
+        else:
+            wait_s = max(left_s, _SHORTEST_WAIT_S)
+        wait_ms = int(wait_s * 1000)
+        if self._waits[direction] != wait_ms:
+            try:
+                self._socket.setsockopt(
+                    socket.SOL_SOCKET, direction, _TIMEVAL.pack(wait_ms // 1000, wait_ms % 1000 * 1000)
+                )
+            except OSError as error:
+                raise Unreachable(f"the connection broke: {_reason(error)}") from None
+            self._waits[direction] = wait_ms
+
+
+class Connection:
+    """Frames over a wire. One thread may read while another writes; each direction has its own lock outside of here."""
+
+    def __init__(self, wire: Wire, *, check: bool) -> None:
+        self.wire = wire
+        self.check = check and wire.checked
+        self.arena = Arena()
+        self.lends = CAN_LEND and isinstance(wire, Plain) and not wire.checked
+        """Whether bodies may lie in memory that both sides see."""
+        self.borrowed: Borrowed | None = None
+        self._peeked = memoryview(bytearray(_PEEK_BYTES))
+        self._begin = self._end = 0
+        self.receiving = threading.Lock()
+        self.sending = threading.Lock()
+
+    # --- raw bytes, for the handshake ------------------------------------------------------------------------------
+
+    def read(self, size: int, until_s: float) -> bytes:
+        """Exactly so many bytes."""
+        data = bytearray(size)
+        self._fill(memoryview(data), until_s)
+        return bytes(data)
+
+    def write_bytes(self, data: bytes, until_s: float) -> None:
+        """All of it."""
+        self.wire.write([memoryview(data)], until_s)
+
+    # --- frames ----------------------------------------------------------------------------------------------------
+
+    def borrow(self) -> None:
+        """Take bodies in memory that the other side lends, from now on."""
+        if self.lends and isinstance(self.wire, Plain):
+            self.borrowed, self.wire.files = Borrowed(), []
+
+    def close(self) -> None:
+        """Give everything back, once nobody uses it any more. A body that somebody still looks at stays."""
+        self.wire.close()
+        self.borrowed = None
+
+    def write(
+        self,
+        op: Op,
+        request: int,
+        head: bytes,
+        body: Sequence[memoryview],
+        until_s: float,
+        patience_s: float = 0,
+        *,
+        borrows: bool = False,
+        lent: Lent | None = None,
+    ) -> None:
+        """A whole frame. ``lent``: the body lies there. After an error the connection is of no more use."""
+        first = pack(
+            op, request, head, body, patience_s=patience_s, check=self.check, lent=lent is not None, borrows=borrows
+        )
+        if lent is not None:
+            self.wire.write([memoryview(first)], until_s, lent.news())
+        else:
+            self.wire.write([memoryview(first), *body], until_s)
+
+    def idle(self, until_s: float = float("inf")) -> None:
+        """Wait until something comes: the first byte of a frame, or the end."""
+        if self._begin == self._end:
+            self._more(1, until_s)
+
+    def read_frame(
+        self,
+        until_s: float,
+        into: Into | None = None,
+        *,
+        most_head: int | None = None,
+        most_body: int = MOST_BODY,
+        bytes_per_s: float = float("inf"),
+    ) -> Frame:
+        """The next frame. ``into``: asked only for the body of an OK. ``bytes_per_s``: a large one has more time.
+
+        Raises ``DamagedFrame``, ``TimedOut``, ``Unreachable``; the connection is of no more use then.
+        """
+        try:
+            header = unpack(self._take(HEADER_BYTES, until_s))
+            if most_head is not None and (header.head_bytes > most_head or header.body_bytes):
+                raise ProtocolError(f"a frame of {header.head_bytes} + {header.body_bytes} bytes instead of a HELLO")
+            if header.body_bytes > most_body:
+                raise ProtocolError(f"a body of {header.body_bytes} bytes ({header.op.name}); the most are {most_body}")
+            until_s += header.body_bytes / bytes_per_s
+            head = self._take_head(header, until_s)
+            header.accept_head(head)
+            place = None
+            if into is not None and header.op is Op.OK and header.body_bytes:
+                place = into(header.body_bytes, head)
+                if place is not None and place.nbytes != header.body_bytes:
+                    raise ProtocolError(f"a body of {header.body_bytes} bytes where {place.nbytes} were expected")
+            if header.lent:
+                place = self._lent(header.body_bytes, place)
+            else:
+                if place is None:
+                    place = self.arena.room(header.body_bytes)
+                header.accept_body(self._body(header, place, until_s))
+        except ProtocolError as error:
+            raise DamagedFrame(str(error)) from None
+        return Frame(header.op, header.request, head, place, header.patience_s, header.borrows)
+
+    @property
+    def buffered(self) -> bool:
+        """Whether the next frame has begun to come, or the end."""
+        return self._begin < self._end or self.wire.pending()
+
+    def _take(self, size: int, until_s: float) -> bytes:
+        """A small piece, through the buffer."""
+        if self._end - self._begin < size:
+            self._more(size - (self._end - self._begin), until_s)
+        data = bytes(self._peeked[self._begin : self._begin + size])
+        self._begin += size
+        return data
+
+    def _take_head(self, header: Header, until_s: float) -> bytes:
+        if header.head_bytes <= _PEEK_BYTES // 2:
+            return self._take(header.head_bytes, until_s)
+        return self.read(header.head_bytes, until_s)
+
+    def _more(self, least: int, until_s: float) -> None:
+        """Into the buffer, which is empty but for the beginning of a small piece."""
+        kept = self._end - self._begin
+        if self._begin:
+            self._peeked[:kept] = bytes(self._peeked[self._begin : self._end])
+            self._begin, self._end = 0, kept
+        self._end += self.wire.read_into(self._peeked[kept:], least, until_s)
+
+    def _fill(self, view: memoryview, until_s: float) -> None:
+        """A larger piece: what the buffer has, and the rest straight from the wire."""
+        have = min(self._end - self._begin, len(view))
+        view[:have] = self._peeked[self._begin : self._begin + have]
+        self._begin += have
+        if have < len(view):
+            self.wire.read_into(view[have:], len(view) - have, until_s)
+
+    def _lent(self, size: int, place: memoryview | None) -> memoryview:
+        """A body that the other side has put where we see it. Raises ``ProtocolError``."""
+        files = self.wire.files if isinstance(self.wire, Plain) else None
+        if self.borrowed is None or files is None:
+            raise ProtocolError("a body in memory that nobody has asked for")
+        while files:
+            self.borrowed.take(files.pop(0))
+        body = self.borrowed.body(size)
+        if place is None:
+            return body
+        copy(body, place)
+        return place
+
+    def _body(self, header: Header, place: memoryview, until_s: float) -> int:
+        """Receive it; returns its checksum, 0 when it has none."""
+        if header.body_check is None:
+            self._fill(place, until_s)
+            return 0
+        if header.body_bytes <= _CHUNK_BYTES:
+            self._fill(place, until_s)
+            return hash_of(place)
+        check = Check()
+        for begin in range(0, header.body_bytes, _CHUNK_BYTES):
+            piece = place[begin : begin + _CHUNK_BYTES]
+            self._fill(piece, until_s)
+            check.update(piece)
+        return check.intdigest()
+
+
+def _look(until_s: float, what: str) -> None:
+    if now_s() >= until_s:
+        raise TimedOut(f"no answer in time: {what}")
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def connect_tcp(host: str, port: int, until_s: float) -> socket.socket:
+    """A socket that is connected. Raises ``Unreachable``, ``TimedOut``."""
+    try:
+        return socket.create_connection((host, port), max(_SHORTEST_WAIT_S, until_s - now_s()))
+    except TimeoutError:
+        raise TimedOut("nobody answers") from None
+    except OSError as error:
+        raise Unreachable(_reason(error)) from None
+
+
+def connect_unix(path: str, until_s: float) -> socket.socket:
+    """The same for an abstract unix socket."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(_SHORTEST_WAIT_S, until_s - now_s()))
+        connection.connect(f"\0{path}")
+    except TimeoutError:
+        connection.close()
+        raise TimedOut("nobody answers") from None
+    except OSError as error:
+        connection.close()
+        raise Unreachable(_reason(error)) from None
+    return connection
+
+
+def machine_id() -> str:
+    """The same for processes that can reach each other's abstract unix sockets: one kernel, one network namespace.
+    Empty where there are none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()}-{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return ""

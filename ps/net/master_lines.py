@@ -1,0 +1,247 @@
+"""The Master's lines to the pservers: one connection for each leased key below ``ps/servers/``.
+
+A word is a CONTROL frame that nobody answers, its body the text of ``ps/protocol/messages.py``. Both sides prove that
+they know the pserver's secret, and the pserver learns the Master's fencing token. A pserver answers PING from the
+thread of this connection; one that stays silent for the length of a lease is frozen, or cannot be reached, and the line
+is down. A port that refuses is the proof of a death, as with agents. The line is tried again as long as the key is
+there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edl.adapters.transport import refuses
+from edl.errors import ProtocolError
+from edl.ports import LineListener
+from edl.types import Token
+from edl.wire.address import address
+from ps.errors import Denied
+from ps.protocol.frames import HEADER_BYTES, UNASKED, Frame, Op, hash_of, pack, unpack, unpack_head
+from ps.protocol.handshake import ANSWER_BYTES, HELLO_NUMBER, MASTER, Calling, Hello
+
+PREFIX = "ps/servers/"
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+"""Between tries: doubled each time."""
+PINGS = 4
+"""In the time after which a silent pserver counts as frozen."""
+MOST_WORD = 64 << 20
+_PING_NUMBER = 2
+
+
+class Refuses(Protocol):
+    """Whether a host answers that nobody listens on a port."""
+
+    def __call__(self, host: str, port: int, timeout_s: float = 1.0) -> Awaitable[bool]:
+        """Ask. Silence counts as no."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What lines need."""
+
+    lease_ttl_s: float
+    log: Callable[[str], None]
+    name: str = ""
+    """Of the Master's node, for the pserver's log."""
+    tls: ssl.SSLContext | None = None
+    refuses: Refuses = refuses
+
+
+@dataclass(frozen=True, slots=True)
+class _Helper:
+    """Where a pserver is reached, as its key says."""
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+
+
+class _Told(enum.Enum):
+    """What the listener has heard last."""
+
+    NOTHING = "nothing"
+    UP = "up"
+    DOWN = "down"
+    REFUSED = "refused"
+
+
+class HelperLines:
+    """``Lines`` to pservers."""
+
+    def __init__(self, kit: Kit, token: Token, listener: LineListener) -> None:
+        self._kit = kit
+        self._hello = Hello(MASTER, name=kit.name, token=int(token))
+        self._listener = listener
+        self._lines: dict[str, _Line] = {}
+
+    def put(self, name: str, value: bytes) -> None:
+        """A pserver's key is there: keep a line to it."""
+        if not name.startswith(PREFIX):
+            return
+        try:
+            helper = _helper(value)
+        except ProtocolError as error:
+            self._kit.log(f"no line to {name}: {error}")
+            return
+        known = self._lines.get(name)
+        if known is not None and known.helper == helper:
+            return
+        self.gone(name)
+        self._lines[name] = _Line(self._kit, self._hello, self._listener, name, helper)
+
+    def gone(self, name: str) -> None:
+        """Its key is gone."""
+        line = self._lines.pop(name, None)
+        if line is not None:
+            line.close()
+
+    def send(self, name: str, body: str) -> None:
+        """Say something, if the line stands."""
+        line = self._lines.get(name)
+        if line is not None:
+            line.send(body)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for name in list(self._lines):
+            self.gone(name)
+
+
+def _helper(value: bytes) -> _Helper:
+    try:
+        plain = json.loads(value)
+        host, port, secret = plain["host"], plain["port"], plain["secret"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"its key does not say where it is ({error!r})") from None
+    if not (isinstance(host, str) and isinstance(secret, str) and type(port) is int and 0 < port < 1 << 16):
+        raise ProtocolError("its key does not say where it is")
+    return _Helper(host, port, secret)
+
+
+class _Line:
+    """The line to one pserver, made again and again."""
+
+    def __init__(self, kit: Kit, hello: Hello, listener: LineListener, name: str, helper: _Helper) -> None:
+        self.helper = helper
+        self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
+        self._told = _Told.NOTHING
+        self._said = ""
+        self._writer: asyncio.StreamWriter | None = None
+        """While the line stands."""
+        self._unanswered = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    def send(self, body: str) -> None:
+        """Lost when the line is down; the pserver says HELLO again on the next one."""
+        if self._writer is not None:
+            word = body.encode()
+            self._writer.writelines((pack(Op.CONTROL, UNASKED, b"", [memoryview(word)], check=True), word))
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        self._task.cancel()
+
+    # --- again and again -------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            stood = False
+            try:
+                reader, writer = await asyncio.wait_for(self._open(), self._kit.lease_ttl_s)
+                stood = True
+                await self._talk(reader, writer)
+            except (OSError, EOFError, asyncio.TimeoutError, ProtocolError, Denied) as error:
+                await self._down(error)
+            pause_s = FIRST_PAUSE_S if stood else min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    async def _down(self, error: Exception) -> None:
+        """Tell of it, once; a refusal again, for it says more."""
+        helper = self.helper
+        refused = await self._kit.refuses(helper.host, helper.port, min(1.0, self._kit.lease_ttl_s))
+        if isinstance(error, ProtocolError | Denied) and str(error) != self._said:
+            self._said = str(error)
+            self._kit.log(f"line to {self._name} ({address(helper.host, helper.port)}): {error}")
+        told = _Told.REFUSED if refused else _Told.DOWN
+        if told is not self._told and (refused or self._told is not _Told.REFUSED):
+            self._told = told
+            self._listener.down(self._name, refused)
+
+    # --- one line --------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A line on which both sides know each other."""
+        helper = self.helper
+        reader, writer = await asyncio.open_connection(helper.host, helper.port, ssl=self._kit.tls)
+        try:
+            calling = Calling(helper.secret)
+            writer.write(calling.opening)
+            try:
+                proof = calling.answer(await reader.readexactly(ANSWER_BYTES))
+            except ProtocolError as error:
+                raise Denied("token", f"{error}; is another process on its port?") from None
+            writer.writelines((proof, pack(Op.HELLO, HELLO_NUMBER, self._hello.pack(), check=True)))
+            answer = await _read(reader)
+            if answer.op is not Op.OK:
+                content = unpack_head(answer.head)
+                raise Denied(str(content.get("kind", "")), f"refused: {content.get('text', '')}")
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until it breaks; raises why."""
+        self._writer, self._told, self._unanswered, self._said = writer, _Told.UP, 0, ""
+        self._listener.up(self._name)
+        self._ping(writer)
+        try:
+            while True:
+                frame = await _read(reader)
+                self._unanswered = 0
+                if frame.op is Op.CONTROL:
+                    try:
+                        word = str(frame.body, "utf-8")
+                    except UnicodeDecodeError as error:
+                        raise ProtocolError(f"not a word: {error}") from None
+                    self._listener.heard(self._name, word)
+        finally:
+            self._writer = None
+            if self._timer is not None:
+                self._timer.cancel()
+            writer.transport.abort()
+
+    def _ping(self, writer: asyncio.StreamWriter) -> None:
+        """Now and at each part of a lease. Counted, not timed: a Master that was frozen itself first reads what has
+        come meanwhile."""
+        if self._unanswered == PINGS:
+            writer.transport.abort()
+            return
+        self._unanswered += 1
+        writer.write(pack(Op.PING, _PING_NUMBER, check=True))
+        every_s = self._kit.lease_ttl_s / PINGS
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._ping, writer)
+
+
+async def _read(reader: asyncio.StreamReader) -> Frame:
+    """Raises ``EOFError``, ``OSError``, ``ProtocolError``."""
+    header = unpack(await reader.readexactly(HEADER_BYTES))
+    if header.body_bytes > MOST_WORD:
+        raise ProtocolError(f"a word of {header.body_bytes} bytes")
+    head = await reader.readexactly(header.head_bytes)
+    header.accept_head(head)
+    body = await reader.readexactly(header.body_bytes)
+    if body:
+        header.accept_body(hash_of(body))
+    return Frame(header.op, header.request, head, memoryview(body), header.patience_s)

@@ -1,0 +1,139 @@
+"""TLS over a wire, for clusters whose network is not trusted: one certificate for the whole job.
+
+OpenSSL works on memory here, under a lock, and the bytes go over the plain wire: so deadlines are those of the plain
+wire, and one thread may read while another writes, which a socket of the ``ssl`` module does not allow.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Sequence
+
+from edl.errors import SettingError
+from ps.errors import DamagedFrame, HungUp
+from ps.net.connection import Plain, Wire
+
+_RECORDS_BYTES = 256 * 1024
+
+
+def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For the side that calls and for the side that is called, from PEM files. Both show the certificate, and take any
+    that the authority has signed, whatever host it names: pservers live wherever there is room. Raises
+    ``SettingError``."""
+    made = []
+    for purpose in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        context = ssl.SSLContext(purpose)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(certificate, key)
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            files = f"{certificate}, {key}, {authority}"
+            raise SettingError("TLS files", files, f"cannot be used: {error}") from None
+        made.append(context)
+    return made[0], made[1]
+
+
+def calling_over(plain: Plain, context: ssl.SSLContext | None, until_s: float) -> Wire:
+    """The wire to be used by the side that calls."""
+    return plain if context is None else Tls(plain, context, False, until_s)
+
+
+def called_over(plain: Plain, context: ssl.SSLContext | None, until_s: float) -> Wire:
+    """The wire to be used by the side that is called; unix sockets stay as they are."""
+    return plain if context is None or not plain.checked else Tls(plain, context, True, until_s)
+
+
+class Tls:
+    """``Wire`` with TLS."""
+
+    checked = False
+
+    def __init__(self, plain: Plain, context: ssl.SSLContext, called: bool, until_s: float) -> None:
+        """Shakes hands. Raises ``DamagedFrame`` when the other side has no good certificate, or speaks no TLS."""
+        self._plain = plain
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=called)
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._buffer = memoryview(bytearray(_RECORDS_BYTES))
+        while True:
+            try:
+                self._object.do_handshake()
+                self._flush(until_s)
+                return
+            except ssl.SSLWantReadError:
+                self._flush(until_s)
+                self._receive(until_s)
+            except ssl.SSLError as error:
+                self._flush(until_s)
+                raise DamagedFrame(f"no TLS with this certificate: {error.reason or error}") from None
+
+    def read_into(self, view: memoryview, least: int, until_s: float) -> int:
+        """See ``Wire``."""
+        done = 0
+        while done < least:
+            try:
+                with self._lock:
+                    count = self._object.read(len(view) - done, view[done:])
+            except ssl.SSLWantReadError:
+                self._flush(until_s)
+                self._receive(until_s)
+                continue
+            except ssl.SSLError as error:
+                raise _broken(error) from None
+            if not count:
+                raise HungUp("the other side hung up")
+            done += int(count)
+        return done
+
+    def write(self, parts: Sequence[memoryview], until_s: float, file: int = -1) -> None:
+        """See ``Wire``; no file goes along."""
+        for part in parts:
+            for begin in range(0, len(part), _RECORDS_BYTES):
+                try:
+                    with self._lock:
+                        self._object.write(part[begin : begin + _RECORDS_BYTES])
+                except ssl.SSLError as error:
+                    raise _broken(error) from None
+                self._flush(until_s)
+
+    def pending(self) -> bool:
+        """See ``Wire``."""
+        with self._lock:
+            waiting = self._object.pending() or self._incoming.pending
+        return bool(waiting) or self._plain.pending()
+
+    def hung_up(self) -> bool:
+        """See ``Wire``."""
+        return self._plain.hung_up()
+
+    def shut(self) -> None:
+        """See ``Wire``."""
+        self._plain.shut()
+
+    def close(self) -> None:
+        """See ``Wire``."""
+        self._plain.close()
+
+    def _receive(self, until_s: float) -> None:
+        count = self._plain.read_into(self._buffer, 1, until_s)
+        with self._lock:
+            self._incoming.write(self._buffer[:count])
+
+    def _flush(self, until_s: float) -> None:
+        """What OpenSSL wants to send, in its order."""
+        with self._flushing:
+            with self._lock:
+                data = self._outgoing.read()
+            if data:
+                self._plain.write([memoryview(data)], until_s)
+
+
+def _broken(error: ssl.SSLError) -> HungUp | DamagedFrame:
+    if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
+        return HungUp("the other side hung up")
+    return DamagedFrame(f"TLS: {error.reason or error}")

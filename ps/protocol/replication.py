@@ -1,0 +1,154 @@
+"""What goes over the stream from a bucket's owner to its copies: pieces of pushes, images of buckets, releases.
+
+Many items make one frame: a head that lists them, and a body of arrays that each begin at a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import ProtocolError
+from ps.hashing import buckets_of
+from ps.intents import Intent, home
+from ps.protocol.messages import of_ranges, to_ranges
+from ps.protocol.requests import laid_out, padded
+from ps.rows import Image, Piece, Rows, decode, encode, encoded_bytes, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The sender serves these buckets no more; whatever it has applied to them went before this."""
+
+    buckets: tuple[int, ...]
+
+
+Content = Piece | Image | Release
+
+
+def size_of(content: Content) -> int:
+    """About so many bytes in a body."""
+    if isinstance(content, Release):
+        return 0
+    if isinstance(content, Piece):
+        more = sum(keys.nbytes for keys in content.removed.values())
+    else:
+        more = 16 * len(content.seqs)
+    return sizes(content.rows) + more + 64 + sum(len(one.text) for one in content.intents.values())
+
+
+def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
+    """Items, each with the version of the orders that it was made under, as a list for a head and parts of a body."""
+    heads: list[Any] = []
+    arrays: list[Any] = []
+    for version, content in items:
+        if isinstance(content, Release):
+            heads.append(["release", version, to_ranges(content.buckets)])
+            continue
+        tables = [[table, _put(arrays, rows)] for table, rows in content.rows.items()]
+        if isinstance(content, Image):
+            arrays += laid_out([np.array(list(content.seqs.items()), np.int64).reshape(-1)])
+            told = _tell(arrays, content.intents)
+            heads.append(["image", version, content.bucket, len(content.seqs), tables, told])
+            continue
+        arrays += laid_out([content.buckets])
+        gone = [[table, len(keys)] for table, keys in content.removed.items()]
+        arrays += laid_out([np.ascontiguousarray(keys) for keys in content.removed.values()])
+        pushes = [[trainer, seq, len(buckets)] for trainer, seq, buckets in content.pushes]
+        arrays += laid_out([np.ascontiguousarray(buckets) for _, _, buckets in content.pushes])
+        told = _tell(arrays, content.intents)
+        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone, told])
+    return heads, arrays
+
+
+def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
+    """The inverse, with views of the body. Raises ``ProtocolError``."""
+    try:
+        at = 0
+        for head in heads:
+            kind, version = head[0], int(head[1])
+            if kind == "release":
+                yield version, Release(tuple(of_ranges(head[2])))
+            elif kind == "image":
+                rows, at = _rows(head[4], body, at)
+                pairs = np.frombuffer(body, np.int64, 2 * head[3], at) if head[3] else np.zeros(0, np.int64)
+                at += pairs.nbytes
+                seqs = {int(one): int(seq) for one, seq in pairs.reshape(-1, 2)}
+                intents, at = _hear(head[5], body, at)
+                yield version, Image(int(head[2]), seqs, rows, intents)
+            elif kind == "piece":
+                piece, at = _piece(head, body, at)
+                yield version, piece
+            else:
+                raise ProtocolError(f"an item of an unknown kind: {kind!r}")
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ProtocolError(f"not the items of a stream: {error!r}") from None
+
+
+def part_of(piece: Piece, keep: NDArray[np.bool_]) -> Piece:
+    """What of a piece belongs to some buckets. ``keep``: by bucket."""
+    rows = {table: one.take(keep[buckets_of(one.keys)]) for table, one in piece.rows.items()}
+    removed = {table: keys[keep[buckets_of(keys)]] for table, keys in piece.removed.items()}
+    buckets = piece.buckets[keep[piece.buckets]]
+    pushes = tuple((trainer, seq, some[keep[some]]) for trainer, seq, some in piece.pushes)
+    intents = {trainer: one for trainer, one in piece.intents.items() if keep[home(trainer)]}
+    return Piece(piece.shard, pushes, buckets, rows, removed, intents)
+
+
+def _tell(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
+    """Texts go into the body: many of them are too long for a head."""
+    told = []
+    for trainer, one in intents.items():
+        text = one.text.encode()
+        arrays += laid_out([np.frombuffer(text, np.uint8)])
+        told.append([trainer, one.seq, len(text), one.fenced])
+    return told
+
+
+def _hear(told: Any, body: memoryview, at: int) -> tuple[dict[int, Intent], int]:
+    found = {}
+    for trainer, seq, size, fenced in told:
+        text = body[at : at + size]
+        if len(text) != size:
+            raise ValueError("an intent's text ends early")
+        found[int(trainer)] = Intent(int(seq), str(text, "utf-8"), bool(fenced))
+        at += padded(size)
+    return found, at
+
+
+def _put(arrays: list[Any], rows: Rows) -> int:
+    """Rows into a body; returns their length."""
+    size = encoded_bytes(rows)
+    arrays += encode(rows)
+    if padded(size) != size:
+        arrays.append(bytes(padded(size) - size))
+    return size
+
+
+def _rows(tables: Any, body: memoryview, at: int) -> tuple[dict[str, Rows], int]:
+    found: dict[str, Rows] = {}
+    for table, size in tables:
+        found[str(table)] = decode(body[at : at + size])
+        at += padded(size)
+    return found, at
+
+
+def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
+    _, _, shard, pushes, touched, tables, gone, told = head
+    rows, at = _rows(tables, body, at)
+    buckets = np.frombuffer(body, np.uint16, touched, at) if touched else np.zeros(0, np.uint16)
+    at += padded(2 * touched)
+    removed = {}
+    for table, count in gone:
+        removed[str(table)] = np.frombuffer(body, np.int64, count, at) if count else np.zeros(0, np.int64)
+        at += 8 * count
+    numbered = []
+    for trainer, seq, count in pushes:
+        numbered.append((int(trainer), int(seq), np.frombuffer(body, np.uint16, count, at) if count else buckets[:0]))
+        at += padded(2 * count)
+    intents, at = _hear(told, body, at)
+    return Piece(int(shard), tuple(numbered), buckets, rows, removed, intents), at

@@ -1,0 +1,167 @@
+"""What trainers ask of a pserver, as bytes: heads in JSON, and the arrays of a body one after another.
+
+Every array begins at a multiple of 8; zero bytes fill the gaps. ``pull`` and ``push`` lay a request out, ``read_pull``
+and ``read_push`` give views of one that has come. Rows may be narrower than float32 on the wire
+(``ps/protocol/half_precision.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError
+from ps.protocol.half_precision import WIRE_DTYPES, narrow, widen
+from ps.rows import OPS, Part
+from ps.spec import TableSpec
+
+ALIGNMENT = 8
+MOST_PARTS = 4096
+_GAP = bytes(ALIGNMENT)
+
+
+class Refusal(PsError):
+    """A request that is never served, whoever asks how often. ``kind`` is the reason as a word."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        super().__init__(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One table's share of a pull."""
+
+    table: str
+    keys: NDArray[np.int64]
+    dtype: str = "f4"
+    """Of the rows in the answer."""
+    dim: int = 0
+    counts: NDArray[np.uint32] | None = None
+    """How often each key occurred; None: once each time that it is there."""
+
+
+def padded(size: int) -> int:
+    """Where the next array begins."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def laid_out(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays with what fills the gaps between them; they themselves are not copied."""
+    found: list[Any] = []
+    for array in arrays:
+        size = memoryview(array).nbytes
+        if size:
+            found.append(array)
+        if size % ALIGNMENT:
+            found.append(_GAP[: padded(size) - size])
+    return found
+
+
+def pull(parts: Sequence[Wanted]) -> tuple[list[list[Any]], list[Any]]:
+    """``parts`` of a head, and the body, of a pull."""
+    heads = [[one.table, len(one.keys), one.dtype, int(one.counts is not None), one.dim] for one in parts]
+    counts = [one.counts for one in parts if one.counts is not None]
+    return heads, laid_out([one.keys for one in parts] + counts)
+
+
+def push(parts: Sequence[Part], dtype: str = "f4") -> tuple[list[list[Any]], list[Any]]:
+    """The same of a push."""
+    heads = [[one.table, len(one.keys), one.op, dtype, one.grads.shape[1]] for one in parts]
+    rows = [one.grads if dtype == "f4" else narrow(one.grads, dtype) for one in parts]
+    return heads, laid_out([one.keys for one in parts] + rows)
+
+
+def read_pull(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[Wanted]:
+    """The inverse, with views of the body. Raises ``Refusal``."""
+    heads = [(*_named(one, 5), one[3]) for one in _parts(head)]
+    arrays = _Arrays(body)
+    found = []
+    keys = [arrays.take(np.int64, count) for _, count, _, _, _ in heads]
+    for (table, count, dtype, dim, counted), some in zip(heads, keys, strict=True):
+        _check(tables, table, dim, dtype)
+        found.append(Wanted(table, some, dtype, dim, arrays.take(np.uint32, count) if counted else None))
+    arrays.end()
+    return found
+
+
+def read_push(head: Mapping[str, Any], body: memoryview, tables: Mapping[str, TableSpec]) -> list[Part]:
+    """The inverse, with views of the body where rows are float32. Raises ``Refusal``."""
+    heads = [(*_named(one, 5, 3), one[2]) for one in _parts(head)]
+    arrays = _Arrays(body)
+    found = []
+    keys = [arrays.take(np.int64, count) for _, count, _, _, _ in heads]
+    for (table, count, dtype, dim, op), some in zip(heads, keys, strict=True):
+        _check(tables, table, dim, dtype)
+        if op not in OPS:
+            raise Refusal("word", f"table {table}: a push can be {', '.join(OPS)}, not {op!r}")
+        rows = arrays.take(WIRE_DTYPES[dtype], count * dim).reshape(count, dim)
+        if dtype != "f4":
+            narrowed, rows = rows, np.empty((count, dim), np.float32)
+            widen(narrowed, dtype, rows)
+        found.append(Part(table, some, rows, op))
+    arrays.end()
+    return found
+
+
+def named(head: Mapping[str, Any]) -> set[str]:
+    """The tables of a push's head, whatever else is in it."""
+    parts = head.get("parts", [])
+    return {str(one[0]) for one in parts if isinstance(one, list) and one} if isinstance(parts, list) else set()
+
+
+def rows_bytes(count: int, dim: int, dtype: str) -> int:
+    """Of rows on the wire, with the gap behind them."""
+    return padded(count * dim * np.dtype(WIRE_DTYPES[dtype]).itemsize)
+
+
+class _Arrays:
+    """What comes next in a body."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._at = 0
+
+    def take(self, dtype: Any, count: int) -> NDArray[Any]:
+        size = count * np.dtype(dtype).itemsize
+        begin, self._at = self._at, self._at + padded(size)
+        if begin + size > self._body.nbytes:
+            raise Refusal("word", f"its head announces more than its body of {self._body.nbytes} bytes holds")
+        return np.frombuffer(self._body, dtype, count, begin) if count else np.zeros(0, dtype)
+
+    def end(self) -> None:
+        if padded(self._body.nbytes) != self._at:
+            raise Refusal("word", f"its body has {self._body.nbytes} bytes, its head announces {self._at}")
+
+
+def _parts(head: Mapping[str, Any]) -> list[Any]:
+    parts = head.get("parts", [])
+    if not isinstance(parts, list) or len(parts) > MOST_PARTS:
+        raise Refusal("word", f"parts of a request: a list of at most {MOST_PARTS} was expected")
+    return parts
+
+
+def _named(part: Any, length: int, dtype_at: int = 2) -> tuple[str, int, str, int]:
+    """Table, keys, dtype and dim of a part's head."""
+    if isinstance(part, list) and len(part) == length:
+        table, count, dtype, dim = part[0], part[1], part[dtype_at], part[4]
+        good = isinstance(table, str) and isinstance(dtype, str) and type(dim) is int
+        if good and type(count) is int and 0 <= count < 1 << 40:
+            return table, count, dtype, dim
+    raise Refusal("word", f"not the head of a part of a request: {str(part)[:80]}")
+
+
+def _check(tables: Mapping[str, TableSpec], table: str, dim: int, dtype: str) -> None:
+    spec = tables.get(table)
+    if spec is None:
+        known = ", ".join(sorted(tables)) or "none"
+        raise Refusal("table", f"there is no table {table[:100]!r}; those defined are: {known}")
+    if dim != spec.dim:
+        raise Refusal("dim", f"table {table}: rows have {spec.dim} numbers, {dim} were given")
+    if dtype not in WIRE_DTYPES:
+        allowed = ", ".join(WIRE_DTYPES)
+        raise Refusal("dtype", f"table {table}: rows can travel as {allowed}, not as {dtype[:20]!r}")

@@ -1,0 +1,582 @@
+"""What one pserver does about its orders: which buckets it serves, whom it copies them to, whose word a push waits for.
+
+Pure: events in, effects out. The shell carries effects out in their order, and gives events in the order in which they
+happened to it. What it has to see to:
+
+- A request for a bucket is served while ``allowed[bucket]`` is ``SERVED``; it waits (bounded, then MOVED) while that is
+  ``WAITING``; otherwise the answer is MOVED. The check and the applying happen under the lock of the bucket's shard.
+- ``Stop`` takes effect under that lock too. A push that was applied but is not yet answered when one of its buckets is
+  stopped is answered MOVED: it is repeated, with the same seq, to whoever has the bucket then.
+- ``Feed``: from now on pieces of these buckets go to these followers, and a push is answered only when those in
+  ``wait`` have acknowledged its pieces (also pushes applied before; a follower that got no piece of a push has it by
+  image). Waiting for a follower that is not in ``to`` is waiting until the next ``Feed``. A push that need not wait for
+  a copy (async replication) is not answered while that is more than ``lag_s`` behind, or its stream is down, or it has
+  refused anything under orders that are not here yet: it may own all of this by now. Streams to all in ``to`` are made,
+  whether there is anything to send or not. A push that is repeated (its seq is known) waits just the same: for all that
+  is in the streams when it comes.
+- ``Copy``: take each bucket's image under its lock and put it into the follower's stream; pieces follow from that very
+  moment, none before. A copy whose follower is not in the bucket's newest ``Feed`` when its turn comes is left out.
+- ``Release`` goes into the stream behind everything that is in it.
+- Streams are ordered; a broken one is never continued: ``LineLost`` once, then nothing more goes to that follower until
+  ``LineMade``, and after that only what effects ask for anew. A stream is made when it is first needed. It names the
+  number of the pserver that it is meant for, and the sender's history; the other side takes it only when both are its
+  own, and otherwise closes it, to be tried again.
+- A new stream from a pserver ends the last one from it: nothing is taken any more of what came through that one.
+- Whatever arrives in a stream is shown to ``refuses`` first; what is refused is not taken, and the sender is told which
+  buckets, with the ``version`` here: there it is ``Fenced``, before anything behind it is acknowledged.
+- ``MasterLine`` for each new line to the Master, before anything else is said on it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ps.protocol import messages
+from ps.protocol.messages import NOBODY, RESTORE, Orders
+from ps.server.bucket_effects import (
+    Copy,
+    Drop,
+    Effect,
+    Event,
+    Feed,
+    Fenced,
+    ImageAcked,
+    LineLost,
+    LineMade,
+    Mark,
+    MarkAcked,
+    MasterLine,
+    OrdersCame,
+    Part,
+    Release,
+    Released,
+    Reset,
+    Restore,
+    Restored,
+    Say,
+    Serve,
+    Stop,
+)
+from ps.spec import BUCKETS, Replication
+
+__all__ = [
+    "MOVED",
+    "SERVED",
+    "WAITING",
+    "BucketMachine",
+    "Copy",
+    "Drop",
+    "Effect",
+    "Event",
+    "Feed",
+    "Fenced",
+    "ImageAcked",
+    "LineLost",
+    "LineMade",
+    "Mark",
+    "MarkAcked",
+    "MasterLine",
+    "OrdersCame",
+    "Part",
+    "Release",
+    "Released",
+    "Reset",
+    "Restore",
+    "Restored",
+    "Say",
+    "Serve",
+    "Stop",
+]
+
+MOVED, SERVED, WAITING = 0, 1, 2
+"""Of a bucket, in ``BucketMachine.allowed``."""
+
+
+@dataclass(slots=True)
+class _Follower:
+    """What this pserver knows of another one that it feeds. Each bucket is in one of the first three at most."""
+
+    copying: dict[int, int] = field(default_factory=dict)
+    """Number of the copy whose image is on its way."""
+    acked: set[int] = field(default_factory=set)
+    """It has the image; pushes wait for it."""
+    step: set[int] = field(default_factory=set)
+    """It has all that was ever acknowledged; as a backup in async replication, but for what is in the stream."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """By bucket: ``since`` under which the copy was begun."""
+    said: dict[int, int] = field(default_factory=dict)
+    """By bucket: version of the last ``Synced``."""
+    given: set[int] = field(default_factory=set)
+    """Buckets whose release is in the stream, as far as is known."""
+    broken: set[int] = field(default_factory=set)
+    """Out of step while the Master may believe otherwise: ``Unsynced`` is said until orders change the bucket."""
+    marks: dict[int, set[int]] = field(default_factory=dict)
+    up: bool = True
+
+    def lose(self, bucket: int) -> None:
+        """Whatever it had of this bucket is worth nothing."""
+        self.copying.pop(bucket, None)
+        self.acked.discard(bucket)
+        self.step.discard(bucket)
+
+    def fed(self, bucket: int) -> bool:
+        """Pieces go to it."""
+        return bucket in self.step or bucket in self.acked or bucket in self.copying
+
+
+class _Todo:
+    """What one event asks for, gathered by kind, so that many buckets make few effects."""
+
+    def __init__(self) -> None:
+        self.serve: list[int] = []
+        self.stop: list[int] = []
+        self.wait: list[int] = []
+        self.drop: list[int] = []
+        self.restore: list[int] = []
+        self.took: list[int] = []
+        self.copy: dict[int, list[int]] = {}
+        self.promise: dict[int, set[int]] = {}
+        """By follower: in step, and waited for from now on."""
+        self.release: dict[int, list[int]] = {}
+        self.touched: set[int] = set()
+        """Buckets whose feed may have changed."""
+        self.effects: list[Effect] = []
+        self.said: list[Effect] = []
+        """At the end."""
+
+
+class BucketMachine:
+    """The buckets of one pserver. Not thread-safe: one event at a time."""
+
+    def __init__(self, name: str, *, buckets: int = BUCKETS, most_bytes: int = 0) -> None:
+        self.name, self.buckets, self.most_bytes = name, buckets, most_bytes
+        self.number = NOBODY
+        self.history = 0
+        self.version = 0
+        self.orders: Orders | None = None
+        """The newest."""
+        self.allowed = bytearray(buckets)
+        self.owner = array("h", bytes(2 * buckets))
+        self.backup = array("h", self.owner)
+        self.joining = array("h", self.owner)
+        self._giver = array("h", self.owner)
+        self._since = array("i", bytes(4 * buckets))
+        self._has = bytearray(buckets)
+        """1 where there may be rows."""
+        self._followers: dict[int, _Follower] = {}
+        self._fenced: set[int] = set()
+        self._early: dict[int, tuple[int, int]] = {}
+        """Releases that came before the orders that they are about: (giver, version)."""
+        self._beyond: dict[int, tuple[int, int]] = {}
+        """(version, sender) of a feed by somebody who has newer orders."""
+        self._born = 0
+        """Version with which this history began here."""
+        self._numbers = 0
+        """Of copies and marks."""
+        self._known: frozenset[int] = frozenset()
+        """Numbers of the pservers that live."""
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Take one event."""
+        todo = _Todo()
+        match event:
+            case MasterLine():
+                return (Say(self.hello()), *self._say_all())
+            case OrdersCame(orders):
+                self._orders(todo, orders)
+            case ImageAcked(follower, number, buckets):
+                self._image_acked(todo, follower, number, buckets)
+            case MarkAcked(follower, number):
+                self._mark_acked(todo, follower, number)
+            case LineLost(follower):
+                self._line_lost(todo, follower)
+            case LineMade(follower):
+                self._line_made(todo, follower)
+            case Fenced(follower, version, buckets):
+                self._was_fenced(todo, follower, version, buckets)
+            case Released(giver, version, buckets):
+                self._released(todo, giver, version, buckets)
+            case Restored(number, buckets):
+                cut = self.orders.cut if self.orders is not None else None
+                if cut is not None and cut.number == number:
+                    self._take(todo, [b for b in buckets if self._giver[b] == RESTORE])
+        return self._finish(todo)
+
+    def refuses(self, sender: int, version: int, buckets: Iterable[int]) -> list[int]:
+        """Of these buckets, those for which nothing is taken from ``sender``, whose newest orders are ``version``."""
+        refused = []
+        for bucket in buckets:
+            if version > self.version:
+                known = self._beyond.get(bucket, (0, NOBODY))
+                if version >= known[0]:
+                    self._beyond[bucket] = (version, sender)
+                elif sender != known[1]:
+                    refused.append(bucket)
+                    continue
+                self._has[bucket] = 1
+            elif not self._is_fed_by(bucket, sender) or version < self._born:
+                refused.append(bucket)
+        return refused
+
+    def _is_fed_by(self, bucket: int, sender: int) -> bool:
+        """Orders give this pserver a copy of the bucket from ``sender``."""
+        if self._beyond.get(bucket, (0, sender))[1] != sender or sender not in self._known:
+            return False
+        if self.owner[bucket] == self.number:
+            return self._giver[bucket] == sender and self.allowed[bucket] != SERVED
+        return self.owner[bucket] == sender and self.number in (self.backup[bucket], self.joining[bucket])
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def _orders(self, todo: _Todo, orders: Orders) -> None:
+        chart = orders.chart
+        if chart.version < self.version:
+            return
+        if orders.you != self.number or chart.history != self.history:
+            self._reset(todo, orders)
+        elif chart.version == self.version:
+            todo.effects += self._say_all()
+            return
+        self.orders, self.version = orders, chart.version
+        before = self._since
+        self.owner, self.backup, self.joining, self._giver = (
+            messages.unpack(text, self.buckets) for text in (chart.owner, chart.backup, chart.joining, orders.giver)
+        )
+        self._since = messages.unpack(orders.since, self.buckets, "i")
+        self._known = frozenset(server.number for server in chart.servers)
+        for number in [number for number in self._followers if number not in self._known]:
+            todo.touched |= set(self._followers.pop(number).begun)
+            todo.effects.append(Part(number))
+        if self._beyond:
+            self._beyond = {bucket: seen for bucket, seen in self._beyond.items() if seen[0] > self.version}
+        again, self._fenced = self._fenced, set()
+        if before != self._since:
+            changed = [bucket for bucket, (old, new) in enumerate(zip(before, self._since, strict=True)) if old != new]
+            for bucket in changed:
+                self._change(todo, bucket)
+            again.difference_update(changed)
+        for bucket in again:
+            self._change(todo, bucket)
+        todo.said = [*self._say_broken(), Say(messages.Followed(self.version))]
+
+    def _reset(self, todo: _Todo, orders: Orders) -> None:
+        """Begin anew, empty."""
+        todo.effects.append(Reset(orders.you, orders.chart.history))
+        self.number, self.history, self._born = orders.you, orders.chart.history, orders.chart.version
+        self.allowed = bytearray(self.buckets)
+        self._has = bytearray(self.buckets)
+        self._since = array("i", [-1]) * self.buckets
+        self._followers, self._fenced, self._early, self._beyond = {}, set(), {}, {}
+
+    def _change(self, todo: _Todo, bucket: int) -> None:
+        """Orders say something new about a bucket, or it was fenced under the last ones."""
+        todo.touched.add(bucket)
+        if self.owner[bucket] == self.number:
+            self._has[bucket] = 1
+            self._own(todo, bucket)
+            return
+        if self.allowed[bucket]:
+            self.allowed[bucket] = MOVED
+            todo.stop.append(bucket)
+        if self._giver[bucket] == self.number:
+            self._give(todo, bucket)
+        for follower in self._followers.values():
+            follower.lose(bucket)
+            follower.begun.pop(bucket, None)
+            follower.said.pop(bucket, None)
+            if self._giver[bucket] != self.number:
+                follower.broken.discard(bucket)
+                follower.given.discard(bucket)
+        self._is_released_early(bucket)
+        roles = (self.backup[bucket], self.joining[bucket], self._giver[bucket])
+        if self.number in roles:
+            self._has[bucket] = 1
+        elif self._has[bucket] and bucket not in self._beyond:
+            self._has[bucket] = 0
+            todo.drop.append(bucket)
+
+    def _give(self, todo: _Todo, bucket: int) -> None:
+        """The bucket is another one's: release it, if everything has gone into an unbroken stream."""
+        heir = self._follower(self.owner[bucket])
+        heir.broken.discard(bucket)
+        if bucket in heir.step or bucket in heir.given:
+            todo.release.setdefault(self.owner[bucket], []).append(bucket)
+            heir.given.add(bucket)
+        else:
+            heir.broken.add(bucket)
+
+    def _own(self, todo: _Todo, bucket: int) -> None:
+        """The bucket is this pserver's: serve it, as soon as nobody else does."""
+        followers = (self.backup[bucket], self.joining[bucket])
+        for number, follower in self._followers.items():
+            follower.broken.discard(bucket)
+            follower.given.discard(bucket)
+            if number not in followers:
+                follower.lose(bucket)
+                follower.begun.pop(bucket, None)
+                follower.said.pop(bucket, None)
+        giver = self._giver[bucket]
+        released = self._is_released_early(bucket)
+        if self.allowed[bucket] == SERVED:
+            self._follow(todo, bucket)
+        elif giver == RESTORE:
+            self._waits(todo, bucket)
+            todo.restore.append(bucket)
+        elif giver == NOBODY or released or giver not in self._known or giver == self.number:
+            self._take(todo, [bucket])
+        else:
+            self._waits(todo, bucket)
+        if giver != NOBODY and self.allowed[bucket] == SERVED:
+            todo.took.append(bucket)
+
+    def _is_released_early(self, bucket: int) -> bool:
+        """Its release came before the orders that it is about, which are here now. It may have been said under newer
+        ones still, in which nothing about the bucket was changed."""
+        giver, version = self._early.get(bucket, (NOBODY, 0))
+        mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
+        if mine or version <= self.version:
+            self._early.pop(bucket, None)
+        return giver != NOBODY and mine
+
+    def _waits(self, todo: _Todo, bucket: int) -> None:
+        if self.allowed[bucket] != WAITING:
+            self.allowed[bucket] = WAITING
+            todo.wait.append(bucket)
+
+    def _take(self, todo: _Todo, buckets: Iterable[int]) -> None:
+        """Nobody else serves these buckets any more."""
+        for bucket in buckets:
+            if self.owner[bucket] != self.number or self.allowed[bucket] == SERVED:
+                continue
+            self.allowed[bucket] = SERVED
+            todo.serve.append(bucket)
+            todo.touched.add(bucket)
+            giver = self._giver[bucket]
+            if giver != NOBODY:
+                todo.took.append(bucket)
+            if giver > NOBODY and giver == self.backup[bucket] and giver in self._known:
+                old = self._follower(giver)
+                if old.up:  # both have had the same when it was released
+                    old.step.add(bucket)
+                    old.begun[bucket] = self._since[bucket]
+            self._follow(todo, bucket)
+
+    def _follow(self, todo: _Todo, bucket: int) -> None:
+        """See to the followers of a bucket that is served here."""
+        backup, joining = self.backup[bucket], self.joining[bucket]
+        if backup:
+            follower = self._follower(backup)
+            if bucket in follower.acked:  # it was to catch up under the last orders, and has been fed all along
+                follower.acked.discard(bucket)
+                follower.step.add(bucket)
+            if bucket not in follower.step:
+                follower.lose(bucket)
+                follower.broken.add(bucket)
+            elif joining == backup:
+                self._catch_up(todo, bucket, follower)
+        if joining and joining != backup:
+            self._copy(todo, bucket, joining)
+
+    def _catch_up(self, todo: _Todo, bucket: int, follower: _Follower) -> None:
+        """The backup is to be the owner: it has everything when what is in its stream now has arrived, since pushes
+        wait for it from now on."""
+        for marked in follower.marks.values():
+            marked.discard(bucket)  # pushes may not have waited since then
+        follower.step.discard(bucket)
+        follower.acked.add(bucket)
+        follower.said.pop(bucket, None)
+        follower.begun[bucket] = self._since[bucket]
+        todo.touched.add(bucket)
+        todo.promise.setdefault(self.backup[bucket], set()).add(bucket)
+
+    def _copy(self, todo: _Todo, bucket: int, number: int) -> None:
+        """Begin a copy, unless one that orders have asked for since is under way."""
+        follower = self._follower(number)
+        if follower.begun.get(bucket) == self._since[bucket] and follower.fed(bucket):
+            return
+        follower.lose(bucket)
+        follower.said.pop(bucket, None)
+        if follower.up:
+            follower.begun[bucket] = self._since[bucket]
+            todo.copy.setdefault(number, []).append(bucket)
+            follower.copying[bucket] = self._numbers + 1
+            todo.touched.add(bucket)
+
+    # --- streams to followers ----------------------------------------------------------------------------------------
+
+    def _image_acked(self, todo: _Todo, number: int, copy: int, buckets: tuple[int, ...]) -> None:
+        follower = self._followers.get(number)
+        if follower is None:
+            return
+        acked = {bucket for bucket in buckets if follower.copying.get(bucket) == copy}
+        for bucket in acked:
+            del follower.copying[bucket]
+        follower.acked |= acked
+        todo.touched |= acked
+        if acked:
+            self._feeds(todo)
+            self._mark(todo, number, acked)
+
+    def _mark(self, todo: _Todo, number: int, buckets: set[int]) -> None:
+        """Pushes wait for the follower with these buckets: it is in step when it has what came before."""
+        self._numbers += 1
+        self._follower(number).marks[self._numbers] = buckets
+        todo.effects.append(Mark(number, self._numbers))
+
+    def _mark_acked(self, todo: _Todo, number: int, mark: int) -> None:
+        follower = self._followers.get(number)
+        if follower is None:
+            return
+        synced = follower.marks.pop(mark, set()) & follower.acked
+        follower.acked -= synced
+        follower.step |= synced
+        if synced:
+            follower.said.update(dict.fromkeys(synced, self.version))
+            todo.effects.append(Say(messages.Synced(self.version, number, messages.to_ranges(synced))))
+
+    def _line_lost(self, todo: _Todo, number: int) -> None:
+        if number not in self._known:
+            return
+        follower = self._follower(number)
+        follower.up = False
+        follower.marks.clear()
+        self._lose(todo, number, [*follower.copying, *follower.acked, *follower.step])
+        follower.broken |= follower.given
+        follower.given.clear()
+        todo.effects += self._say_broken()
+
+    def _lose(self, todo: _Todo, number: int, buckets: Iterable[int]) -> None:
+        """A follower has lost step with these buckets."""
+        follower = self._follower(number)
+        for bucket in buckets:
+            believed = self.backup[bucket] == number or follower.said.get(bucket, -1) >= self._since[bucket]
+            follower.lose(bucket)
+            todo.touched.add(bucket)
+            if believed and self._giver[bucket] != number:
+                follower.broken.add(bucket)
+
+    def _line_made(self, todo: _Todo, number: int) -> None:
+        follower = self._followers.get(number)
+        if follower is None or follower.up:
+            return
+        follower.up = True
+        for bucket in range(self.buckets):
+            mine = self.owner[bucket] == self.number and self.allowed[bucket] == SERVED
+            if mine and self.joining[bucket] == number and bucket not in follower.broken:
+                self._copy(todo, bucket, number)
+
+    def _was_fenced(self, todo: _Todo, number: int, version: int, buckets: tuple[int, ...]) -> None:
+        """What was refused is not there. If that was for newer orders, these are on their way: serve none of these
+        buckets until they are here."""
+        mine = [bucket for bucket in buckets if self.allowed[bucket] == SERVED]
+        self._lose(todo, number, mine)
+        for bucket in mine:
+            if version > self.version:
+                self._fenced.add(bucket)
+                self._waits(todo, bucket)
+            elif self.joining[bucket] == number and bucket not in self._follower(number).broken:
+                self._copy(todo, bucket, number)
+        todo.effects += self._say_broken()
+
+    # --- hand-over ---------------------------------------------------------------------------------------------------
+
+    def _released(self, todo: _Todo, giver: int, version: int, buckets: tuple[int, ...]) -> None:
+        for bucket in buckets:
+            if self._giver[bucket] == giver and version >= self._since[bucket]:
+                self._take(todo, [bucket])
+            elif version > self.version:
+                self._early[bucket] = (giver, version)
+
+    # --- what comes of it --------------------------------------------------------------------------------------------
+
+    def _follower(self, number: int) -> _Follower:
+        return self._followers.setdefault(number, _Follower())
+
+    def _feeds(self, todo: _Todo) -> None:
+        """Say where pieces of the touched buckets go."""
+        plans: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for bucket in sorted(todo.touched):
+            plans.setdefault(self._plan(bucket), []).append(bucket)
+        todo.effects += [Feed(tuple(buckets), *plan) for plan, buckets in plans.items()]
+        todo.touched.clear()
+
+    def _plan(self, bucket: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Who gets pieces of a bucket, and whom its pushes wait for."""
+        if self.owner[bucket] != self.number:
+            return (), ()
+        to, wait = [], []
+        backup, joining = self.backup[bucket], self.joining[bucket]
+        if backup:
+            follower = self._follower(backup)
+            fed = bucket in follower.step or bucket in follower.acked
+            if fed:
+                to.append(backup)
+            waits = joining == backup or self.orders is None or self.orders.training.replication is Replication.SYNC
+            if waits or not fed:
+                wait.append(backup)
+        if joining and joining != backup:
+            follower = self._follower(joining)
+            if follower.fed(bucket):
+                to.append(joining)
+            believed = follower.said.get(bucket, -1) >= self._since[bucket]
+            if believed or bucket in follower.step or bucket in follower.acked:
+                wait.append(joining)
+        return tuple(to), tuple(wait)
+
+    def _finish(self, todo: _Todo) -> tuple[Effect, ...]:
+        effects = todo.effects
+        if todo.stop:
+            effects.append(Stop(tuple(todo.stop), waiting=False))
+        if todo.wait:
+            effects.append(Stop(tuple(todo.wait), waiting=True))
+        effects += [Release(heir, tuple(buckets), self.version) for heir, buckets in todo.release.items()]
+        if todo.drop:
+            effects.append(Drop(tuple(todo.drop)))
+        self._feeds(todo)
+        if todo.serve:
+            effects.append(Serve(tuple(todo.serve)))
+        if todo.copy:
+            self._numbers += 1
+            effects += [Copy(follower, self._numbers, tuple(buckets)) for follower, buckets in todo.copy.items()]
+        for follower, caught in todo.promise.items():
+            self._mark(todo, follower, caught)
+        cut = self.orders.cut if self.orders is not None else None
+        if todo.restore and cut is not None:
+            effects.append(Restore(cut, tuple(todo.restore)))
+        if todo.took:
+            effects.append(Say(messages.Took(self.version, messages.to_ranges(todo.took))))
+        return (*effects, *todo.said)
+
+    def _say_broken(self) -> list[Effect]:
+        return [
+            Say(messages.Unsynced(self.version, number, messages.to_ranges(follower.broken)))
+            for number, follower in self._followers.items()
+            if follower.broken
+        ]
+
+    def _say_all(self) -> list[Effect]:
+        """What the Master may have missed. Saying it twice does no harm."""
+        said = self._say_broken()
+        for number, follower in self._followers.items():
+            synced = [bucket for bucket in follower.step if self.joining[bucket] == number]
+            if synced:
+                follower.said.update(dict.fromkeys(synced, self.version))
+                said.append(Say(messages.Synced(self.version, number, messages.to_ranges(synced))))
+        served = zip(self.owner, self._giver, self.allowed, strict=True)
+        took = [b for b, (owner, giver, now) in enumerate(served) if owner == self.number and giver and now == SERVED]
+        if took:
+            said.append(Say(messages.Took(self.version, messages.to_ranges(took))))
+        return [*said, Say(messages.Followed(self.version))] if self.version else said
+
+    def hello(self) -> messages.Hello:
+        """The first word on each line to the Master."""
+        holds = [0] * self.buckets
+        for bucket in range(self.buckets):
+            if self.owner[bucket] == self.number:
+                holds[bucket] = 1
+            elif self._has[bucket]:
+                holds[bucket] = 2 if self.backup[bucket] == self.number else 3
+        text = messages.pack(holds if self.number else bytes(self.buckets))
+        return messages.Hello(self.name, self.history, self.version, text, self.most_bytes, self.number)

@@ -1,0 +1,427 @@
+"""Carries out what ``BucketMachine`` says: which buckets are served, where their pieces go, and whom a push waits for.
+
+One thread steps the machine and carries out its effects, so they happen in one order. What requests look at (``served``
+and each follower's ``live``) changes only under the lock of the bucket's shard; what they wait for changes only under
+``news``. Locks are taken in this order: news, a shard, a stream. Nobody who holds a shard's lock asks for ``news``.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.ports import Clock
+from ps.hashing import SHARDS, shard_of_bucket
+from ps.net.caller import Caller
+from ps.protocol.messages import Cut, Orders
+from ps.protocol.replication import Release, part_of
+from ps.rows import Piece
+from ps.server import bucket_machine as h
+from ps.server.bucket_machine import BucketMachine
+from ps.server.replicate_out import Stream
+from ps.spec import BUCKETS
+from ps.store.store import Store
+
+log = logging.getLogger(__name__)
+
+Mask = NDArray[np.uint8]
+
+
+class Surroundings(Protocol):
+    """What carrying out needs from the process. Called from the keeper's thread, but for ``connect``."""
+
+    def connect(self, follower: int) -> Caller:
+        """A line to another pserver. Raises ``PsError``."""
+        ...
+
+    def say(self, word: Any) -> None:
+        """To the Master. Lost when there is no line."""
+        ...
+
+    def prepare(self, orders: Orders) -> None:
+        """New orders, before anything of them holds: tables."""
+        ...
+
+    def followed(self, orders: Orders) -> None:
+        """They hold now."""
+        ...
+
+    def restore(self, cut: Cut, buckets: tuple[int, ...]) -> None:
+        """Load these, in another thread, then ``post(Restored(…))``."""
+        ...
+
+    def reset(self, number: int, history: int) -> None:
+        """Everything begins anew; the rows are gone."""
+        ...
+
+    def failed(self, what: str) -> None:
+        """Nothing that is said from now on can be relied on: end, so that copies take over. Any thread."""
+        ...
+
+    def line_begins(self) -> None:
+        """What is said from now on goes over the newest line to the Master."""
+        ...
+
+    def line_made(self) -> None:
+        """``Hello`` has been said on it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class FollowerStream:
+    """The stream to one follower, and what goes into it, by bucket."""
+
+    stream: Stream
+    to: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
+    """Pieces are meant to go to it."""
+    wait: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
+    """Pushes wait for it."""
+    pending: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
+    """Number of the copy whose image has not been made yet; 0: none."""
+    live: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
+    """Pieces go to it."""
+    refused: int = 0
+    """Version of the newest orders under which it has refused something."""
+
+
+class Sent:
+    """Where the pieces of one push went."""
+
+    def __init__(self, stops: NDArray[np.uint32]) -> None:
+        self.stops = stops
+        """As it was before."""
+        self.marks: dict[FollowerStream, tuple[int, int]] = {}
+
+
+class BucketShell:
+    """See the module."""
+
+    def __init__(self, bucket_machine: BucketMachine, store: Store, around: Surroundings, clock: Clock) -> None:
+        self.served: Mask = np.zeros(BUCKETS, np.uint8)
+        """1 where requests are served."""
+        self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
+        """How often a bucket was stopped."""
+        self.news = threading.Condition()
+        """Notified when anything that a request waits for may have come."""
+        self.version = 0
+        self._carried = 0
+        """Version of the orders that have been carried out."""
+        self._bucket_machine, self._store, self._around, self._clock = bucket_machine, store, around, clock
+        self._stepping = threading.Lock()
+        self._turns = 0
+        """Steps that may have changed what is taken from others."""
+        self._taken: NDArray[np.int64] = np.full(BUCKETS, -1, np.int64)
+        """By bucket: the turn in which something of it was last taken from its owner."""
+        self._to_followers: dict[int, FollowerStream] = {}
+        self._events: queue.SimpleQueue[h.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="edl-ps-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take events."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more, and close all streams."""
+        self._events.put(None)
+        for to_follower in list(self._to_followers.values()):
+            to_follower.stream.close()
+
+    def post(self, event: h.Event) -> None:
+        """Any thread. Events are taken in the order in which they come."""
+        self._events.put(event)
+
+    # --- for requests ------------------------------------------------------------------------------------------------
+
+    def sent(self) -> Sent:
+        """Of a push that is about to be applied."""
+        return Sent(self.stops.copy())
+
+    def spread(self, piece: Piece, sent: Sent | None = None) -> None:
+        """A piece to everybody who has to have it. Its shard's lock is held."""
+        version = self.version
+        for to_follower in tuple(self._to_followers.values()):
+            begin = piece.shard * BUCKETS // SHARDS
+            live = (
+                to_follower.live[begin : begin + BUCKETS // SHARDS]
+                if piece.removed
+                else to_follower.live[piece.buckets]
+            )
+            if not live.any():
+                continue
+            mine = piece if live.all() else part_of(piece, to_follower.live != 0)
+            mark = to_follower.stream.put(mine, version)
+            if sent is not None:
+                sent.marks[to_follower] = mark
+
+    def feeds(self, first: int, last: int) -> bool:
+        """Whether anybody is to have pieces of any of these shards, whose locks are held."""
+        size = BUCKETS // SHARDS
+        return any(
+            to_follower.live[first * size : last * size].any() for to_follower in tuple(self._to_followers.values())
+        )
+
+    def behind(self, sent: Sent, buckets: NDArray[np.uint16]) -> Sent:
+        """Pieces of these buckets may have been put into the streams before: what waits for all that is in them."""
+        found = Sent(sent.stops)
+        for to_follower in tuple(self._to_followers.values()):
+            if to_follower.to[buckets].any():
+                found.marks[to_follower] = to_follower.stream.tail
+        return found
+
+    def stopped(self, sent: Sent, buckets: NDArray[np.uint16]) -> bool:
+        """Whether any of these was stopped since."""
+        return bool((self.stops[buckets] != sent.stops[buckets]).any())
+
+    def waits_for(self, sent: Sent, buckets: NDArray[np.uint16], lag_s: float | None) -> int:
+        """A follower who holds the acknowledgement up, or 0. ``lag_s``: of async replication. With ``news`` held."""
+        for number, to_follower in self._to_followers.items():
+            wanted = buckets[to_follower.wait[buckets] != 0]
+            if len(wanted):
+                if not to_follower.stream.up or not to_follower.to[wanted].all():
+                    return number
+                mark = sent.marks.get(to_follower)
+                if mark is not None and not to_follower.stream.has(*mark):
+                    return number
+            elif (
+                lag_s is not None
+                and to_follower in sent.marks
+                and to_follower.to[buckets].any()
+                and self._lacks(to_follower, lag_s)
+            ):
+                return number
+        return 0
+
+    def _lacks(self, to_follower: FollowerStream, lag_s: float) -> bool:
+        """Whether a copy may lack more than it should. In this order: ``fenced`` comes before what was refused counts
+        as arrived."""
+        return to_follower.stream.behind(lag_s) or to_follower.refused > self._carried
+
+    def fullest(self, most: int, buckets: NDArray[np.uint16]) -> int:
+        """A follower that pieces of some of these buckets go to, in whose stream more bytes than that wait; or 0."""
+        full = (number for number, to_follower in self._to_followers.items() if to_follower.stream.queued_bytes > most)
+        return next((number for number in full if self._to_followers[number].to[buckets].any()), 0)
+
+    def streams(self) -> list[Stream]:
+        """All of them."""
+        return [to_follower.stream for to_follower in tuple(self._to_followers.values())]
+
+    # --- for what arrives from others --------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """By which this pserver goes; 0 for none."""
+        return self._bucket_machine.number
+
+    @property
+    def history(self) -> int:
+        """Of the rows here."""
+        return self._bucket_machine.history
+
+    @property
+    def turn(self) -> int:
+        """Rises whenever what is taken from others may have changed."""
+        return self._turns
+
+    def refuses(self, sender: int, version: int, buckets: Sequence[int]) -> list[int]:
+        """See ``BucketMachine``. The lock of the buckets' shard is held, and stays so until what comes is in the
+        store."""
+        with self._stepping:
+            refused = self._bucket_machine.refuses(sender, version, buckets)
+            turn = self._turns
+        self._taken[np.asarray(buckets, np.int64)] = turn
+        return refused
+
+    def waiting(self, buckets: Iterable[int]) -> bool:
+        """Whether none of these buckets is somebody else's: those that are not served will be."""
+        allowed = self._bucket_machine.allowed
+        return all(allowed[bucket] != h.MOVED for bucket in buckets)
+
+    # --- the owner of streams ----------------------------------------------------------------------------------------
+
+    def connect(self, follower: int) -> Caller:
+        """See ``replicate.Owner``."""
+        return self._around.connect(follower)
+
+    def take_image(self, follower: int, bucket: int, copy: int) -> None:
+        """See ``replicate.Owner``."""
+        with self._store.lock(bucket):
+            to_follower = self._to_followers.get(follower)
+            if to_follower is None or not to_follower.to[bucket] or to_follower.pending[bucket] != copy:
+                return  # also when a newer copy has been asked for: only its own number is waited for
+            to_follower.stream.put(self._store.image(bucket), self.version, copy)
+            to_follower.pending[bucket] = 0
+            to_follower.live[bucket] = 1
+
+    def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
+        """See ``replicate.Owner``."""
+        to_follower = self._to_followers.get(follower)
+        if to_follower is not None:
+            to_follower.refused = max(to_follower.refused, version)
+        self.stops[np.asarray(buckets, np.int64)] += np.uint32(1)
+        self.post(h.Fenced(follower, version, tuple(buckets)))
+
+    def failed(self, what: str) -> None:
+        """See ``replicate.Owner``."""
+        self._around.failed(what)
+
+    def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
+        """See ``replicate.Owner``."""
+        for number, buckets in images.items():
+            self.post(h.ImageAcked(follower, number, tuple(buckets)))
+        for mark in marks:
+            self.post(h.MarkAcked(follower, mark))
+        with self.news:
+            self.news.notify_all()
+
+    def lost(self, follower: int, why: str) -> None:
+        """See ``replicate.Owner``."""
+        log.warning("Parameter server: the stream to pserver %d is lost: %s", follower, why)
+        self.post(h.LineLost(follower))
+
+    def made(self, follower: int) -> None:
+        """See ``replicate.Owner``."""
+        log.info("Parameter server: the stream to pserver %d stands again", follower)
+        self.post(h.LineMade(follower))
+
+    # --- the keeper's thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            event = self._events.get()
+            if event is None:
+                return
+            try:
+                self._take(event)
+            except Exception:
+                log.exception("Parameter server: %s could not be carried out", type(event).__name__)
+                self._around.failed(f"{type(event).__name__} could not be carried out")
+                return
+
+    def _take(self, event: h.Event) -> None:
+        if isinstance(event, h.OrdersCame):
+            if event.orders.chart.version < self._bucket_machine.version:
+                log.info("Parameter server: orders %d are old news", event.orders.chart.version)
+                return
+            self._around.prepare(event.orders)
+        with self._stepping:
+            effects = self._bucket_machine.step(event)
+            if isinstance(event, h.OrdersCame | h.Released | h.Restored | h.Fenced):
+                self._turns += 1
+            turn = self._turns
+            self.version = self._bucket_machine.version
+        with self.news:
+            self._carry(effects)
+            self._carried = self.version
+            self.news.notify_all()
+        for effect in effects:
+            if isinstance(effect, h.Drop):
+                self._drop(effect.buckets, turn)
+        match event:
+            case h.OrdersCame(orders):
+                self._around.followed(orders)
+            case h.LineLost(follower) if follower in self._to_followers:
+                self._to_followers[follower].stream.again()
+            case h.MasterLine():
+                self._around.line_begins()
+        for effect in effects:
+            if isinstance(effect, h.Say):
+                self._around.say(effect.word)
+        if isinstance(event, h.MasterLine):
+            self._around.line_made()
+
+    def _carry(self, effects: Sequence[h.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, h.Reset):
+                self._reset(effect.number, effect.history)
+            elif isinstance(effect, h.Part):
+                self._part(effect.follower)
+        for effect in effects:
+            if isinstance(effect, h.Copy):
+                self._await_images(effect)
+        for effect in effects:
+            match effect:
+                case h.Serve(buckets):
+                    for some in self._locked(buckets):
+                        self.served[some] = 1
+                case h.Stop(buckets, _):
+                    for some in self._locked(buckets):
+                        self.served[some] = 0
+                        self.stops[some] += np.uint32(1)
+                case h.Feed():
+                    self._feed(effect)
+                case h.Copy() | h.Mark() | h.Release():
+                    self._into_stream(effect)
+                case h.Restore(cut, buckets):
+                    self._around.restore(cut, buckets)
+
+    def _into_stream(self, effect: h.Copy | h.Mark | h.Release) -> None:
+        stream = self._to_follower(effect.follower).stream
+        match effect:
+            case h.Copy(_, number, buckets):
+                stream.copy(number, buckets)
+            case h.Mark(_, number):
+                stream.mark(number)
+            case h.Release(_, buckets, version):
+                stream.put(Release(buckets), version)
+
+    def _to_follower(self, follower: int) -> FollowerStream:
+        to_follower = self._to_followers.get(follower)
+        if to_follower is None:
+            to_follower = FollowerStream(Stream(follower, self, self._clock))
+            self._to_followers = {**self._to_followers, follower: to_follower}
+        return to_follower
+
+    def _part(self, follower: int) -> None:
+        to_follower = self._to_followers.get(follower)
+        if to_follower is not None:
+            self._to_followers = {number: one for number, one in self._to_followers.items() if number != follower}
+            to_follower.stream.close()
+
+    def _await_images(self, effect: h.Copy) -> None:
+        to_follower = self._to_follower(effect.follower)
+        for some in self._locked(effect.buckets):
+            to_follower.pending[some] = effect.number
+            to_follower.live[some] = 0
+
+    def _feed(self, effect: h.Feed) -> None:
+        for number in effect.wait:
+            self._to_follower(number)
+        for number in effect.to:
+            self._to_follower(number).stream.begin()
+        for some in self._locked(effect.buckets):
+            for number, to_follower in self._to_followers.items():
+                to_follower.to[some] = number in effect.to
+                to_follower.wait[some] = number in effect.wait
+                if number not in effect.to:
+                    to_follower.pending[some] = 0
+                to_follower.live[some] = to_follower.to[some] & (to_follower.pending[some] == 0)
+
+    def _reset(self, number: int, history: int) -> None:
+        for follower in list(self._to_followers):
+            self._part(follower)
+        for some in self._locked(range(BUCKETS)):
+            self.served[some] = 0
+            self.stops[some] += np.uint32(1)
+            self._store.drop(some)
+        self._around.reset(number, history)
+
+    def _drop(self, buckets: Sequence[int], turn: int) -> None:
+        """But for those that somebody with newer orders has begun to send meanwhile."""
+        for some in self._locked(buckets):
+            self._store.drop(some[self._taken[some] < turn])
+
+    def _locked(self, buckets: Iterable[int]) -> Iterator[NDArray[np.int64]]:
+        """Shard by shard, with its lock held."""
+        shards: dict[int, list[int]] = {}
+        for bucket in buckets:
+            shards.setdefault(shard_of_bucket(bucket), []).append(bucket)
+        for shard, some in sorted(shards.items()):
+            with self._store.lock(shard=shard):
+                yield np.array(some, np.int64)

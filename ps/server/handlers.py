@@ -1,0 +1,473 @@
+"""What a pserver answers to trainers: pulls, pushes, scans.
+
+A request waits in its connection's thread, at most as long as its sender does: for other trainers (the step barrier),
+for a bucket that is on its way here, and a push for the copies. Every answer to a request with an older chart has the
+new one in its head.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError
+from ps.hashing import buckets_of, shard_of_bucket
+from ps.intents import MOST_TEXT, Fenced, Intent, home
+from ps.net.caller import Peer, Reply
+from ps.net.connection import now_s
+from ps.protocol import messages, requests
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.half_precision import narrow
+from ps.protocol.handshake import TRAINER
+from ps.protocol.requests import Refusal, Wanted, read_pull, read_push, rows_bytes
+from ps.rows import Op as Does
+from ps.rows import Part, Piece, Push, Pushed, encode
+from ps.server.bucket_shell import BucketShell, Sent
+from ps.server.step_barrier_shell import Held, Revoked, StepBarrierShell
+from ps.spec import BUCKETS, Mode, Replication, TableSpec
+from ps.store.budget import Full
+from ps.store.damage import DamagedPush
+from ps.store.store import Store
+
+PATIENCE_S = 30.0
+"""Of a sender who does not say."""
+PATIENCE_SHARE = 0.9
+"""The answer has to travel, too."""
+STREAM_BYTES = 256 << 20
+"""Pushes wait when more than this is on its way to one copy."""
+FULL_S = 1.0
+ORDERS_S = 0.05
+"""Whoever knows of newer orders asks again after so long."""
+
+
+class View:
+    """The newest orders, as requests need them. Never changed."""
+
+    def __init__(self, orders: messages.Orders, before: View | None = None) -> None:
+        self.orders = orders
+        self.version, self.history = orders.chart.version, orders.chart.history
+        self.placed = self.version
+        """Since which version pservers and owners are these: trainers need not hear of others."""
+        if before is not None and before.orders.chart.servers == orders.chart.servers:
+            self.placed = before.placed if before.orders.chart.owner == orders.chart.owner else self.version
+        self.epoch, self.members = orders.epoch, orders.members
+        self.revoked = frozenset(orders.revoked)
+        self.training = orders.training
+        self.tables: dict[str, TableSpec] = {table.name: table for table in orders.tables}
+        self._charted = ""
+
+    @property
+    def charted(self) -> str:
+        """For trainers with an older chart."""
+        if not self._charted:
+            orders = self.orders
+            self._charted = messages.encode(messages.Charted(orders.token, orders.chart, -1, ()))
+        return self._charted
+
+    def rates(self, step: int, divisor: float) -> dict[str, float]:
+        """The LR of each table in a step."""
+        found = {}
+        for name, table in self.tables.items():
+            holds = [hold for hold in self.orders.lr if hold.step <= step and hold.table in ("", name)]
+            found[name] = table.optimizer.lr * (holds[-1].factor if holds else 1.0) / divisor
+        return found
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has been done since the start."""
+
+    pulls: int = 0
+    pushes: int = 0
+    keys: int = 0
+    top_step: int = 0
+    damaged: int = 0
+    applied: int = 0
+    own: dict[int, deque[int]] = field(default_factory=dict)
+    """By trainer that lives: ``applied`` as it was with each of its last pushes."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def others(self, trainer: int, base: int) -> int:
+        """Pushes of others that were applied since."""
+        if base < 0:
+            return 0
+        own = sum(1 for one in self.own.get(trainer, ()) if one > base)
+        return max(0, self.applied - base - own)
+
+    def applied_one(self, trainer: int) -> None:
+        """One more push."""
+        with self.lock:
+            self.pushes += 1
+            self.applied += 1
+            self.own.setdefault(trainer, deque(maxlen=64)).append(self.applied)
+
+    def forget(self, trainer: int) -> None:
+        """This trainer will not push any more."""
+        with self.lock:
+            self.own.pop(trainer, None)
+
+
+class Evicting(Protocol):
+    """What makes room when memory is full."""
+
+    def make_room(self, tables: Collection[str]) -> bool:
+        """Begin now, if one of these tables can lose rows; whether that is so."""
+        ...
+
+
+@dataclass(slots=True)
+class _Done:
+    """What became of one application."""
+
+    pushed: Pushed
+    sent: Sent
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request that has been looked at."""
+
+    head: dict[str, Any]
+    view: View
+    trainer: int
+    until_s: float
+
+    @property
+    def step(self) -> int:
+        step = self.head.get("step", 0)
+        if type(step) is not int or not 0 <= step < 1 << 32:
+            raise Refusal("word", f"step {step!r}: a number from 0 to {(1 << 32) - 1} was expected")
+        return step
+
+
+class Waited(Exception):
+    """What a request waits for has not come in time, or never will: answered with ``op``."""
+
+    def __init__(self, op: Op, **content: Any) -> None:
+        self.op, self.content = op, content
+        super().__init__(op.name)
+
+
+class RequestHandlers:
+    """The handlers. ``view`` is set with each orders."""
+
+    def __init__(self, name: str, store: Store, bucket_shell: BucketShell, evicting: Evicting) -> None:
+        self.view: View | None = None
+        self.counts = Counts()
+        self.barrier = StepBarrierShell()
+        self._name, self._store, self._bucket_shell, self._evicting = name, store, bucket_shell, evicting
+        self.stream_bytes = STREAM_BYTES
+
+    def answer(self, peer: Peer, frame: Frame) -> Reply:
+        """PULL, PUSH, SCAN or INTENT."""
+        view = self.view
+        head: dict[str, Any] = {}
+        try:
+            head = frame.json()
+            asked = self._asked(peer, frame, head, view)
+            view = asked.view
+            if frame.op is Op.PULL:
+                return self._pull(peer, frame.body, asked)
+            if frame.op is Op.PUSH:
+                return self._push(frame.body, asked)
+            if frame.op is Op.INTENT:
+                return self._intent(frame.body, asked)
+            return self._scan(asked)
+        except Waited as told:
+            return self._no(told.op, head, view, **told.content)
+        except Held as held:
+            text = f"waiting for {held.names} in step {head.get('step')}"
+            return self._no(Op.WAIT, head, view, text=text, **{"for": "trainers"})
+        except (Revoked, Fenced):
+            return self._no(Op.STALE, head, view, kind="trainer", text="this trainer counts as gone: begin anew")
+        except Refusal as refusal:
+            if refusal.kind == "table" and view is not None and head.get("version", 0) > view.version:
+                # A trainer can hear sooner than a pserver that the Master has taken a table up.
+                text = f"{refusal} (its orders are not the newest)"
+                return self._no(Op.BUSY, head, view, after_s=ORDERS_S, text=text)
+            return self._no(Op.REFUSED, head, view, kind=refusal.kind, text=f"pserver {self._name}: {refusal}")
+        except Full as full:
+            return self._full(str(full), head, view)
+        except MemoryError:
+            return self._full("the system gives it no more memory", head, view)
+        except PsError as error:
+            kind = "damaged" if isinstance(error, DamagedPush) else "table"
+            return self._no(Op.REFUSED, head, view, kind=kind, text=f"pserver {self._name}: {error}")
+
+    # --- what all requests have --------------------------------------------------------------------------------------
+
+    def _asked(self, peer: Peer, frame: Frame, head: dict[str, Any], view: View | None) -> _Asked:
+        if view is None:
+            raise Waited(Op.BUSY, after_s=0.2, text="this pserver has had no orders yet")
+        until_s = now_s() + PATIENCE_SHARE * (frame.patience_s or PATIENCE_S)
+        trainer = peer.number if peer.role == TRAINER else 0
+        if frame.op is Op.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
+            raise Refusal("word", f"trainer {trainer} pushes in the name of {head.get('trainer')!r}")
+        history = head.get("history", view.history)
+        with self._bucket_shell.news:
+            while history > view.history:
+                if now_s() >= until_s:
+                    raise Waited(Op.WAIT, text="its orders are older than yours", **{"for": "release"})
+                self._bucket_shell.news.wait(until_s - now_s())
+                view = self.view or view
+        if history < view.history:
+            text = "the parameters were rolled back to a checkpoint: begin anew"
+            raise Waited(Op.ROLLED_BACK, history=view.history, text=text)
+        if trainer in view.revoked:
+            raise Revoked
+        return _Asked(head, view, trainer, until_s)
+
+    def _no(self, op: Op, head: dict[str, Any], view: View | None, **content: Any) -> Reply:
+        if op is Op.MOVED and view is not None:
+            content["chart"] = view.version
+        return Reply(op, pack_head({**content, **self._news(head)}))
+
+    def _news(self, head: dict[str, Any]) -> dict[str, Any]:
+        view = self.view
+        known = head.get("version")
+        return {"charted": view.charted} if view is not None and known is not None and known < view.placed else {}
+
+    def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> Reply:
+        view = self.view or asked.view
+        head = {"applied": self.counts.applied, "epoch": view.epoch, "version": view.version, **content}
+        return Reply(Op.OK, pack_head({**head, **self._news(asked.head)}), parts)
+
+    def _full(self, text: str, head: dict[str, Any], view: View | None) -> Reply:
+        text = f"pserver {self._name}: {text}. Its memory is set with --pserver-memory"
+        if self._evicting.make_room(requests.named(head)):
+            return self._no(Op.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
+        return self._no(Op.REFUSED, head, view, kind="memory", text=text)
+
+    def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
+        """Until all of these are served here."""
+        bucket_shell = self._bucket_shell
+        with bucket_shell.news:
+            while not bucket_shell.served[buckets].all():
+                missing = buckets[bucket_shell.served[buckets] == 0].tolist()
+                if not bucket_shell.waiting(missing):
+                    raise Waited(Op.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
+                if now_s() >= until_s:
+                    text = f"bucket {missing[0]} is on its way to pserver {self._name}"
+                    raise Waited(Op.WAIT, text=text, **{"for": "release"})
+                bucket_shell.news.wait(until_s - now_s())
+
+    # --- pull --------------------------------------------------------------------------------------------------------
+
+    def _pull(self, peer: Peer, body: memoryview, asked: _Asked) -> Reply:
+        parts = read_pull(asked.head, body, asked.view.tables)
+        insert = bool(asked.head.get("insert", True))
+        step = asked.step
+        if insert and asked.trainer:
+            self.barrier.pull(asked.trainer, step, asked.until_s)
+        room = peer.room(sum(rows_bytes(len(one.keys), one.dim, one.dtype) for one in parts))
+        at = 0
+        for one in parts:
+            size = rows_bytes(len(one.keys), one.dim, one.dtype)
+            self._rows(one, room[at : at + size], step, insert, asked.until_s)
+            at += size
+        counts = self.counts
+        with counts.lock:
+            counts.pulls += 1
+            counts.keys += sum(len(one.keys) for one in parts)
+        return self._ok(asked, [room[:at]])
+
+    def _rows(self, one: Wanted, room: memoryview, step: int, insert: bool, until_s: float) -> None:
+        count, dim = len(one.keys), one.dim
+        if not count:
+            return
+        if one.dtype == "f4":
+            out = np.frombuffer(room, np.float32, count * dim).reshape(count, dim)
+        else:
+            out = np.empty((count, dim), np.float32)
+        served = self._bucket_shell.served
+        while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
+            self._await_served(_buckets([one]), until_s)
+            if now_s() >= until_s:
+                raise Waited(Op.WAIT, text=f"buckets come to pserver {self._name}, and go", **{"for": "release"})
+        if one.dtype != "f4":
+            small = narrow(out, one.dtype)
+            room[: small.nbytes] = small.reshape(-1).view(np.uint8).data
+
+    # --- push --------------------------------------------------------------------------------------------------------
+
+    def _push(self, body: memoryview, asked: _Asked) -> Reply:
+        head, view = asked.head, asked.view
+        seq, base = head.get("seq"), head.get("base", -1)
+        if type(seq) is not int or seq < 0 or type(base) is not int:
+            raise Refusal("word", f"seq {seq!r} and base {base!r}: whole numbers were expected")
+        trainer = asked.trainer or head.get("trainer", 0)
+        number = _redone(head) or (trainer, seq)
+        parts = _scaled(read_push(head, body, view.tables), head.get("scale", 1.0))
+        push, step = Push(*number, parts), asked.step
+        buckets = _buckets(parts)
+        self._await_room(buckets, asked.until_s)
+        self._await_served(buckets, asked.until_s)
+        if any(part.op != Does.GRAD for part in parts):
+            if any(part.op == Does.GRAD for part in parts):
+                raise Refusal("word", "gradients and other values cannot be in one push")
+            scale, done = 1.0, self._apply([push], step, 1.0, asked, base)
+        else:
+
+            def apply(pushes: Sequence[Push], at: int, scale: float) -> tuple[float, _Done]:
+                return scale, self._apply(pushes, at, scale, asked, base)
+
+            found = self.barrier.push(push, step, apply, asked.until_s, head.get("complete") is True, trainer)
+            step = found.step
+            scale, done = found.result
+        counts = [done.pushed.fresh, done.pushed.skipped, done.pushed.damaged]
+        while done.pushed.refused:
+            self._await_served(buckets, asked.until_s)
+            done = self._apply([push], step, scale, asked, base)
+        self._await_copies(done, buckets, asked)
+        if counts[0] or not counts[1]:
+            self.counts.applied_one(trainer)
+        return self._ok(asked, self._back(parts, asked), step=step, fresh=counts[0], again=counts[1], damaged=counts[2])
+
+    def _back(self, parts: Sequence[Part], asked: _Asked) -> list[Any]:
+        """Rows that were pushed, as they are now, of the tables that the head asks for."""
+        told = asked.head.get("back", [])
+        if not told:
+            return []
+        try:
+            dtypes = {str(table): str(dtype) for table, dtype in told}
+            wanted = [
+                Wanted(one.table, one.keys, dtypes[one.table], one.grads.shape[1]) for one in parts
+                if one.table in dtypes
+            ]  # fmt: skip
+            sizes = [rows_bytes(len(one.keys), one.dim, one.dtype) for one in wanted]
+        except (TypeError, ValueError, KeyError):
+            raise Refusal("word", f"back: a list of tables and how their rows travel, not {str(told)[:80]}") from None
+        found = []
+        for one, size in zip(wanted, sizes, strict=True):
+            room = memoryview(bytearray(size))
+            self._rows(one, room, asked.step, False, asked.until_s)
+            found.append(room)
+        return found
+
+    def _apply(self, pushes: Sequence[Push], step: int, scale: float, asked: _Asked, base: int) -> _Done:
+        """Now, as one."""
+        view, counts = self.view or asked.view, self.counts
+        divisor = 1.0
+        if view.training.staleness_lr and view.training.mode is Mode.ASYNC:
+            divisor = 1 + counts.others(asked.trainer, base) / max(1, len(view.members))
+        sent = self._bucket_shell.sent()
+        pushed = self._store.push(
+            pushes,
+            step=step,
+            lr=view.rates(step, divisor),
+            scale=scale,
+            allowed=self._bucket_shell.served,
+            each=lambda piece: self._bucket_shell.spread(piece, sent),
+            needed=self._bucket_shell.feeds,
+        )
+        with counts.lock:
+            counts.keys += pushed.fresh
+            counts.damaged += pushed.damaged
+            counts.top_step = max(counts.top_step, step)
+        return _Done(pushed, sent)
+
+    def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:
+        """Until the streams to copies of these buckets are not too full."""
+        bucket_shell = self._bucket_shell
+        with bucket_shell.news:
+            while follower := bucket_shell.fullest(self.stream_bytes, buckets):
+                if now_s() >= until_s:
+                    under_way = f"{self.stream_bytes >> 20} MB are on the way to pserver {follower}"
+                    raise Waited(Op.BUSY, after_s=0.2, text=f"copies lag behind: more than {under_way}")
+                bucket_shell.news.wait(until_s - now_s())
+
+    def _await_copies(self, done: _Done, buckets: NDArray[np.uint16], asked: _Asked) -> None:
+        """Until all copies that a push waits for have it."""
+        bucket_shell, sent = self._bucket_shell, done.sent
+        training = asked.view.training
+        lag_s = training.lag_s if training.replication is Replication.ASYNC else None
+        if done.pushed.skipped or done.pushed.refused:
+            sent = bucket_shell.behind(sent, buckets)
+        with bucket_shell.news:
+            while True:
+                if bucket_shell.stopped(sent, buckets):
+                    raise Waited(Op.MOVED, text=f"a bucket left pserver {self._name} meanwhile: repeat this push")
+                follower = bucket_shell.waits_for(sent, buckets, lag_s)
+                if not follower:
+                    return
+                if now_s() >= asked.until_s:
+                    text = f"pserver {self._name} waits for its copy on pserver {follower}"
+                    raise Waited(Op.WAIT, text=text, **{"for": "copies"})
+                bucket_shell.news.wait(asked.until_s - now_s())
+
+    # --- intents -----------------------------------------------------------------------------------------------------
+
+    def _intent(self, body: memoryview, asked: _Asked) -> Reply:
+        """See ``ps/intents.py``. Answered when all copies have it that a push would wait for."""
+        head, intents = asked.head, self._store.intents
+        of, seq, fence = head.get("of"), head.get("seq", -1), head.get("fence") is True
+        if type(of) is not int or of < 1 or type(seq) is not int:
+            raise Refusal("word", f"an intent of trainer {of!r}, number {seq!r}")
+        if body.nbytes > MOST_TEXT:
+            long = f"the list of the records in one push has {body.nbytes} bytes, more than {MOST_TEXT}"
+            raise Refusal("word", f"{long}: call step() after fewer batches")
+        if not fence and of != asked.trainer:
+            raise Refusal("word", f"trainer {asked.trainer} declares what {of} is to push")
+        bucket = home(of)
+        buckets, shard = np.array([bucket], np.uint16), shard_of_bucket(bucket)
+        found: Intent | None = None
+        sent = self._bucket_shell.sent()
+        while found is None:
+            self._await_served(buckets, asked.until_s)
+            sent = self._bucket_shell.sent()
+            with self._store.lock(bucket):
+                if self._bucket_shell.served[bucket]:
+                    found = intents.fence(of) if fence else intents.declare(of, seq, str(body, "utf-8"))
+                    self._bucket_shell.spread(Piece(shard, (), buckets, intents={of: found}), sent)
+        self._await_copies(_Done(Pushed(), sent), buckets, asked)
+        text = found.text.encode() if fence else b""
+        return self._ok(asked, [text] if text else [], seq=found.seq)
+
+    # --- scan --------------------------------------------------------------------------------------------------------
+
+    def _scan(self, asked: _Asked) -> Reply:
+        table, bucket = asked.head.get("table"), asked.head.get("bucket")
+        if table not in asked.view.tables:
+            raise Refusal("table", f"there is no table {str(table)[:100]!r}")
+        if type(bucket) is not int or not 0 <= bucket < BUCKETS:
+            raise Refusal("word", f"bucket {bucket!r}: a number from 0 to {BUCKETS - 1} was expected")
+        self._await_served(np.array([bucket], np.uint16), asked.until_s)
+        rows = self._store.image(bucket).rows.get(str(table))
+        parts = encode(rows) if rows is not None else []
+        size = sum(memoryview(part).nbytes for part in parts)
+        return self._ok(asked, parts, rows=0 if rows is None else len(rows), bytes=size)
+
+
+def _buckets(parts: Sequence[Part | Wanted]) -> NDArray[np.uint16]:
+    """All that their keys fall into."""
+    found = np.zeros(BUCKETS, np.bool_)
+    for part in parts:
+        found[buckets_of(part.keys)] = True
+    return np.flatnonzero(found).astype(np.uint16)
+
+
+def _redone(head: dict[str, Any]) -> tuple[int, int] | None:
+    """Whose push is repeated, and its number."""
+    redo = head.get("redo")
+    if redo is None:
+        return None
+    if not isinstance(redo, list) or len(redo) != 2 or any(type(one) is not int or one < 0 for one in redo):
+        raise Refusal("word", f"redo {str(redo)[:40]}: the number of a trainer and of a push were expected")
+    return redo[0], redo[1]
+
+
+def _scaled(parts: list[Part], scale: Any) -> list[Part]:
+    if type(scale) not in (int, float) or not np.isfinite(scale):
+        raise Refusal("word", f"scale {scale!r}: a finite number was expected")
+    if scale == 1:
+        return parts
+    return [
+        Part(one.table, one.keys, one.grads * np.float32(scale), one.op) if one.op in (Does.GRAD, Does.ADD) else one
+        for one in parts
+    ]

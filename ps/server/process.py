@@ -1,0 +1,144 @@
+"""A pserver process: ``python -m ps server``, a child of a launcher, which it talks to in lines.
+
+The launcher writes ``{"secret": …}`` and then ``?`` now and then; the process writes ``{"port": …, "path": …,
+"machine": …, "pid": …}`` once it listens and answers each ``?`` with ``!``, or ``!0`` when no Master has been heard of
+lately: without the store as well, its launcher kills it then, for others may have taken over. It ends when the launcher
+has gone. On SIGTERM it serves on until the Master has given its buckets to others, or the grace is over; the launcher
+marks its key for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import ssl
+import sys
+import threading
+from collections.abc import Iterable
+from typing import NoReturn
+
+import click
+
+from edl.adapters.child import at_sigterm, private_stdout, secret_line
+from edl.adapters.remote_files import open_files
+from edl.errors import UsageError
+from edl.wire.address import address
+from ps.net.caller import Peer
+from ps.net.connection import now_s
+from ps.net.endpoint import Limits
+from ps.net.stdio import Launcher
+from ps.protocol.handshake import MASTER
+from ps.server.server import Server, Setup
+
+log = logging.getLogger(__name__)
+FILES = 3 * Limits().peers
+"""For each connection its socket and memory that is lent, and more for checkpoints."""
+
+
+def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: Launcher) -> NoReturn:
+    """Be a pserver process. Raises ``PortInUse``."""
+    allow_files(FILES)
+    over = threading.Event()
+    drained = threading.Event()
+
+    def gone() -> None:
+        drained.set()
+        over.set()
+
+    def leave() -> None:
+        log.info("Parameter server %s: leaves, at the latest in %g s", setup.name, grace_s)
+        over.wait(grace_s)
+        over.set()
+
+    def failed(what: str) -> NoReturn:
+        sys.stderr.flush()
+        os._exit(1)
+
+    server = Server(setup, gone, failed)
+    server.start(host, port)
+    at_sigterm(leave)
+    endpoint = server.endpoint
+    launcher.say({"port": endpoint.port, "path": endpoint.path, "machine": endpoint.machine, "pid": os.getpid()})
+    limit = f"{setup.most_bytes / 2**30:.1f} GiB" if setup.most_bytes else "no limit"
+    log.info("Parameter server %s at %s, memory for rows: %s", setup.name, address(host, endpoint.port), limit)
+    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s))
+    over.wait()
+    served = int(server.bucket_shell.served.sum())
+    if not drained.is_set() and not launcher.gone:
+        log.warning("Parameter server %s: ends with %d buckets, which others take over from copies", setup.name, served)
+    server.stop()
+    sys.stderr.flush()
+    os._exit(0 if drained.is_set() or launcher.gone else 1)  # threads may be in the middle of something
+
+
+def allow_files(wanted: int) -> None:
+    """As many open files as are needed and the system allows: the usual 1,024 are too few for 400 trainers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted and soft < wanted:
+        log.warning("Parameter server: at most %d open files are allowed; with many trainers it needs up to %d. Raise "
+                    "the hard limit (ulimit -Hn)", most, wanted)  # fmt: skip
+
+
+def masterless(peers: Iterable[Peer], lease_s: float) -> bool:
+    """Whether no Master has said anything for the length of a lease: one that is in touch asks several times in it."""
+    return not any(peer.role == MASTER and now_s() - peer.heard_s < lease_s for peer in peers)
+
+
+@click.command("server")
+@click.option("--host", default="127.0.0.1", help="Address to listen at. Default: this host only.")
+@click.option("--port", type=int, default=0, help="Default: one that is free.")
+@click.option("--name", required=True, help="Of its key, such as node-0-1.")
+@click.option("--job", required=True, help="Id of the job, for the checkpoint directory.")
+@click.option("--most-bytes", type=int, default=0, help="Memory for rows; 0: no limit.")
+@click.option("--checkpoint-dir", default="", help="Path or URL. Default: no checkpoints.")
+@click.option("--write-mb-per-s", type=float, default=0.0, help="Checkpoints are written no faster; 0: no limit.")
+@click.option("--tls-cert", default="", help="PEM file of the job's certificate.")
+@click.option("--tls-key", default="", help="PEM file of its key.")
+@click.option("--tls-ca", default="", help="PEM file of the authority that signed it.")
+@click.option("--grace", type=float, default=60.0, metavar="SECONDS", help="For giving buckets away at SIGTERM.")
+@click.option(
+    "--lease", type=float, default=10.0, metavar="SECONDS", help="A Master silent for so long is out of reach."
+)
+def server_command(
+    host: str,
+    port: int,
+    name: str,
+    job: str,
+    most_bytes: int,
+    checkpoint_dir: str,
+    write_mb_per_s: float,
+    tls_cert: str,
+    tls_key: str,
+    tls_ca: str,
+    grace: float,
+    lease: float,
+) -> None:
+    """Hold rows for trainers elsewhere. Started by a launcher, which keeps it running."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    launcher = Launcher(private_stdout())
+    setup = Setup(
+        name=name,
+        job=job,
+        secret=secret_line("Parameter servers", "--run-mode=ps"),
+        most_bytes=most_bytes,
+        files=open_files(checkpoint_dir) if checkpoint_dir else None,
+        tls=_contexts(tls_cert, tls_key, tls_ca),
+        write_bytes_per_s=write_mb_per_s * 1e6,
+    )
+    serve(setup, host, port, grace, lease, launcher)
+
+
+def _contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """Raises ``UsageError``."""
+    from ps.net.tls import contexts
+
+    given = [one for one in (certificate, key, authority) if one]
+    if not given:
+        return None
+    if len(given) != 3:
+        raise UsageError("--tls-cert, --tls-key and --tls-ca go together: give all of them or none")
+    return contexts(certificate, key, authority)

@@ -1,0 +1,148 @@
+"""The other end of the stream from a bucket's owner: what arrives is taken in its order, or refused bucket by bucket.
+
+Everything is shown to ``BucketMachine.refuses`` first, under the lock of the shard that it changes, so that nothing of
+a former owner can overwrite what this pserver has served since. What was accepted once is not asked about again until
+orders may have changed that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import ProtocolError
+from ps.hashing import buckets_of
+from ps.net.caller import Peer, Reply
+from ps.net.connection import now_s
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.replication import Release, part_of, unpack
+from ps.rows import Image, Piece
+from ps.server.bucket_machine import Released
+from ps.server.bucket_shell import BucketShell
+from ps.spec import BUCKETS
+from ps.store.store import Store
+
+TABLES_S = 5.0
+"""So long a stream waits for the orders that define a table in it."""
+
+
+@dataclass(slots=True)
+class _Accepted:
+    """What one sender may send, as far as it is known."""
+
+    turn: int = -1
+    version: int = -1
+    buckets: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(BUCKETS, np.bool_))
+
+
+class ReplicationIn:
+    """What other pservers send here."""
+
+    def __init__(self, bucket_shell: BucketShell, store: Store) -> None:
+        self._bucket_shell, self._store = bucket_shell, store
+        self._lock = threading.Lock()
+        self._newest: dict[int, Peer] = {}
+        """By number of the sender: nothing is taken from the connections before."""
+
+    def left(self, peer: Peer) -> None:
+        """Its connection is over."""
+        with self._lock:
+            if self._newest.get(peer.number) is peer:
+                del self._newest[peer.number]
+
+    def take(self, peer: Peer, frame: Frame) -> Reply:
+        """One frame of a stream. Raises ``ProtocolError``, and ``PsError`` of the store."""
+        head = frame.json()
+        meant = (head.get("to"), head.get("history"))
+        if not meant[0] or meant != self._name():
+            mine = self._bucket_shell
+            text = f"this is pserver {mine.number or 'without a number yet'} in history {mine.history}"
+            return Reply.no(Op.REFUSED, kind="number", text=text)
+        if not isinstance(peer.data, _Accepted):
+            peer.data = _Accepted()
+            with self._lock:
+                old, self._newest[peer.number] = self._newest.get(peer.number), peer
+            if old is not None:
+                old.hang_up()
+        fenced: set[int] = set()
+        for version, content in unpack(head.get("items", []), frame.body):
+            if self._name() != meant:
+                return Reply.no(Op.REFUSED, kind="number", text=f"this is pserver {self._bucket_shell.number} now")
+            if isinstance(content, Release):
+                self._check(peer)
+                refused = set(self._bucket_shell.refuses(peer.number, version, content.buckets))
+                fenced |= refused
+                taken = tuple(bucket for bucket in content.buckets if bucket not in refused)
+                self._bucket_shell.post(Released(peer.number, version, taken))
+            elif isinstance(content, Image):
+                fenced.update(self._image(peer, version, content))
+            else:
+                fenced.update(self._piece(peer, version, content))
+        if not fenced:
+            return Reply()
+        return Reply(Op.OK, pack_head({"fenced": sorted(fenced), "version": self._bucket_shell.version}))
+
+    def _name(self) -> tuple[int, int]:
+        return self._bucket_shell.number, self._bucket_shell.history
+
+    def _check(self, peer: Peer) -> None:
+        """Raises ``ProtocolError`` when the sender has made another stream since: what comes through this one is older
+        than what may have come through that. A shard's lock is held."""
+        if self._newest.get(peer.number) is not peer:
+            raise ProtocolError("another stream from this pserver has come since")
+
+    def _image(self, peer: Peer, version: int, image: Image) -> Sequence[int]:
+        self._await_tables(image.rows)
+        if not 0 <= image.bucket < BUCKETS:
+            raise ProtocolError(f"an image of bucket {image.bucket}")
+        with self._store.lock(image.bucket):
+            self._check(peer)
+            refused = self._bucket_shell.refuses(peer.number, version, [image.bucket])
+            if not refused:
+                self._store.take_image(image)
+        return refused
+
+    def _piece(self, peer: Peer, version: int, piece: Piece) -> Sequence[int]:
+        self._await_tables([*piece.rows, *piece.removed])
+        with self._store.lock(shard=piece.shard):
+            self._check(peer)
+            refused = self._refused(peer, version, piece)
+            if refused:
+                keep = np.ones(BUCKETS, np.bool_)
+                keep[refused] = False
+                piece = part_of(piece, keep)
+            self._store.apply_piece(piece)
+        return refused
+
+    def _refused(self, peer: Peer, version: int, piece: Piece) -> list[int]:
+        known: _Accepted = peer.data
+        turn = self._bucket_shell.turn
+        if (known.turn, known.version) != (turn, version):
+            known.turn, known.version = turn, version
+            known.buckets[:] = False
+        touched = piece.buckets
+        if piece.removed:
+            touched = np.unique(np.concatenate([touched, *(buckets_of(keys) for keys in piece.removed.values())]))
+        asked = [int(bucket) for bucket in touched[~known.buckets[touched]]]
+        if not asked:
+            return []
+        refused = self._bucket_shell.refuses(peer.number, version, asked)
+        known.buckets[asked] = True
+        known.buckets[refused] = False
+        return refused
+
+    def _await_tables(self, names: Iterable[str]) -> None:
+        """The sender may have read its orders first."""
+        missing = [name for name in names if name not in self._store.tables]
+        if not missing:
+            return
+        until_s = now_s() + TABLES_S
+        with self._bucket_shell.news:
+            while any(name not in self._store.tables for name in missing):
+                if now_s() >= until_s:
+                    raise ProtocolError(f"rows of a table that no orders have defined here: {', '.join(missing)}")
+                self._bucket_shell.news.wait(until_s - now_s())

@@ -1,0 +1,423 @@
+"""The ordered stream to one follower: pieces and images in, acknowledgements out, each number once.
+
+What is put into a stream has a number; the follower acknowledges cumulatively. Images are made by the stream's own
+thread, a few at a time, so that pieces of pushes never wait behind many of them. A stream that breaks is never
+continued: it says so once, forgets what was in it, and is made anew only when its owner says ``again``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edl.errors import EdlError, ProtocolError
+from edl.ports import Clock
+from ps.errors import TimedOut
+from ps.net.caller import Caller
+from ps.protocol.frames import Op, pack_head
+from ps.protocol.replication import Content, pack, size_of
+from ps.rows import Image
+
+log = logging.getLogger(__name__)
+
+FRAME_BYTES = 4 << 20
+"""Items are sent together until they have so many bytes."""
+FRAME_ITEMS = 512
+FRAME_IMAGES = 64
+"""No image is made while so many items wait to be sent."""
+IMAGES_BYTES = 16 << 20
+"""Images under way to one follower: one more is made as long as there are fewer bytes,"""
+IMAGES = 128
+"""and fewer of them: pushes wait behind them, and each takes its time however small it is."""
+STALL_S = 10.0
+"""A follower that acknowledges nothing for so long is taken for lost."""
+CONNECT_S = 3.0
+NOT_YET_S = 3.0
+"""A follower is given so long to read the orders that tell it its number."""
+_ASK_S = 0.5
+_LONGEST_PAUSE_S = 1.0
+
+
+class _NotYet(ProtocolError):
+    """The follower goes by another number: it has not had the orders yet that give it this one, or it has newer."""
+
+
+class Owner(Protocol):
+    """Whose stream it is. Called from the stream's threads, without its lock."""
+
+    @property
+    def history(self) -> int:
+        """Of its rows."""
+        ...
+
+    def connect(self, follower: int) -> Caller:
+        """A line to the follower. Raises ``PsError``."""
+        ...
+
+    def take_image(self, follower: int, bucket: int, copy: int) -> None:
+        """Under the bucket's lock: put its image into the stream, unless nobody wants it any more."""
+        ...
+
+    def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
+        """The follower, whose newest orders are ``version``, has refused these; said before anything that came with
+        them counts as acknowledged."""
+        ...
+
+    def failed(self, what: str) -> None:
+        """A thread has ended that should not have."""
+        ...
+
+    def acked(self, follower: int, images: dict[int, list[int]], marks: Sequence[int]) -> None:
+        """More is acknowledged: images, by the number of their copy, and marks."""
+        ...
+
+    def lost(self, follower: int, why: str) -> None:
+        """The stream broke, or cannot be made."""
+        ...
+
+    def made(self, follower: int) -> None:
+        """It stands again, and is empty."""
+        ...
+
+
+@dataclass(slots=True)
+class _Queued:
+    number: int
+    version: int
+    content: Content
+    bytes: int
+    at_s: float
+    copy: int
+    """Of an image: the number of the copy that it belongs to."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A frame that is not acknowledged yet."""
+
+    request: int
+    items: list[_Queued]
+    images: list[tuple[int, int]] = field(default_factory=list)
+    """(copy, bucket)."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.items)
+
+
+class Stream:
+    """To one follower. Any thread may put something in; that never blocks."""
+
+    def __init__(self, follower: int, owner: Owner, clock: Clock) -> None:
+        self.follower = follower
+        self.life = 0
+        """Counts the connections: what was put into an earlier one is lost."""
+        self._owner, self._clock = owner, clock
+        self._lock = threading.Lock()
+        self._go = threading.Condition(self._lock)
+        self._queue: deque[_Queued] = deque()
+        self._sent: deque[_Sent] = deque()
+        self._copies: list[tuple[int, deque[int]]] = []
+        """Buckets whose images are to be made; those of the newest copy first."""
+        self._marks: deque[tuple[int, int]] = deque()
+        """(number that has to be acknowledged, mark)."""
+        self._number = self._acked = self._answered = 0
+        self._bytes = self._image_bytes = self._images = 0
+        self._state = "new"
+        self._thread: threading.Thread | None = None
+        self._caller: Caller | None = None
+        self._moved_s = clock.now_s()
+        """When the follower last acknowledged something, or had nothing to acknowledge."""
+
+    # --- what it is asked for ---------------------------------------------------------------------------------------
+
+    def put(self, content: Content, version: int, copy: int = 0) -> tuple[int, int]:
+        """Into the stream; returns which connection that was, and its number. Lost when the stream is down."""
+        size = size_of(content)
+        with self._lock:
+            if self._state in ("down", "over"):
+                return -1, 0
+            self._number += 1
+            now_s = self._clock.now_s()
+            if not self._bytes:
+                self._moved_s = now_s
+            self._queue.append(_Queued(self._number, version, content, size, now_s, copy))
+            self._bytes += size
+            if copy:
+                self._image_bytes += size
+                self._images += 1
+            self._begin()
+            self._go.notify_all()
+            return self.life, self._number
+
+    def begin(self) -> None:
+        """Make it now, if it has not been made: there may be nothing to send for long."""
+        with self._lock:
+            self._begin()
+
+    def copy(self, number: int, buckets: Sequence[int]) -> None:
+        """Make the images of these buckets, and put them in."""
+        with self._lock:
+            if self._state not in ("down", "over"):
+                self._copies.append((number, deque(buckets)))
+                self._begin()
+                self._go.notify_all()
+
+    def mark(self, mark: int) -> None:
+        """Say when everything that is in it now is acknowledged."""
+        with self._lock:
+            if self._state in ("down", "over"):
+                return
+            done = self._acked >= self._number
+            if not done:
+                self._marks.append((self._number, mark))
+        if done:
+            self._owner.acked(self.follower, {}, [mark])
+
+    def again(self) -> None:
+        """After it was lost: try to make it anew."""
+        with self._lock:
+            if self._state == "down":
+                self._state = "retry"
+                self._go.notify_all()
+
+    def close(self) -> None:
+        """For good."""
+        with self._lock:
+            self._state = "over"
+            self._forget()
+            caller = self._caller
+            self._go.notify_all()
+        if caller is not None:
+            caller.abort()
+
+    # --- what is asked about it ---------------------------------------------------------------------------------------
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        """Which connection, and the number of the last thing that was put in."""
+        with self._lock:
+            return self.life, self._number
+
+    def has(self, life: int, number: int) -> bool:
+        """Whether the follower has acknowledged this one; also when its connection is over: then it is by image that
+        it has it, or not at all."""
+        return life != self.life or self._acked >= number
+
+    @property
+    def queued_bytes(self) -> int:
+        """Not acknowledged yet."""
+        return self._bytes
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest thing that is not acknowledged."""
+        with self._lock:
+            oldest = self._sent[0].items[0] if self._sent else self._queue[0] if self._queue else None
+        return 0.0 if oldest is None else self._clock.now_s() - oldest.at_s
+
+    def behind(self, lag_s: float) -> bool:
+        """Whether the follower is further behind than that, or cannot be reached."""
+        return not self.up or self.lag_s > lag_s
+
+    @property
+    def up(self) -> bool:
+        """Whether what is put in is sent, now or soon."""
+        return self._state not in ("down", "over")
+
+    # --- its threads --------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """With the lock: start the thread when there is first something to do."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"edl-ps-to-{self.follower}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except Exception:
+            log.exception("Parameter server: the stream to pserver %d", self.follower)
+            self._owner.failed(f"the stream to pserver {self.follower}")
+
+    def _keep(self) -> None:
+        pause_s, told, early_s = 0.05, False, 0.0
+        while True:
+            with self._lock:
+                while self._state == "down":
+                    self._go.wait()
+                if self._state == "over":
+                    return
+            try:
+                caller = self._connect()
+            except EdlError as error:
+                now_s = self._clock.now_s()
+                early_s = (early_s or now_s + NOT_YET_S) if isinstance(error, _NotYet) else 0.0
+                if not told and now_s >= early_s:
+                    told = self._lose(str(error))
+                with self._lock:
+                    if self._state != "over":
+                        self._go.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            pause_s, early_s = 0.05, 0.0
+            with self._lock:
+                if self._state == "over":
+                    caller.abort()
+                    return
+                self._state, self._caller = "up", caller
+                self._moved_s = self._clock.now_s()
+            if told:
+                told = False
+                self._owner.made(self.follower)
+            told = self._lose(self._serve(caller)) or told
+
+    def _connect(self) -> Caller:
+        caller = self._owner.connect(self.follower)
+        try:
+            self._request(caller, [])
+            frame = caller.receive(deadline_s=CONNECT_S)
+            if frame.op is not Op.OK:
+                raise _NotYet(f"it refuses the stream: {frame.json().get('text', frame.op.name)}")
+            self._answered = frame.request
+        except BaseException:
+            caller.abort()
+            raise
+        return caller
+
+    def _lose(self, why: str) -> bool:
+        """Forget what was in it, and say so; False when it was closed on purpose."""
+        with self._lock:
+            if self._state == "over":
+                return False
+            self._state, self._caller = "down", None
+            self._forget()
+        self._owner.lost(self.follower, why)
+        return True
+
+    def _forget(self) -> None:
+        self.life += 1
+        self._queue.clear()
+        self._sent.clear()
+        self._copies.clear()
+        self._marks.clear()
+        self._acked = self._number
+        self._answered = self._bytes = self._image_bytes = self._images = 0
+
+    def _serve(self, caller: Caller) -> str:
+        """Until the connection breaks; returns why."""
+        reasons: list[str] = []
+
+        def receive() -> None:
+            try:
+                self._receive(caller, reasons)
+            except Exception:
+                log.exception("Parameter server: acknowledgements of pserver %d", self.follower)
+                self._owner.failed(f"acknowledgements of pserver {self.follower}")
+
+        receiver = threading.Thread(target=receive, name=f"edl-ps-from-{self.follower}", daemon=True)
+        receiver.start()
+        try:
+            while not caller.broken:
+                if not self._make_image():
+                    self._send_some(caller)
+        except EdlError as error:
+            reasons.append(str(error))
+        finally:
+            caller.abort()
+            receiver.join()
+        return reasons[0] if reasons else "the connection broke"
+
+    def _make_image(self) -> bool:
+        """The next one, if there is any to be made now."""
+        with self._lock:
+            while self._copies and not self._copies[-1][1]:
+                self._copies.pop()
+            full = self._images >= IMAGES or self._image_bytes >= IMAGES_BYTES or len(self._queue) >= FRAME_IMAGES
+            if full or not self._copies:
+                return False
+            copy, buckets = self._copies[-1]
+            bucket = buckets.popleft()
+        self._owner.take_image(self.follower, bucket, copy)
+        return True
+
+    def _send_some(self, caller: Caller) -> None:
+        """What is in the queue, as one frame; or wait for something."""
+        with self._lock:
+            if not self._queue:
+                self._go.wait(_ASK_S)
+                return
+            items: list[_Queued] = []
+            size = 0
+            while self._queue and len(items) < FRAME_ITEMS and (not items or size < FRAME_BYTES):
+                items.append(self._queue.popleft())
+                size += items[-1].bytes
+            sent = _Sent(0, items)
+            sent.images = [(one.copy, one.content.bucket) for one in items if isinstance(one.content, Image)]
+            self._sent.append(sent)
+        request = self._request(caller, [(one.version, one.content) for one in items])
+        with self._lock:
+            sent.request = request
+        self._settle()
+
+    def _request(self, caller: Caller, items: Sequence[tuple[int, Content]]) -> int:
+        heads, arrays = pack(items)
+        head = {"to": self.follower, "history": self._owner.history, "items": heads}
+        return caller.send(Op.STREAM, pack_head(head), arrays, deadline_s=STALL_S)
+
+    def _receive(self, caller: Caller, reasons: list[str]) -> None:
+        """Acknowledgements."""
+        while True:
+            try:
+                frame = caller.receive(deadline_s=_ASK_S)
+            except TimedOut as error:
+                if caller.broken or self._stalled():
+                    reasons.append(str(error) if caller.broken else f"it has acknowledged nothing for {STALL_S:g} s")
+                    break
+                continue
+            except EdlError as error:
+                reasons.append(str(error))
+                break
+            head: dict[str, Any] = frame.json()
+            if frame.op is not Op.OK:
+                reasons.append(str(head.get("text", frame.op.name)))
+                break
+            if head.get("fenced"):
+                self._owner.fenced(self.follower, int(head["version"]), [int(one) for one in head["fenced"]])
+            with self._lock:
+                self._answered = max(self._answered, frame.request)
+            self._settle()
+        caller.abort()
+        with self._lock:
+            self._go.notify_all()
+
+    def _stalled(self) -> bool:
+        with self._lock:
+            return bool(self._sent) and self._clock.now_s() - self._moved_s > STALL_S
+
+    def _settle(self) -> None:
+        """Count what is acknowledged."""
+        images: dict[int, list[int]] = {}
+        marks: list[int] = []
+        with self._lock:
+            before = self._acked
+            while self._sent and 0 < self._sent[0].request <= self._answered:
+                done = self._sent.popleft()
+                self._acked = done.items[-1].number
+                self._bytes -= done.bytes
+                self._image_bytes -= sum(one.bytes for one in done.items if one.copy)
+                self._images -= sum(1 for one in done.items if one.copy)
+                for copy, bucket in done.images:
+                    images.setdefault(copy, []).append(bucket)
+            while self._marks and self._marks[0][0] <= self._acked:
+                marks.append(self._marks.popleft()[1])
+            if self._acked != before:
+                self._moved_s = self._clock.now_s()
+                self._go.notify_all()
+            moved = self._acked != before
+        if moved or marks:
+            self._owner.acked(self.follower, images, marks)

@@ -1,0 +1,419 @@
+"""A parameter server: its rows, who may have them, who copies them; its lines to Master, trainers and other pservers.
+
+Requests are answered in their connections' threads (``ps/server/handlers.py``), streams from other pservers are taken
+in theirs (``ps/server/replicate_in.py``); orders are followed in the keeper's (``ps/server/bucket_shell.py``), and a
+fourth kind looks after what is due now and then: loads, evictions, trainers that are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.adapters.clock import SystemClock
+from edl.errors import EdlError, ProtocolError, PsError
+from edl.ports import Clock, Files
+from ps.net.caller import Caller, Endpoint, Peer, Reply
+from ps.protocol import messages
+from ps.protocol.deltas import orders_after
+from ps.protocol.frames import Frame, Op, pack_head
+from ps.protocol.handshake import MASTER, SERVER, TRAINER, Hello
+from ps.server.bucket_machine import BucketMachine, MasterLine, OrdersCame, Restored
+from ps.server.bucket_shell import BucketShell
+from ps.server.checkpoint_task import CheckpointTask
+from ps.server.eviction_task import EvictionTask
+from ps.server.handlers import RequestHandlers, View
+from ps.server.replicate_in import ReplicationIn
+from ps.server.replicate_out import CONNECT_S
+from ps.spec import BUCKETS
+from ps.store.kernels import at_once, chosen, kernels
+from ps.store.kernels.ready import compile_elsewhere
+from ps.store.store import REMEMBERED, Store
+
+log = logging.getLogger(__name__)
+
+LOAD_S = 2.0
+LOOK_S = 0.25
+LOST_S = 1.0
+"""A trainer without a connection for so long, which has not said farewell, is told to be lost."""
+HOT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a pserver is started with."""
+
+    name: str
+    job: str
+    secret: str = field(repr=False)
+    most_bytes: int = 0
+    files: Files | None = None
+    """The checkpoint directory."""
+    kernels: str | None = None
+    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
+    """To call with, and to be called with."""
+    write_bytes_per_s: float = 0.0
+    """Checkpoints are written no faster."""
+    clock: Clock = field(default_factory=SystemClock)
+
+
+class Server:
+    """One pserver. ``start``, then it does what its Master says, until ``stop``."""
+
+    def __init__(
+        self, setup: Setup, gone: Callable[[], None] = lambda: None, failed: Callable[[str], None] | None = None
+    ) -> None:
+        """``gone``: orders let it end. ``failed``: a thread has ended that should not have, and so must the process;
+        without it all connections are closed."""
+        self._setup, self._gone, self._clock = setup, gone, setup.clock
+        self._failed = failed or (lambda what: self.stop())
+        self.store = Store(kernels=setup.kernels or at_once(), most_bytes=setup.most_bytes)
+        self.bucket_machine = BucketMachine(setup.name, most_bytes=setup.most_bytes)
+        self.bucket_shell = BucketShell(self.bucket_machine, self.store, self, setup.clock)
+        self.checkpoint_task = CheckpointTask(
+            self.store, setup.files, setup.job, self, setup.clock, setup.write_bytes_per_s
+        )
+        self.eviction_task = EvictionTask(self.store, self.bucket_shell, self.checkpoint_task.evicted, self.failed)
+        self.handlers = RequestHandlers(setup.name, self.store, self.bucket_shell, self.eviction_task)
+        self._following = ReplicationIn(self.bucket_shell, self.store)
+        self.endpoint = Endpoint(
+            self._handle,
+            secret=setup.secret,
+            met=self._met,
+            greeted=self._greeted,
+            left=self._left,
+            lost=self._lost,
+            greeting={"name": setup.name},
+            tls=setup.tls[1] if setup.tls else None,
+        )
+        self._master: Peer | None = None
+        """Whom words go to; ``_newest`` until ``Hello`` has been said."""
+        self._newest: Peer | None = None
+        self._token = 0
+        self._told: tuple[Peer | None, messages.Orders | None] = None, None
+        """The newest orders, and by whom: what is new in the next ones goes on from them."""
+        self._trainers = _Trainers()
+        self._over = threading.Event()
+        self._heat = np.zeros(BUCKETS, np.uint32)
+        self._loaded_s = 0.0
+
+    def start(self, host: str, port: int = 0) -> None:
+        """Listen, and begin to work. Raises ``PortInUse``."""
+        self.store.warm()
+        self.bucket_shell.start()
+        self.checkpoint_task.start()
+        self.eviction_task.start()
+        self.endpoint.start(host, port)
+        threading.Thread(target=self._look_after, name="edl-ps-looks", daemon=True).start()
+        if self.store.kernels != (wanted := self._setup.kernels or chosen()):
+            threading.Thread(target=self._compile, args=(wanted,), name="edl-ps-compiles", daemon=True).start()
+
+    def stop(self) -> None:
+        """End all connections, and all threads that can be ended."""
+        self._over.set()
+        self.endpoint.stop()
+        self.bucket_shell.stop()
+        self.checkpoint_task.stop()
+        self.eviction_task.stop()
+
+    def _compile(self, wanted: str) -> None:
+        """Rows are served by the kernels in numpy meanwhile."""
+        log.info("Parameter server %s: kernels are being compiled; until then it is slower. "
+                 "'python -m ps warm' does it beforehand", self._setup.name)  # fmt: skip
+        start_s = self._clock.now_s()
+        try:
+            compile_elsewhere()
+            kernels(wanted).warm()
+            self.store.take_kernels(wanted)
+        except (EdlError, OSError, MemoryError) as error:
+            log.warning("Parameter server %s: kernels cannot be compiled, it stays slow: %s", self._setup.name, error)
+            return
+        log.info("Parameter server %s: compiled kernels after %.1f s", self._setup.name, self._clock.now_s() - start_s)
+
+    # --- who comes ---------------------------------------------------------------------------------------------------
+
+    def _met(self, peer: Peer) -> tuple[str, str] | None:
+        view = self.handlers.view
+        if peer.role == MASTER and peer.hello.token < self._token:
+            log.warning("Parameter server: refused a Master with token %d; one has been here with %d",
+                        peer.hello.token, self._token)  # fmt: skip
+            return "fenced", f"a Master with token {self._token} rules"
+        if peer.role == TRAINER and view is not None and peer.number in view.revoked:
+            return "stale", "this trainer counts as gone: begin anew"
+        return None
+
+    def _greeted(self, peer: Peer) -> None:
+        if peer.role == MASTER:
+            self._token = max(self._token, peer.hello.token)
+            old, self._newest = self._newest, peer
+            if old is not None:
+                old.hang_up()
+            log.info("Parameter server %s: the Master %s is here", self._setup.name, peer.name)
+            self.bucket_shell.post(MasterLine())
+        elif peer.role == TRAINER:
+            self._trainers.came(peer.number)
+
+    def _left(self, peer: Peer) -> None:
+        if peer.role == SERVER:
+            self._following.left(peer)
+
+    def _lost(self, peer: Peer) -> None:
+        if peer.role == TRAINER and peer.number:
+            others = any(one.role == TRAINER and one.number == peer.number for one in self.endpoint.peers)
+            if not others:
+                self._trainers.went(peer.number, self._clock.now_s())
+
+    def _handle(self, peer: Peer, frame: Frame) -> Reply:
+        if frame.op in (Op.PULL, Op.PUSH, Op.SCAN, Op.INTENT):
+            return self.handlers.answer(peer, frame)
+        if frame.op is Op.STREAM and peer.role == SERVER:
+            return self._stream(peer, frame)
+        if frame.op is Op.CONTROL and peer.role == MASTER:
+            self._word(peer, frame)
+            return Reply()
+        if frame.op is Op.STATS:
+            return Reply(Op.OK, pack_head(self.statistics()))
+        return Reply.no(Op.REFUSED, kind="word", text=f"{frame.op.name} is nothing that a {peer.role} may ask for")
+
+    def _stream(self, peer: Peer, frame: Frame) -> Reply:
+        try:
+            return self._following.take(peer, frame)
+        except (EdlError, MemoryError) as error:
+            why = str(error) or "no memory is left"
+            log.warning("Parameter server %s: the stream from %s: %s", self._setup.name, peer, why)
+            return Reply.no(Op.REFUSED, kind="error", text=why)
+        except Exception:
+            log.exception("Parameter server: the stream from %s", peer)
+            self.failed(f"the stream from {peer}")
+            raise
+
+    def _word(self, peer: Peer, frame: Frame) -> None:
+        word = messages.decode(str(frame.body, "utf-8"))
+        if not isinstance(word, messages.Orders | messages.OrdersChanged):
+            raise ProtocolError(f"{type(word).__name__} is nothing that a Master says to a pserver")
+        if peer.hello.token < self._token or 0 < word.token < self._token:
+            log.warning("Parameter server: orders of a Master that was replaced are not followed (token %d, not %d)",
+                        word.token or peer.hello.token, self._token)  # fmt: skip
+            peer.hang_up()
+            return
+        if isinstance(word, messages.OrdersChanged):
+            told, before = self._told
+            if told is not peer or before is None or before.chart.version != word.base:
+                peer.push(
+                    Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.bucket_machine.version)).encode()]
+                )
+                return
+            word = orders_after(before, word)
+        self._told = peer, word
+        self.bucket_shell.post(OrdersCame(word))
+
+    # --- surroundings of the keeper, and of checkpoints --------------------------------------------------------------
+
+    def connect(self, follower: int) -> Caller:
+        """See ``bucket_shell.Surroundings``."""
+        orders = self.bucket_machine.orders
+        place = next((one for one in orders.chart.servers if one.number == follower), None) if orders else None
+        if place is None:
+            raise PsError(f"pserver {follower} is not in the chart")
+        hello = Hello(SERVER, self.bucket_machine.number, self._setup.name)
+        tls = self._setup.tls[0] if self._setup.tls else None
+        return Caller.connect(place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls)
+
+    def say(self, word: Any) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        master = self._master
+        if master is not None:
+            master.push(Op.CONTROL, b"", [messages.encode(word).encode()])
+
+    def prepare(self, orders: messages.Orders) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        for table in orders.tables:
+            try:
+                self.store.define(table)
+            except EdlError as error:
+                log.error("Parameter server: %s", error)
+
+    def followed(self, orders: messages.Orders) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        before = self.handlers.view
+        self.handlers.view = View(orders, before)
+        known = before.revoked if before is not None else frozenset()
+        for trainer in orders.revoked:  # the eldest first
+            if trainer in known:
+                continue
+            self.store.forget(trainer, max(REMEMBERED, len(orders.revoked)))
+            self.handlers.counts.forget(trainer)
+            self._trainers.told(trainer)
+        self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
+        self.eviction_task.holds(int((self.owned() != 0).sum()), self._copies())
+        self.checkpoint_task.orders(orders)
+        with self.bucket_shell.news:
+            self.bucket_shell.news.notify_all()
+        if before is None or before.epoch != orders.epoch or before.orders.chart.servers != orders.chart.servers:
+            log.info(
+                "Parameter server %s is number %d: orders %d, history %d, %d pservers, %d trainers, %d buckets here",
+                self._setup.name, orders.you, orders.chart.version, orders.chart.history, len(orders.chart.servers),
+                len(orders.members), int((self.owned() != 0).sum()),
+            )  # fmt: skip
+        if orders.go:
+            log.info("Parameter server %s: it has no buckets left, and ends", self._setup.name)
+            self._gone()
+
+    def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        orders = self.bucket_machine.orders
+        if orders is not None:
+            self.checkpoint_task.restore(orders, cut, buckets)
+
+    def restored(self, number: int, buckets: tuple[int, ...]) -> None:
+        """See ``checkpoint_task.Around``."""
+        self.bucket_shell.post(Restored(number, buckets))
+
+    def reset(self, number: int, history: int) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        log.info("Parameter server %s begins anew, empty, as number %d in history %d",
+                 self._setup.name, number, history)  # fmt: skip
+        self.checkpoint_task.reset()
+        self.handlers.barrier.reset()
+        for peer in self.endpoint.peers:
+            if peer.role == TRAINER:
+                peer.farewell = True  # that it hangs up now says nothing of the trainer
+            elif peer.role == SERVER:
+                peer.hang_up()
+        self._trainers.forget()
+
+    def failed(self, what: str) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        log.error("Parameter server %s ends: %s. Its buckets' copies take over", self._setup.name, what)
+        self._failed(what)
+
+    def line_begins(self) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        self._master = self._newest
+
+    def line_made(self) -> None:
+        """See ``bucket_shell.Surroundings``."""
+        self.checkpoint_task.again()
+        for trainer in self._trainers.lost:
+            self.say(messages.TrainerLost(trainer))
+
+    def owned(self) -> NDArray[np.uint8]:
+        """See ``checkpoint_task.Around``."""
+        owner = np.frombuffer(self.bucket_machine.owner, np.int16)
+        mine: NDArray[np.uint8] = (owner == (self.bucket_machine.number or -1)).astype(np.uint8)
+        return mine
+
+    def _copies(self) -> int:
+        bucket_machine = self.bucket_machine
+        return (
+            (bucket_machine.backup.count(bucket_machine.number) + bucket_machine.joining.count(bucket_machine.number))
+            if bucket_machine.number
+            else 0
+        )
+
+    # --- now and then ------------------------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                self.look(self._clock.now_s())
+            except Exception:
+                log.exception("Parameter server: what is due now and then")
+                self.failed("what is due now and then")
+                return
+
+    def look(self, now_s: float) -> None:
+        """Whatever is due."""
+        for trainer in self._trainers.due(now_s):
+            log.warning("Parameter server %s: the connection of trainer %d broke", self._setup.name, trainer)
+            self.say(messages.TrainerLost(trainer))
+        if now_s - self._loaded_s >= LOAD_S:
+            self._loaded_s = now_s
+            self.say(self.load())
+
+    def load(self) -> messages.Load:
+        """What it does; the hot buckets since the last call."""
+        heat = self.store.heat.copy()
+        risen = heat - self._heat
+        self._heat = heat
+        top = np.argsort(risen)[::-1][:HOT]
+        counts, size, most = self.handlers.counts, self.store.bytes(), self._setup.most_bytes
+        return messages.Load(
+            rows=sum(table.rows for table in self.store.tables.values()),
+            bytes=size,
+            most_bytes=most,
+            pulls=counts.pulls,
+            pushes=counts.pushes,
+            keys=counts.keys,
+            top_step=counts.top_step,
+            lag_s=max((stream.lag_s for stream in self.bucket_shell.streams()), default=0.0),
+            hot=tuple((int(bucket), int(risen[bucket])) for bucket in top if risen[bucket]),
+            damaged=counts.damaged,
+            text=f"memory is {100 * size // most} % full" if most and size > 0.9 * most else "",
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """For tools."""
+        heat = self._heat
+        load = self.load()
+        self._heat = heat
+        streams = [
+            {"follower": one.follower, "queued_bytes": one.queued_bytes, "lag_s": one.lag_s, "up": one.up}
+            for one in self.bucket_shell.streams()
+        ]
+        tables = {name: {"rows": table.rows} for name, table in self.store.tables.items()}
+        plain = {name: getattr(load, name) for name in load.__dataclass_fields__}
+        bucket_machine = self.bucket_machine
+        return {
+            "load": plain, "number": bucket_machine.number, "version": bucket_machine.version,
+            "history": bucket_machine.history,
+            "served": int(self.bucket_shell.served.sum()), "streams": streams, "tables": tables,
+        }  # fmt: skip
+
+
+class _Trainers:
+    """Those that are connected, or have gone without a word."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[int, float] = {}
+        self.lost: set[int] = set()
+
+    def came(self, trainer: int) -> None:
+        """It is here (again)."""
+        with self._lock:
+            self._since.pop(trainer, None)
+            self.lost.discard(trainer)
+
+    def went(self, trainer: int, now_s: float) -> None:
+        """Its last connection broke."""
+        with self._lock:
+            self._since[trainer] = now_s
+
+    def told(self, trainer: int) -> None:
+        """The Master knows."""
+        with self._lock:
+            self._since.pop(trainer, None)
+            self.lost.discard(trainer)
+
+    def forget(self) -> None:
+        """All of them."""
+        with self._lock:
+            self._since.clear()
+            self.lost.clear()
+
+    def due(self, now_s: float) -> list[int]:
+        """Those that have to be told of now."""
+        with self._lock:
+            found = [trainer for trainer, since in self._since.items() if now_s - since >= LOST_S]
+            for trainer in found:
+                del self._since[trainer]
+                self.lost.add(trainer)
+        return found

@@ -1,0 +1,215 @@
+"""Trainers' pushes on their way through the step barrier: those of one step are applied together, by one of their
+threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ps.hashing import buckets_of
+from ps.net.connection import now_s
+from ps.protocol.messages import Member
+from ps.rows import Part, Push
+from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
+from ps.spec import BUCKETS, Training
+
+
+class Held(Exception):
+    """What was waited for did not come in time."""
+
+    def __init__(self, names: str) -> None:
+        self.names = names
+        super().__init__(names)
+
+
+class Revoked(Exception):
+    """The trainer is not one any more."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Pushes that are applied as one."""
+
+    step: int
+    scale: float
+    tags: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    push: Push
+    batch: _Batch | None = None
+    """To be applied by this one's thread."""
+    taken: bool = False
+    stale: bool = False
+    done: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True)
+class Applied:
+    """What ``apply`` gave, and the step as the step barrier counts it."""
+
+    step: int
+    result: Any = field(default=None)
+
+
+Apply_ = Callable[[Sequence[Push], int, float], Any]
+"""Applies pushes of one step with a scale."""
+
+
+class StepBarrierShell:
+    """The step barrier, and the threads that wait at it."""
+
+    def __init__(self, training: Training | None = None) -> None:
+        self._barrier = StepBarrier(training)
+        self._turn = threading.Condition()
+        self._waiters: dict[int, _Waiter] = {}
+        self._tags = 0
+
+    def orders(self, epoch: int, members: Sequence[Member], revoked: Sequence[int], training: Training) -> None:
+        """The membership has changed."""
+        with self._turn:
+            self._verdicts(self._barrier.orders(epoch, members, revoked, training))
+            self._turn.notify_all()
+
+    def reset(self) -> None:
+        """A new history."""
+        with self._turn:
+            self._verdicts(self._barrier.reset())
+            self._turn.notify_all()
+
+    def pull(self, trainer: int, step: int, until_s: float) -> None:
+        """Until the trainer may have rows for this step. Raises ``Held`` and ``Revoked``."""
+        with self._turn:
+            while True:
+                may = self._barrier.may_pull(trainer, step)
+                if may is May.GO:
+                    return
+                if may is May.STALE:
+                    raise Revoked
+                left_s = until_s - now_s()
+                if left_s <= 0:
+                    raise Held(self._late(step))
+                self._turn.wait(left_s)
+
+    def push(
+        self, push: Push, step: int, apply: Apply_, until_s: float, complete: bool = False, trainer: int = 0
+    ) -> Applied:
+        """Have a push applied when it is its turn, perhaps by another thread. ``complete``: see ``StepBarrier.push``.
+        ``trainer``: who pushes, if it repeats what another one had begun to. Raises what ``apply`` does, ``Held`` and
+        ``Revoked``."""
+        with self._turn:
+            self._tags += 1
+            tag = self._tags
+            waiter = self._waiters[tag] = _Waiter(push)
+            self._verdicts(self._barrier.push(trainer or push.trainer, step, tag, complete))
+            self._turn.notify_all()
+            try:
+                self._await(tag, waiter, step, until_s)
+            finally:
+                if waiter.batch is None:
+                    self._waiters.pop(tag, None)
+        if waiter.batch is not None:
+            self._carry(waiter.batch, apply)
+            with self._turn:
+                self._waiters.pop(tag, None)
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.result  # type: ignore[no-any-return]
+
+    def _await(self, tag: int, waiter: _Waiter, step: int, until_s: float) -> None:
+        """Until it has been applied, or this thread is to apply it."""
+        while not waiter.done and waiter.batch is None:
+            if waiter.stale:
+                raise Revoked
+            left_s = until_s - now_s()
+            if waiter.taken:
+                self._turn.wait()
+            elif left_s <= 0:
+                self._barrier.withdraw(tag)
+                raise Held(self._late(step))
+            else:
+                self._turn.wait(left_s)
+
+    def _verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        for verdict in verdicts:
+            if isinstance(verdict, Stale):
+                for tag in verdict.tags:
+                    if tag in self._waiters:
+                        self._waiters[tag].stale = True
+            elif isinstance(verdict, Apply):
+                tags = tuple(tag for tag in verdict.tags if tag in self._waiters)
+                for tag in tags:
+                    self._waiters[tag].taken = True
+                if tags:
+                    self._waiters[tags[-1]].batch = _Batch(verdict.step, verdict.scale, tags)
+
+    def _carry(self, batch: _Batch, apply: Apply_) -> None:
+        with self._turn:
+            waiters = [self._waiters[tag] for tag in batch.tags]
+        results: list[Any] = [None] * len(waiters)
+        try:
+            found = apply(_once_each([waiter.push for waiter in waiters]), batch.step, batch.scale)
+            results = [Applied(batch.step, found)] * len(waiters)
+            errors: list[BaseException | None] = [None] * len(waiters)
+        except Exception as error:  # noqa: BLE001 - raised in the threads of those who pushed
+            if len(waiters) == 1:
+                errors = [error]
+            else:
+                results, errors = self._one_by_one(waiters, batch, apply)
+        with self._turn:
+            for waiter, result, failed in zip(waiters, results, errors, strict=True):
+                waiter.result, waiter.error, waiter.done = result, failed, True
+            self._turn.notify_all()
+
+    def _one_by_one(
+        self, waiters: Sequence[_Waiter], batch: _Batch, apply: Apply_
+    ) -> tuple[list[Any], list[BaseException | None]]:
+        """One of several pushes cannot be applied, and so all of them were not: whose fault it is, the others' need not
+        be told."""
+        results: list[Any] = []
+        errors: list[BaseException | None] = []
+        for waiter in waiters:
+            try:
+                results.append(Applied(batch.step, apply([waiter.push], batch.step, batch.scale)))
+                errors.append(None)
+            except Exception as error:  # noqa: BLE001 - raised in the thread of who pushed
+                results.append(None)
+                errors.append(error)
+        return results, errors
+
+    def _late(self, step: int) -> str:
+        return ", ".join(member.name for member in self._barrier.waits_for(step)) or "trainers"
+
+
+def _once_each(pushes: Sequence[Push]) -> list[Push]:
+    """The same push may have come twice, over two connections, and a part of it may have come later than the rest:
+    what of a push has buckets that were in it before is left out."""
+    found: list[Push] = []
+    covered: dict[tuple[int, int], Any] = {}
+    for push in pushes:
+        name = (push.trainer, push.seq)
+        if name not in covered:
+            covered[name] = [push]
+            found.append(push)
+            continue
+        mask = np.zeros(BUCKETS, np.bool_)
+        for earlier in covered[name]:
+            for part in earlier.parts:
+                mask[buckets_of(part.keys)] = True
+        rest = Push(push.trainer, push.seq, [one for one in (_without(part, mask) for part in push.parts) if one])
+        if rest.parts:
+            covered[name].append(rest)
+            found.append(rest)
+    return found
+
+
+def _without(part: Part, mask: Any) -> Part | None:
+    keep = ~mask[buckets_of(part.keys)]
+    return Part(part.table, part.keys[keep], part.grads[keep], part.op) if keep.any() else None

@@ -1,0 +1,405 @@
+"""The compiled functions behind ``fast`` that find, make and copy rows: plain loops over addresses.
+
+numba counts in int64 unless told otherwise, and mixing it with uint64 gives floats: every hash constant is a uint64.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ps.hashing import BUCKET_SHIFT, GOLDEN, SHARD_SHIFT
+from ps.spec import BUCKETS, TableSpec
+from ps.store import rules
+from ps.store.kernels import normal
+from ps.store.kernels.mixing import mix
+from ps.store.kernels.pointers import (
+    LINE,
+    compiled,
+    copy,
+    floats,
+    integers,
+    longs,
+    octets,
+    soon_all_read,
+    soon_all_written,
+    soon_read,
+    soon_written,
+    words,
+)
+
+# Numbers of a shard table's block.
+MAP, CAP, ROWS, STRIDE, TOP, FREE_AT, VACANT, USED = range(8)
+HEAD = 24
+"""Bytes of a row's counters; its weights follow, then its state."""
+FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
+"""Counters, as uint32; the first two are the key."""
+FIELDS = 16
+EXAMPLE = TableSpec("example", 8)
+AHEAD = 24
+"""Keys between the stages of a lookup."""
+TOGETHER = 16
+"""Keys that go through a stage of a pull together."""
+NEAR = 10
+"""Keys between asking for an entry and making one."""
+FLYING = 40
+"""Lines of memory that are asked for ahead of their use."""
+TAG_BITS = 7
+TAGS = (1 << TAG_BITS) - 1
+IN_SHARD = 48
+"""Bits of a place or slot, below the number of its shard."""
+
+_U = np.uint64
+_GOLDEN, _R32, _R40 = _U(GOLDEN), _U(32), _U(40)
+_LOW, _TAGS = _U(0xFFFFFFFF), _U(TAGS)
+_BUCKET, _SHARD = _U(BUCKET_SHIFT), _U(SHARD_SHIFT)
+_ONE, _TINY = np.float32(1), np.float32(2.0**-23)
+_FREE = rules.FREE
+_MOST = 0xFFFFFFFF
+_ODDS = (1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0)
+_A0, _A1, _A2, _A3, _A4, _A5 = normal.A
+_B0, _B1, _B2, _B3, _B4 = normal.B
+_C0, _C1, _C2, _C3, _C4, _C5 = normal.C
+_D0, _D1, _D2, _D3 = normal.D
+
+
+@compiled(forceinline=True)
+def _home(mixed, capacity):
+    return np.int64(((mixed & _LOW) * np.uint64(capacity)) >> _R32)
+
+
+@compiled(forceinline=True)
+def _tag(mixed):
+    return np.int64((mixed >> _R32) & _TAGS)
+
+
+# --- first weights ----------------------------------------------------------------------------------------------------
+
+
+@compiled()
+def _logarithm(x):
+    mantissa, exponent = math.frexp(x)
+    if mantissa < 0.7071067811865476:
+        mantissa = mantissa * 2.0
+        exponent = exponent - 1
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    square = ratio * ratio
+    series = _ODDS[0]
+    for i in range(1, 9):
+        series = series * square + _ODDS[i]
+    return np.float64(exponent) * normal.LN2 + 2.0 * ratio * series
+
+
+@compiled()
+def _quantile(number):
+    upper = number >= 2147483648.0
+    tail = 4294967295.0 - number if upper else number
+    low = (tail + 0.5) * normal.UNIT
+    if low < normal.TAIL:
+        q = math.sqrt(-2.0 * _logarithm(low))
+        above = ((((_C0 * q + _C1) * q + _C2) * q + _C3) * q + _C4) * q + _C5
+        found = above / ((((_D0 * q + _D1) * q + _D2) * q + _D3) * q + 1.0)
+    else:
+        away = low - 0.5
+        r = away * away
+        above = (((((_A0 * r + _A1) * r + _A2) * r + _A3) * r + _A4) * r + _A5) * away
+        found = above / (((((_B0 * r + _B1) * r + _B2) * r + _B3) * r + _B4) * r + 1.0)
+    return -found if upper else found
+
+
+@compiled()
+def _begin(out, key, dim, start, scale, seed):
+    weights = floats(out)
+    if start < 2:
+        value = np.float32(scale) if start == 1 else np.float32(0)
+        for j in range(dim):
+            weights[j] = value
+        return
+    base = mix(np.uint64(key) ^ np.uint64(seed))
+    if start == 2:
+        scaled = np.float32(scale)
+        for j in range(dim):
+            drawn = mix(base + np.uint64(j) * _GOLDEN)
+            weights[j] = (np.float32(np.int64(drawn >> _R40)) * _TINY - _ONE) * scaled
+        return
+    for j in range(dim):
+        drawn = mix(base + np.uint64(j) * _GOLDEN)
+        weights[j] = np.float32(_quantile(np.float64(np.int64(drawn >> _R32))) * scale)
+
+
+@compiled("void(int64,int64,int64,int64,int64,float64,int64)")
+def first(count, keys, out, dim, start, scale, seed):
+    """First weights of keys, in order."""
+    key = longs(keys)
+    for i in range(count):
+        _begin(out + 4 * dim * i, key[i], dim, start, scale, seed)
+
+
+# --- index ------------------------------------------------------------------------------------------------------------
+
+
+@compiled("void(int64,int64,int64,int64,int64,int64,int64,int64)")
+def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
+    """A counting sort into ``parts`` ranges of shards (a power of two), which also counts the keys of each bucket."""
+    key, ordered, place = longs(keys), longs(sorted_keys), longs(order)
+    begin, number, part = longs(starts), words(counts), octets(scratch)
+    size = BUCKETS // parts
+    down = 0
+    while (1 << down) < size:
+        down += 1
+    for i in range(BUCKETS):
+        number[i] = 0
+    for i in range(count):
+        bucket = np.int64(mix(np.uint64(key[i])) >> _BUCKET)
+        number[bucket] += 1
+        part[i] = bucket >> down
+    total = 0
+    for i in range(parts):
+        begin[i] = total
+        for j in range(size):
+            total += number[i * size + j]
+    begin[parts] = total
+    for i in range(count):
+        mine = np.int64(part[i])
+        to = begin[mine]
+        begin[mine] = to + 1
+        ordered[to] = key[i]
+        place[to] = i
+    for i in range(parts - 1, 0, -1):
+        begin[i] = begin[i - 1]
+    begin[0] = 0
+
+
+@compiled(forceinline=True)
+def _probe(block, key):
+    """The place of a key's entry in the index; if it has none, minus one minus the place where it belongs."""
+    entry, capacity, rows, stride = words(block[MAP]), block[CAP], block[ROWS], block[STRIDE]
+    mixed = mix(np.uint64(key))
+    place, tag = _home(mixed, capacity), _tag(mixed)
+    while True:
+        found = np.int64(entry[place])
+        if found == 0:
+            return -1 - place
+        if (found & TAGS) == tag and longs(rows + stride * ((found >> TAG_BITS) - 1))[0] == key:
+            return place
+        place += 1
+        if place == capacity:
+            place = 0
+
+
+@compiled(forceinline=True)
+def _guess(index, capacity, place, tag):
+    """The first slot from a place on with the right tag, nearly always the right one; -1 if there is none."""
+    entry = words(index)
+    found = np.int64(entry[place])
+    while found != 0 and (found & TAGS) != tag:
+        place += 1
+        if place == capacity:
+            place = 0
+        found = np.int64(entry[place])
+    return (found >> TAG_BITS) - 1
+
+
+@compiled(forceinline=True)
+def _sure(block, guess, key):
+    """The right slot, -1 if there is none."""
+    if guess < 0 or longs(block[ROWS] + block[STRIDE] * guess)[0] == key:
+        return guess
+    place = _probe(block, key)
+    return (np.int64(words(block[MAP])[place]) >> TAG_BITS) - 1 if place >= 0 else -1
+
+
+@compiled("void(int64,int64,int64,int64)")
+def seek(block_at, count, keys, slots):
+    """The slots of keys in one shard table, -1 for those that have none."""
+    block, key, slot = longs(block_at), longs(keys), longs(slots)
+    for i in range(count):
+        place = _probe(block, key[i]) if block[CAP] else -1
+        slot[i] = (np.int64(words(block[MAP])[place]) >> TAG_BITS) - 1 if place >= 0 else -1
+
+
+@compiled("void(int64,int64,int64,int64,int64)")
+def rebuild(block_at, index, capacity, begin, end):
+    """Enter these slots into a larger index, which has those before them."""
+    block = longs(block_at)
+    entry, rows, stride = words(index), block[ROWS], block[STRIDE]
+    for i in range(begin, end + AHEAD):
+        if i < end:
+            soon_written(index + 4 * _home(mix(np.uint64(longs(rows + stride * i)[0])), capacity))
+        slot = i - AHEAD
+        if slot >= begin and words(rows + stride * slot)[CHANGED] != _FREE:
+            mixed = mix(np.uint64(longs(rows + stride * slot)[0]))
+            place = _home(mixed, capacity)
+            while entry[place] != 0:
+                place += 1
+                if place == capacity:
+                    place = 0
+            entry[place] = np.uint32(((slot + 1) << TAG_BITS) | _tag(mixed))
+
+
+@compiled("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64,float64)")
+def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scale, seed, accumulated, accumulator):
+    """Slots of keys, new ones for those that have none. There is room."""
+    block = longs(block_at)
+    key, slot, free = longs(keys), longs(slots), integers(block[FREE_AT])
+    entry, capacity = words(block[MAP]), block[CAP]
+    for i in range(count):
+        if i + NEAR < count:
+            soon_written(block[MAP] + 4 * _home(mix(np.uint64(key[i + NEAR])), capacity))
+        place = _probe(block, key[i])
+        if place >= 0:
+            slot[i] = (np.int64(entry[place]) >> TAG_BITS) - 1
+            continue
+        place = -1 - place
+        if block[VACANT] > 0:
+            block[VACANT] -= 1
+            mine = np.int64(free[block[VACANT]])
+        else:
+            mine = block[TOP]
+            block[TOP] += 1
+        slot[i] = mine
+        row = block[ROWS] + block[STRIDE] * mine
+        number = words(row)
+        longs(row)[0] = key[i]
+        number[FREQUENCY], number[UPDATES], number[SEEN], number[CHANGED] = 0, 0, step, mark
+        _begin(row + HEAD, key[i], dim, start, scale, seed)
+        state = floats(row + HEAD + 4 * dim)
+        for j in range(state_dim):
+            state[j] = np.float32(accumulator) if j < accumulated else np.float32(0)
+        entry[place] = np.uint32(((mine + 1) << TAG_BITS) | _tag(mix(np.uint64(key[i]))))
+        block[USED] += 1
+
+
+@compiled("void(int64,int64,int64)")
+def remove(block_at, count, slots):
+    """Rows go; entries behind theirs move up, so that no search ends too early."""
+    block = longs(block_at)
+    slot, free = longs(slots), integers(block[FREE_AT])
+    entry, capacity = words(block[MAP]), block[CAP]
+    rows, stride = block[ROWS], block[STRIDE]
+    for i in range(count):
+        mine = slot[i]
+        hole = _probe(block, longs(rows + stride * mine)[0])
+        place = hole
+        while True:
+            place = place + 1 if place + 1 < capacity else 0
+            found = np.int64(entry[place])
+            if found == 0:
+                break
+            home = _home(mix(np.uint64(longs(rows + stride * ((found >> TAG_BITS) - 1))[0])), capacity)
+            behind_home = place - home if place >= home else place - home + capacity
+            behind_hole = place - hole if place >= hole else place - hole + capacity
+            if behind_home >= behind_hole:
+                entry[hole] = np.uint32(found)
+                hole = place
+        entry[hole] = np.uint32(0)
+        words(rows + stride * mine)[CHANGED] = _FREE
+        free[block[VACANT]] = mine
+        block[VACANT] += 1
+        block[USED] -= 1
+
+
+@compiled("int64(int64,int64,int64)")
+def within(block_at, buckets, slots):
+    """The slots of rows in some buckets; how many."""
+    block = longs(block_at)
+    wanted, slot = octets(buckets), longs(slots)
+    rows, stride = block[ROWS], block[STRIDE]
+    count = 0
+    for i in range(block[TOP]):
+        row = rows + stride * i
+        if words(row)[CHANGED] != _FREE and wanted[np.int64(mix(np.uint64(longs(row)[0])) >> _BUCKET)]:
+            slot[count] = i
+            count += 1
+    return count
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@compiled(forceinline=True)
+def _mixed(blocks, low, high, key, slot):
+    """Mix keys, and ask for the entries where their searches begin."""
+    for i in range(low, high):
+        mixed = mix(np.uint64(key[i]))
+        block = longs(blocks + 8 * FIELDS * np.int64(mixed >> _SHARD))
+        soon_read(block[MAP] + 4 * _home(mixed, block[CAP]))
+        slot[i] = np.int64(mixed)
+
+
+@compiled(forceinline=True)
+def _guessed(blocks, low, high, slot, size):
+    """From mixed keys to shards and slots (plus one), nearly always the right ones; ask for so much of their rows."""
+    for i in range(low, high):
+        mixed = np.uint64(slot[i])
+        shard = np.int64(mixed >> _SHARD)
+        block = longs(blocks + 8 * FIELDS * shard)
+        capacity, guess = block[CAP], -1
+        if capacity:
+            guess = _guess(block[MAP], capacity, _home(mixed, capacity), _tag(mixed))
+        slot[i] = (shard << IN_SHARD) | (guess + 1)
+        if guess >= 0:
+            row = block[ROWS] + block[STRIDE] * guess
+            soon_written(row)
+            soon_all_read(row + LINE, size - LINE)
+
+
+@compiled("int64(int64,int64,int64,int64,int64)")
+def find(blocks, low, high, keys, slots):
+    """The slots of ``keys[low:high]`` in any shards; how many have none. In short loops, as in ``pull``."""
+    key, slot, missing = longs(keys), longs(slots), 0
+    for begin in range(low, high + 2 * TOGETHER, TOGETHER):
+        _mixed(blocks, begin, min(begin + TOGETHER, high), key, slot)
+        _guessed(blocks, max(low, begin - TOGETHER), min(begin, high), slot, HEAD)
+        for j in range(max(low, begin - 2 * TOGETHER), min(begin - TOGETHER, high)):
+            block = longs(blocks + 8 * FIELDS * (slot[j] >> IN_SHARD))
+            slot[j] = _sure(block, (slot[j] & ((1 << IN_SHARD) - 1)) - 1, key[j])
+            missing += slot[j] < 0
+    return missing
+
+
+@compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
+def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed):
+    """Find rows of any shards and copy them, or first weights, to where their keys were; count them unless ``step`` is
+    negative. Keys are taken in the order in which they came, so that ``out`` is written nearly from front to back.
+
+    Some keys go through a stage together, while what others need for the next one is on its way: three short loops
+    keep more of it on the way than one loop with three stages.
+    """
+    key, place, slot = longs(keys), longs(order), longs(slots)
+    wide, missing = 4 * dim, 0
+    for begin in range(low, high + 2 * TOGETHER, TOGETHER):
+        _mixed(blocks, begin, min(begin + TOGETHER, high), key, slot)
+        _guessed(blocks, max(low, begin - TOGETHER), min(begin, high), slot, HEAD + wide)
+        for j in range(max(low, begin - TOGETHER), min(begin, high)):
+            soon_all_written(out + wide * place[j], wide)
+        for j in range(max(low, begin - 2 * TOGETHER), min(begin - TOGETHER, high)):
+            block = longs(blocks + 8 * FIELDS * (slot[j] >> IN_SHARD))
+            mine = _sure(block, (slot[j] & ((1 << IN_SHARD) - 1)) - 1, key[j])
+            slot[j] = mine
+            if mine < 0:
+                missing += 1
+                _begin(out + wide * place[j], key[j], dim, start, scale, seed)
+                continue
+            row = block[ROWS] + block[STRIDE] * mine
+            if step >= 0:
+                counter = words(row)
+                often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
+                counter[FREQUENCY] = min(often, _MOST)
+                counter[SEEN] = max(np.int64(counter[SEEN]), step)
+            copy(row + HEAD, out + wide * place[j], dim)
+    return missing
+
+
+@compiled("void(int64,int64,int64,int64,int64)")
+def count(block_at, number, slots, times, step):
+    """Rows, which may repeat, were pulled."""
+    block, slot = longs(block_at), longs(slots)
+    for i in range(number):
+        counter = words(block[ROWS] + block[STRIDE] * slot[i])
+        often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[i]))
+        counter[FREQUENCY] = min(often, _MOST)
+        counter[SEEN] = max(np.int64(counter[SEEN]), step)

@@ -1,0 +1,135 @@
+"""A push on its way into a store: its parts by table and operation, checked, and who pushed what into which bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError
+from ps.hashing import SHARDS, buckets_of
+from ps.rows import OPS, Op, Part, Push
+from ps.spec import BUCKETS, Rule
+from ps.store import damage, rules
+from ps.store.kernels import Kernels
+from ps.store.shard_table import Split
+from ps.store.table import Table
+
+Floats = NDArray[np.float32]
+PER_SHARD = BUCKETS // SHARDS
+GROUP, GROUPS, LONGEST = 1 << 12, 6, 1 << 14
+"""A push is applied in so many groups of shards, each under one hold of their locks, but no group is of much fewer or
+more keys than this: little is done beside the kernels for each, and others get at the shards in between."""
+
+
+@dataclass(slots=True)
+class Work:
+    """All values for one table and one operation."""
+
+    table: Table
+    op: str
+    rule: int
+    numbers: NDArray[np.float64]
+    values: Floats
+    begins: NDArray[np.int64]
+    """Where each push's share of the values begins."""
+    split: Split
+
+    def without(self, first: int, last: int, bad: NDArray[np.bool_]) -> Work:
+        """Only the shards ``first .. last-1``, and there without what ``bad`` (push, bucket) says."""
+        split = self.split
+        low, high = split.starts[first], split.starts[last]
+        owner = np.searchsorted(self.begins, split.order[low:high], side="right") - 1
+        keep = ~bad[owner, buckets_of(split.keys[low:high])]
+        before = np.concatenate([[0], np.cumsum(keep)])
+        starts = before[np.clip(split.starts, low, high) - low]
+        kept = np.flatnonzero(keep) + low
+        return replace(self, split=Split(split.keys[kept], split.order[kept], starts, split.counts, split.slots[kept]))
+
+
+def aligned(values: object, dtype: type[np.generic]) -> NDArray[np.generic]:
+    """As the kernels take them; copied only if they are not so already."""
+    return np.require(values, dtype, ["C", "A"])
+
+
+def works(
+    tables: Mapping[str, Table], kernels: Kernels, pushes: Sequence[Push], lr: Mapping[str, float], scale: float
+) -> tuple[list[Work], NDArray[np.bool_]]:
+    """What there is to do, in the order of the parts; and which buckets each push touches, ``(push, bucket)``.
+
+    Raises ``PsError`` for what cannot be applied; nothing has been then.
+    """
+    together: dict[tuple[str, str], list[tuple[int, Part]]] = {}
+    for number, push in enumerate(pushes):
+        for part in push.parts:
+            together.setdefault((part.table, part.op), []).append((number, part))
+    touched = np.zeros((len(pushes), BUCKETS), np.bool_)
+    found = []
+    for (name, op), parts in together.items():
+        table = tables.get(name)
+        if table is None:
+            raise PsError(f"there is no table {name} here; define it first")
+        if op not in OPS:
+            raise PsError(f"table {name}: a part of a push cannot be {op!r}; it is one of {', '.join(OPS)}")
+        checked = [(number, *_checked(table, part)) for number, part in parts]
+        keys = np.concatenate([one[1] for one in checked]) if len(checked) > 1 else checked[0][1]
+        values = np.concatenate([one[2] for one in checked]) if len(checked) > 1 else checked[0][2]
+        damage.check(table.spec, keys, values, op)
+        split = kernels.split(keys)
+        begins = np.zeros(len(pushes), np.int64)
+        for number, one, _ in checked:
+            touched[number] |= (
+                split.counts > 0 if len(checked) == 1 else np.bincount(buckets_of(one), None, BUCKETS) > 0
+            )
+            begins[number + 1 :] += len(one)
+        found.append(Work(table, op, *_treatment(table, op, lr, scale), values, begins, split))
+    return found, touched
+
+
+def _treatment(table: Table, op: str, lr: Mapping[str, float], scale: float) -> tuple[int, NDArray[np.float64]]:
+    optimizer = table.spec.optimizer
+    rate = lr.get(table.spec.name, optimizer.lr)
+    if op == Op.GRAD:
+        if optimizer.rule is Rule.ADD:
+            scale = 1.0
+        return table.layout.rule, rules.numbers(optimizer, rate, scale)
+    numbers = np.zeros(len(rules.NUMBERS))
+    numbers[rules.SCALE], numbers[rules.LIMIT] = scale, damage.LARGEST
+    return rules.ADD if op == Op.ADD else rules.ASSIGN, numbers
+
+
+def _checked(table: Table, part: Part) -> tuple[NDArray[np.int64], Floats]:
+    spec = table.spec
+    keys: NDArray[np.int64] = aligned(part.keys, np.int64)  # type: ignore[assignment]
+    values: Floats = aligned(part.grads, np.float32)  # type: ignore[assignment]
+    if keys.ndim != 1 or values.shape != (len(keys), spec.dim):
+        raise PsError(
+            f"table {spec.name}: {len(keys)} keys need values of shape ({len(keys)}, {spec.dim}), not {values.shape}"
+        )
+    check_keys(table, keys)
+    return keys, values
+
+
+def check_keys(table: Table, keys: NDArray[np.int64]) -> None:
+    """A dense table has the keys ``0 .. rows-1`` and no others."""
+    spec = table.spec
+    if spec.dense and len(keys) and (keys.min() < 0 or keys.max() >= spec.rows):
+        bad = keys[(keys < 0) | (keys >= spec.rows)][0]
+        raise PsError(f"dense table {spec.name} has the keys 0 to {spec.rows - 1}, not {bad}")
+
+
+def groups(starts: Sequence[NDArray[np.int64]]) -> list[tuple[int, int]]:
+    """Ranges of shards that have about as many keys together."""
+    if not starts:
+        return []
+    total = (np.sum(starts, axis=0) if len(starts) > 1 else starts[0]).tolist()
+    most = min(max(total[SHARDS] // GROUPS, GROUP), LONGEST)
+    found, first = [], 0
+    for shard in range(SHARDS):
+        if total[shard + 1] - total[first] >= most or shard == SHARDS - 1:
+            if total[shard + 1] > total[first]:
+                found.append((first, shard + 1))
+            first = shard + 1
+    return found

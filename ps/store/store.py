@@ -1,0 +1,553 @@
+"""The rows of all tables of one pserver (or of one trainer), in memory.
+
+Keys fall into 64 shards by their hash; a shard has one lock, for all tables. Requests take locks in ascending order and
+hold some of them at a time, so any number of threads may call everything here. A push is applied
+shard by shard: what it leaves in a shard is handed to ``each`` while the shard's lock is still held.
+
+Marks: ``snapshot(mark)`` draws a line through all shards at once. Rows changed later than a mark can be told apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.errors import PsError
+from ps.hashing import SHARDS, buckets_of, shard_of_bucket
+from ps.intents import Intents
+from ps.rows import Image, Op, Piece, Push, Pushed, Rows, concat
+from ps.spec import BUCKETS, TableSpec
+from ps.store import push_plan
+from ps.store.budget import Budget, Full
+from ps.store.eviction import SAMPLE, ages, limit_age, oldest
+from ps.store.kernels import Kernels
+from ps.store.kernels import kernels as pick
+from ps.store.push_plan import PER_SHARD, Work
+from ps.store.shard_table import ShardTable, Slots, Split
+from ps.store.snapshot import Snapshot
+from ps.store.table import Table
+
+__all__ = ["SHARDS", "Full", "Store"]
+
+SERVED = 1
+"""In ``allowed``, by bucket: requests for it are served. Anything else: they are not."""
+WAYS = 2
+"""Ranges of shards that a large pull goes through: few, so that its rows are written nearly in their order; more than
+one, so that several pulls get on at a time."""
+REMEMBERED = 256
+"""Of so many trainers that are gone pushes are still known by their numbers, and of more where there were more."""
+SWEPT = 1 << 13
+"""Rows evicted under one hold of a shard's lock."""
+Allowed = NDArray[np.uint8] | bytes | bytearray | memoryview | None
+Each = Callable[[Piece], None]
+
+
+class Store:
+    """See the module. ``most_bytes``: what rows and indexes may take together; 0: no limit."""
+
+    def __init__(self, *, kernels: str | Kernels | None = None, most_bytes: int = 0) -> None:
+        self._kernels: Kernels = pick(kernels or "") if kernels is None or isinstance(kernels, str) else kernels
+        self._tables: Mapping[str, Table] = {}
+        """Replaced when there is one more: other threads go through it."""
+        self._locks = [threading.RLock() for _ in range(SHARDS)]
+        self._defining = threading.Lock()
+        self._seqs: dict[int, NDArray[np.int64]] = {}
+        self._gone: deque[int] = deque()
+        self.intents = Intents()
+        self._snapshot: Snapshot | None = None
+        self.budget = Budget(most_bytes)
+        self.mark = 0
+        self.most_seen_step = 0
+        self.heat = np.zeros(BUCKETS, np.uint32)
+        """Keys served, by bucket; counted without locks, so approximately."""
+        self.whole_since = np.full(BUCKETS, -1, np.int64)
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """By name. Not changed later: asked again it is another one when there are more."""
+        return self._tables
+
+    def warm(self) -> None:
+        """Compile the kernels now."""
+        self._kernels.warm()
+
+    @property
+    def kernels(self) -> str:
+        """Their name."""
+        return self._kernels.NAME
+
+    def take_kernels(self, name: str) -> None:
+        """Go on with other kernels, which are compiled: rows stay where they are. Waits for requests that hold locks,
+        and holds them for 30 ms for each million rows."""
+        new = pick(name)
+        with self._defining, self._held(0, SHARDS):
+            for table in self._tables.values():
+                table.shard_tables = new.adopt(table.shard_tables)
+            self._kernels = new
+        self.budget.recount(self.bytes())
+
+    # --- tables -------------------------------------------------------------------------------------------------------
+
+    def define(self, spec: TableSpec) -> None:
+        """A table. The same one again is no harm; another one of the same name raises ``PsError``."""
+        with self._defining:
+            known = self._tables.get(spec.name)
+            if known is None:
+                self._tables = {**self._tables, spec.name: Table(spec, self._kernels, self._forgotten)}
+                return
+        different = known.spec.difference(spec)
+        if different:
+            raise PsError(f"table {spec.name} exists and is another one: {different}")
+
+    def rows(self, table: str) -> int:
+        """How many rows a table has."""
+        return self._table(table).rows
+
+    def bytes(self) -> int:
+        """Memory that rows and indexes take, with slots that wait to be used again, and what is known of pushes."""
+        seqs = sum(one.nbytes for one in list(self._seqs.values()))
+        return sum(table.bytes() for table in self._tables.values()) + seqs
+
+    def cap(self, table: str, most: int, mine: NDArray[np.uint8] | None = None) -> None:
+        """This store's share of the table's hard row cap, 0 for none: new rows push the oldest out. ``mine``: not 0,
+        at any time, for the buckets whose rows are no copies."""
+        found = self._table(table)
+        found.most, found.mine = most, mine
+
+    def _table(self, name: str) -> Table:
+        table = self._tables.get(name)
+        if table is None:
+            raise PsError(f"there is no table {name} here; define it first")
+        return table
+
+    # --- locks --------------------------------------------------------------------------------------------------------
+
+    def lock(self, bucket: int | None = None, *, shard: int | None = None) -> threading.RLock:
+        """The lock of a bucket's shard, or of a shard. Taken in ascending order of shards, if several."""
+        if shard is None:
+            shard = shard_of_bucket(bucket or 0)
+        return self._locks[shard]
+
+    @contextmanager
+    def _held(self, first: int, last: int) -> Iterator[None]:
+        taken = 0
+        try:
+            for shard in range(first, last):
+                self._locks[shard].acquire()
+                taken += 1
+            yield
+        finally:
+            for shard in reversed(range(first, first + taken)):
+                self._locks[shard].release()
+
+    def _in_turn(self, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Ranges of shards in their order, but those last that somebody else seems to be at."""
+        left = list(ranges)
+        while left:
+            mine = next((one for one in left if self._seems_free(one[0])), left[0])
+            left.remove(mine)
+            yield mine
+
+    def _seems_free(self, shard: int) -> bool:
+        free = self._locks[shard].acquire(blocking=False)
+        if free:
+            self._locks[shard].release()
+        return free
+
+    # --- pull ---------------------------------------------------------------------------------------------------------
+
+    def pull(
+        self, table: str, keys: NDArray[np.int64], out: NDArray[np.float32], *, step: int, insert: bool = True,
+        allowed: Allowed = None, counts: NDArray[np.uint32] | None = None,
+    ) -> int:  # fmt: skip
+        """Weights of ``keys`` (they may repeat) into ``out``, float32 ``(n, dim)``.
+
+        ``insert``: unknown keys get rows (if they are admitted and there is room), occurrences are counted (each key
+        once, or as often as ``counts`` says), and ``step`` is noted. Keys without a row are answered with their first
+        weights. Gives the number of keys whose bucket is not ``allowed``; if there are any, nothing was done.
+        """
+        found = self._table(table)
+        wanted: NDArray[np.int64] = push_plan.aligned(keys, np.int64)  # type: ignore[assignment]
+        push_plan.check_keys(found, wanted)
+        if out.shape != (len(wanted), found.spec.dim) or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise PsError(
+                f"table {table}: rows of {len(wanted)} keys go to a float32 array ({len(wanted)}, {found.spec.dim})"
+            )
+        times: NDArray[np.uint32] | None = None
+        if counts is not None:
+            times = push_plan.aligned(counts, np.uint32)  # type: ignore[assignment]
+        served = _served(allowed)
+        parts = WAYS if len(wanted) > push_plan.GROUP else 1
+        split = self._kernels.split(wanted, parts)
+        if served is not None:
+            refused = int(split.counts[served != SERVED].sum())
+            if refused:
+                return refused
+        self.heat += split.counts
+        if insert:
+            self.most_seen_step = max(self.most_seen_step, step)
+        shards = SHARDS // parts
+        for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
+            part = first // shards
+            with self._held(first, last):
+                missing = self._kernels.pull(found.shard_tables, split, part, out, step if insert else -1, times)
+                if missing and insert:  # they have their first weights; so will their rows
+                    self._invite(found, split, part, step, times)
+        return 0
+
+    def _invite(self, table: Table, split: Split, part: int, step: int, times: NDArray[np.uint32] | None) -> None:
+        using: dict[int, Slots] = {}
+        if table.most:
+            using = {shard: split.slots[places] for shard, places in split.by_shard(part)}
+        for shard, places in split.by_shard(part, missing=True):
+            invited = table.invited(shard, split.keys[places], None if times is None else times[split.order[places]])
+            if not invited.all():
+                places = places[invited]
+            if len(places):
+                try:
+                    slots = self._add(table, shard, split.keys[places], step, using.get(shard, split.slots[:0]))
+                except Full:
+                    continue  # answered with first weights; a push says it aloud
+                there = slots >= 0
+                counts = None if times is None else times[split.order[places[there]]]
+                table.shard_tables[shard].count(slots[there], counts, step)
+
+    def _add(
+        self, table: Table, shard: int, keys: NDArray[np.int64], step: int, using: Slots, promised: bool = False
+    ) -> Slots:
+        with self.budget.adding(table.shard_tables[shard], 0 if promised else len(keys)):
+            return table.add(shard, keys, self.mark, step, using, lambda slots: self._keep(table, shard, slots))
+
+    def _keep(self, table: Table, shard: int, slots: Slots) -> None:
+        snapshot = self._snapshot
+        if snapshot is not None:
+            snapshot.keep(table.spec.name, shard, slots)
+
+    # --- push ---------------------------------------------------------------------------------------------------------
+
+    def push(
+        self, pushes: Sequence[Push], *, step: int, lr: Mapping[str, float] = MappingProxyType({}), scale: float = 1.0,
+        allowed: Allowed = None, each: Each | None = None, needed: Callable[[int, int], bool] | None = None,
+    ) -> Pushed:  # fmt: skip
+        """Apply what one trainer pushes, or what several push in one step as one: values for a key are summed first.
+
+        ``lr`` by table (else the table's own). ``scale`` multiplies every gradient and every value that is added, but
+        not those that a table with the rule ``ADD`` gets as gradients. Keys in buckets that are not ``allowed``, or to
+        which this ``seq`` or a later one of this trainer has been applied, are left out. Raises ``PsError`` for damaged
+        or misshapen values and ``Full`` (a ``PsError``) before anything is applied. ``needed``: asked under the locks
+        of the shards ``first .. last-1`` whether anybody needs their pieces; without it all do.
+        """
+        for table in self._tables.values():
+            table.telling = each is not None
+        works, touched = push_plan.works(self._tables, self._kernels, pushes, lr, scale)
+        served = _served(allowed)
+        result = Pushed()
+        self.most_seen_step = max(self.most_seen_step, step)
+        for work in works:
+            self.heat += work.split.counts
+        with self.budget.promise(self, works):
+            for first, last in self._in_turn(push_plan.groups([work.split.starts for work in works])):
+                with self._held(first, last):
+                    self._push_group(works, pushes, touched, served, first, last, step, each, needed, result)
+        return result
+
+    def _push_group(
+        self, works: Sequence[Work], pushes: Sequence[Push], touched: NDArray[np.bool_],
+        served: NDArray[np.uint8] | None, first: int, last: int, step: int, each: Each | None,
+        needed: Callable[[int, int], bool] | None, result: Pushed,
+    ) -> None:  # fmt: skip
+        mine = slice(first * PER_SHARD, last * PER_SHARD)
+        taken, refused = touched[:, mine], 0
+        here = None if served is None else served[mine] == SERVED  # under the locks: it may have changed since
+        if here is not None and not here.all():
+            refused = int(np.count_nonzero(taken.any(axis=0) & ~here))
+            taken = taken & here
+        late = np.zeros_like(taken)
+        for number, push in enumerate(pushes):
+            if push.trainer:
+                late[number] = taken[number] & (self._seq(push.trainer)[mine] >= push.seq)
+        result.refused += refused
+        if refused or late.any():
+            works = self._left(works, first, last, touched[:, mine] & ~taken, late, result)
+            taken = taken & ~late
+        tells = each is not None and (needed is None or needed(first, last))
+        pieces = {shard: Piece(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if tells else {}
+        for work in works:
+            self._apply(work, first, last, step, pieces, result)
+        for number, push in enumerate(pushes):
+            if push.trainer:
+                self._seq(push.trainer)[mine][taken[number]] = push.seq
+        if tells and each is not None:
+            for piece in pieces.values():
+                self._tell(piece, pushes, taken, first, each)
+        elif each is not None:
+            for table in self._tables.values():
+                for shard in range(first, last) if table.spec.eviction.any else ():
+                    table.untold(shard)  # nobody has to hear of them
+
+    def _left(
+        self, works: Sequence[Work], first: int, last: int, refused: NDArray[np.bool_], late: NDArray[np.bool_],
+        result: Pushed,
+    ) -> list[Work]:  # fmt: skip
+        """The works without what is not served or has been applied."""
+        mine = slice(first * PER_SHARD, last * PER_SHARD)
+        bad = np.zeros((len(refused), BUCKETS), np.bool_)
+        kept = []
+        for work in works:
+            bad[:, mine] = late
+            once = work.without(first, last, bad)
+            result.skipped += int(work.split.starts[last] - work.split.starts[first]) - len(once.split.keys)
+            bad[:, mine] = refused
+            kept.append(once.without(first, last, bad))
+        return kept
+
+    def _apply(self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, Piece], result: Pushed) -> None:
+        table, split = work.table, work.split
+        missing = self._kernels.find(table.shard_tables, split, first, last)
+        low, high = split.starts[first], split.starts[last]
+        result.fresh += int(high - low)
+        there = split.slots[low:high] >= 0 if work.op == Op.FIRST else None
+        for shard, places in _missing(split, first, last) if missing else ():
+            if work.op in (Op.ASSIGN, Op.FIRST) or table.open:
+                keys = split.keys[places]
+                split.slots[places] = self._add(table, shard, keys, step, split.of(shard), promised=True)
+            result.dropped += int(np.count_nonzero(split.slots[places] < 0))
+        if there is not None:
+            split.slots[low:high][there] = -1
+        if self._snapshot is not None:
+            for shard in range(first, last):
+                self._keep(table, shard, split.of(shard))
+        changed, damaged = self._kernels.apply(
+            table.shard_tables, split, first, last, work.values, work.rule, work.numbers,
+            table.spec.optimizer.nesterov, step, self.mark,
+        )  # fmt: skip
+        result.damaged += damaged
+        result.applied += sum(map(len, changed))
+        for shard, slots in zip(pieces, changed, strict=False):  # of all shards or none
+            if len(slots):
+                rows = table.shard_tables[shard].gather(slots)
+                known = pieces[shard].rows.get(table.spec.name)
+                pieces[shard].rows[table.spec.name] = rows if known is None else concat([known, rows])
+
+    def _tell(self, piece: Piece, pushes: Sequence[Push], taken: NDArray[np.bool_], first: int, each: Each) -> None:
+        begin = (piece.shard - first) * PER_SHARD
+        mine = taken[:, begin : begin + PER_SHARD]
+
+        def named(which: NDArray[np.bool_]) -> NDArray[np.uint16]:
+            return (np.flatnonzero(which) + piece.shard * PER_SHARD).astype(np.uint16)
+
+        piece.pushes = tuple(
+            (push.trainer, push.seq, named(which))
+            for push, which in zip(pushes, list(mine), strict=True)
+            if push.trainer and which.any()
+        )
+        piece.buckets = named(np.asarray(mine.any(axis=0)))
+        for name, table in self._tables.items():
+            if table.spec.eviction.any and len(keys := table.untold(piece.shard)):
+                piece.removed[name] = keys
+        if len(piece.buckets) or piece.removed:
+            each(piece)
+
+    def missing(self, work: Work) -> list[tuple[ShardTable, int]]:
+        """How many new rows a push needs, by shard table."""
+        split, found = work.split, []
+        for first, last in push_plan.groups([split.starts]):
+            with self._held(first, last):
+                self._kernels.find(work.table.shard_tables, split, first, last)
+                for shard, places in _missing(split, first, last):
+                    found.append((work.table.shard_tables[shard], len(np.unique(split.keys[places]))))
+        return found
+
+    def _seq(self, trainer: int) -> NDArray[np.int64]:
+        """By bucket: the trainer's last push that was applied."""
+        found = self._seqs.get(trainer)
+        if found is None:
+            fresh = np.full(BUCKETS, -1, np.int64)
+            found = self._seqs.setdefault(trainer, fresh)
+            if found is fresh:
+                self.budget.charge(found.nbytes)
+        return found
+
+    def forget(self, trainer: int, most: int = REMEMBERED) -> None:
+        """This trainer will not push any more. Others may have to repeat the last push that it declared, also one that
+        it has followed up with others: what is known of so many trainers stays as it is."""
+        if trainer not in self._gone:
+            self._gone.append(trainer)
+        while len(self._gone) > most:
+            oldest = self._gone.popleft()
+            found = self._seqs.pop(oldest, None)
+            if found is not None:
+                self.budget.charge(-found.nbytes)
+            self.intents.forget(oldest)
+
+    # --- buckets that come and go -------------------------------------------------------------------------------------
+
+    def image(self, bucket: int) -> Image:
+        """All of one bucket, in fresh memory. Hold its ``lock`` to order it among pieces."""
+        mask = _mask([bucket])
+        image = Image(bucket)
+        with self.lock(bucket):
+            for name, table in self._tables.items():
+                shard_table = table.shard_tables[shard_of_bucket(bucket)]
+                slots = shard_table.within(mask)
+                if len(slots):
+                    image.rows[name] = shard_table.gather(slots)
+            for trainer, seqs in list(self._seqs.items()):
+                if seqs[bucket] >= 0:
+                    image.seqs[trainer] = int(seqs[bucket])
+            image.intents = self.intents.of(bucket)
+        return image
+
+    def take_image(self, image: Image) -> None:
+        """In place of all that is known of this bucket. Never ``Full``: a copy has to follow its owner."""
+        shard = shard_of_bucket(image.bucket)
+        for name in image.rows:
+            self._table(name)
+        with self.lock(image.bucket):
+            self._drop(shard, _mask([image.bucket]))
+            for name, rows in image.rows.items():
+                self._put(self._tables[name], shard, rows)
+            for trainer, seq in image.seqs.items():
+                self._seq(trainer)[image.bucket] = seq
+            self.intents.take(image.intents)
+
+    def apply_piece(self, piece: Piece) -> None:
+        """What an owner's push or sweep left; older values of these rows go. Never ``Full``."""
+        for name in (*piece.rows, *piece.removed):
+            self._table(name)
+        with self.lock(shard=piece.shard):
+            for name, keys in piece.removed.items():
+                table = self._tables[name]
+                slots = table.shard_tables[piece.shard].find(keys)
+                self._evict(table, piece.shard, np.unique(slots[slots >= 0]))
+            for name, rows in piece.rows.items():
+                self._put(self._tables[name], piece.shard, rows)
+            for trainer, seq, buckets in piece.pushes:
+                seqs = self._seq(trainer)
+                seqs[buckets] = np.maximum(seqs[buckets], seq)
+            self.intents.take(piece.intents)
+
+    def _put(self, table: Table, shard: int, rows: Rows) -> None:
+        shard_table = table.shard_tables[shard]
+        if self._snapshot is not None:
+            self._keep(table, shard, shard_table.find(rows.keys))
+        with self.budget.adding(shard_table, 0):
+            shard_table.put(rows, self.mark)
+
+    def drop(self, buckets: Iterable[int]) -> None:
+        """Nothing of these buckets stays."""
+        mask = _mask(list(buckets))
+        for shard in np.flatnonzero(mask.reshape(SHARDS, PER_SHARD).any(axis=1)).tolist():
+            with self._locks[shard]:
+                self._drop(shard, mask)
+
+    def _drop(self, shard: int, mask: NDArray[np.bool_]) -> None:
+        for table in self._tables.values():
+            shard_table = table.shard_tables[shard]
+            slots = shard_table.within(mask)
+            if len(slots):
+                self._keep(table, shard, slots)
+                shard_table.remove(slots)
+        mine = np.zeros(BUCKETS, np.bool_)
+        mine[shard * PER_SHARD : (shard + 1) * PER_SHARD] = mask[shard * PER_SHARD : (shard + 1) * PER_SHARD]
+        for seqs in list(self._seqs.values()):
+            seqs[mine] = -1
+        self.intents.drop(mine)
+        self.whole_since[mine] = self.mark
+
+    def _forgotten(self, buckets: NDArray[np.uint16]) -> None:
+        self.whole_since[buckets] = self.mark
+        if self._snapshot is not None:
+            self._snapshot.whole[buckets] = self.mark
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, mark: int) -> Snapshot:
+        """Draw a line: the snapshot is the store as it is now. Marks rise; an open snapshot is given up.
+
+        Waits for pushes that hold locks, no longer.
+        """
+        with self._held(0, SHARDS):
+            if mark <= self.mark:
+                raise PsError(f"mark {mark} is not later than the last one, {self.mark}")
+            if self._snapshot is not None:
+                self._snapshot.close()
+            self.mark = mark
+            self._snapshot = Snapshot(self, mark)
+            return self._snapshot
+
+    # --- eviction -----------------------------------------------------------------------------------------------------
+
+    def sweep(self, table: str, *, step: int, most: int = 0, least: int = 0, each: Each | None = None) -> Rows:
+        """Evict what is due; what went, with what had to make room for new rows since the last sweep (if exported).
+
+        Rows unseen for long go as long as ``least`` stay; then the oldest until there are ``most`` (0: any number).
+        Copies neither go nor count.
+        Both are this store's shares. A few rows at a time under a shard's lock. ``each`` gets what copies must hear.
+        """
+        found = self._table(table)
+        if found.mine is None:
+            found.most = most
+        gone = [found.none(), found.made_room()]
+        unseen = found.spec.eviction.unseen_steps
+        cut = step - unseen if unseen else 0
+        total, due = 0, 0
+        samples = []
+        stride = 1 + found.rows // SAMPLE
+        for shard in range(SHARDS):
+            with self._locks[shard]:
+                age = ages(found.shard_tables[shard], found.own(shard))
+            total += len(age)
+            due += int(np.count_nonzero(age < np.uint64(max(0, cut) << 32)))
+            samples.append(age[::stride])
+        going = max(min(due, max(0, total - least)), total - most if most else 0)
+        limit = limit_age(samples, going / total if total else 0)
+        # Those of the very age that is the limit last: not all of them may have to go.
+        for shard, up_to in [(shard, age) for age in (limit - 1, limit) for shard in range(SHARDS)]:
+            while going > 0 and up_to >= 0:
+                rows = self._sweep_some(found, shard, up_to, min(going, SWEPT), each)
+                going -= len(rows)
+                gone.append(rows)
+                if len(rows) < SWEPT:
+                    break
+        return concat(gone)
+
+    def _sweep_some(self, table: Table, shard: int, limit: int, most: int, each: Each | None) -> Rows:
+        with self._locks[shard]:
+            shard_table, slots = table.shard_tables[shard], table.own(shard)
+            due = slots[ages(shard_table, slots) <= np.uint64(limit)]
+            rows = self._evict(table, shard, oldest(shard_table, due, most))
+            if each is not None and len(rows):
+                buckets = np.unique(buckets_of(rows.keys))
+                told = {table.spec.name: np.unique(np.concatenate([rows.keys, table.untold(shard)]))}
+                each(Piece(shard, (), buckets, {}, told))
+        return rows
+
+    def _evict(self, table: Table, shard: int, slots: Slots) -> Rows:
+        return table.remove(shard, slots, self.mark, lambda going: self._keep(table, shard, going))
+
+
+def _served(allowed: Allowed) -> NDArray[np.uint8] | None:
+    """As it is at any time: whoever stops a bucket does so under its lock."""
+    return None if allowed is None else np.frombuffer(allowed, np.uint8)
+
+
+def _mask(buckets: Sequence[int]) -> NDArray[np.bool_]:
+    mask = np.zeros(BUCKETS, np.bool_)
+    mask[buckets] = True
+    return mask
+
+
+def _missing(split: Split, first: int, last: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """By shard: the places of keys without a slot."""
+    for shard in range(first, last):
+        low, high = split.starts[shard], split.starts[shard + 1]
+        places = np.flatnonzero(split.slots[low:high] < 0)
+        if len(places):
+            yield shard, places + low

@@ -1,0 +1,160 @@
+"""One table of a store: its rows in all shards, who is let in, who has to go, and what has gone since a mark."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.hashing import SHARDS, buckets_of
+from ps.rows import Rows, concat, no_rows
+from ps.spec import Admission, TableSpec
+from ps.store.admission import Pending, admitted
+from ps.store.eviction import oldest
+from ps.store.kernels import Kernels
+from ps.store.rules import Layout
+from ps.store.shard_table import SEEN, ShardTable, Slots
+from ps.store.slabs import HUGE, LARGE
+
+REMEMBERED = 1 << 14
+"""Keys gone in one shard that are kept for the next partial checkpoint; of more, their buckets are written whole."""
+ROOM = 16
+"""A shard that must make room for new rows lets go of one in so many, so that this is not done for every key."""
+Keys = NDArray[np.int64]
+
+
+class Table:
+    """Everything that names a shard is called with that shard's lock held."""
+
+    def __init__(self, spec: TableSpec, kernels: Kernels, forget: Callable[[NDArray[np.uint16]], None]) -> None:
+        self.spec = spec
+        self._forget = forget
+        self.telling = False
+        """Whether somebody takes ``untold``."""
+        self.layout = Layout.of(spec)
+        self.shard_tables = kernels.shard_tables(self.layout)
+        self.most = 0
+        """This store's share of the hard row cap; 0: none."""
+        self.mine: NDArray[np.uint8] | None = None
+        """By bucket: 0 where rows are copies, which only go when their owner says so. None: there are no copies."""
+        self.counting = threading.Lock()
+        """Held while rows are added under a cap."""
+        self._pending: dict[int, Pending] = {}
+        self._gone: list[list[tuple[int, Keys]]] = [[] for _ in range(SHARDS)]
+        self._untold: list[list[Keys]] = [[] for _ in range(SHARDS)]
+        self._evicted: list[Rows] = []
+
+    @property
+    def rows(self) -> int:
+        """How many there are (other threads may be adding)."""
+        return sum(shard_table.rows for shard_table in self.shard_tables.all)
+
+    def bytes(self) -> int:
+        """Memory in use."""
+        return sum(shard_table.bytes() for shard_table in self.shard_tables.all) + sum(
+            one.bytes() for one in list(self._pending.values())
+        )
+
+    def leap(self) -> int:
+        """At most what it takes at once, beyond the rows that are added: pages that shards begin."""
+        large = self.rows * self.layout.row_bytes >= SHARDS * LARGE // 2
+        return SHARDS * (HUGE if large else mmap.PAGESIZE)
+
+    @property
+    def open(self) -> bool:
+        """Whether every key gets a row when it first comes."""
+        return self.spec.admission == Admission()
+
+    def none(self) -> Rows:
+        """No rows of this table."""
+        return no_rows(self.layout.dim, self.layout.slots)
+
+    # --- new rows ----------------------------------------------------------------------------------------------------
+
+    def invited(self, shard: int, keys: Keys, times: NDArray[np.uint32] | None) -> NDArray[np.bool_]:
+        """Which of these unknown keys a pull gives a row. They are counted."""
+        if self.open:
+            return np.ones(len(keys), np.bool_)
+        if shard not in self._pending:
+            self._pending[shard] = Pending()
+        unique, inverse = np.unique(keys, return_inverse=True)
+        counts = np.bincount(inverse, times, len(unique)).astype(np.int64)
+        return admitted(self.spec.admission, self._pending[shard], unique, counts)[inverse]
+
+    def add(self, shard: int, keys: Keys, mark: int, step: int, using: Slots, before: Callable[[Slots], None]) -> Slots:
+        """The slots of keys that have none yet, or -1 where the row cap leaves no room. Keys may repeat.
+
+        ``using``: slots that this request has found; they do not make room for others.
+        """
+        shard_table = self.shard_tables[shard]
+        if not self.most:
+            return shard_table.insert(keys, mark, step)
+        with self.counting:
+            unique, inverse = np.unique(keys, return_inverse=True)
+            over = self.rows + len(unique) - self.most
+            if over > 0:
+                over -= self._make_room(shard_table, over, mark, step, using, before)
+            fits = len(unique) - max(0, over)
+            slots = np.full(len(unique), -1, np.int64)
+            if fits > 0:
+                slots[:fits] = shard_table.insert(unique[:fits], mark, step)
+            return slots[inverse]
+
+    def _make_room(
+        self, shard_table: ShardTable, wanted: int, mark: int, step: int, using: Slots, before: Callable[[Slots], None]
+    ) -> int:
+        slots = np.setdiff1d(self.own(shard_table.number), using)
+        idle = slots[shard_table.meta[slots, SEEN] < step]
+        going = oldest(shard_table, idle, max(wanted, shard_table.rows // ROOM))
+        rows = self.remove(shard_table.number, going, mark, before)
+        if self.spec.eviction.export:
+            self._evicted.append(rows)
+        return len(going)
+
+    # --- rows that go ------------------------------------------------------------------------------------------------
+
+    def own(self, shard: int) -> Slots:
+        """The slots of rows that may be evicted here."""
+        shard_table = self.shard_tables[shard]
+        return shard_table.live() if self.mine is None else shard_table.within(self.mine != 0)
+
+    def remove(self, shard: int, slots: Slots, mark: int, before: Callable[[Slots], None]) -> Rows:
+        """These rows are evicted; what they were."""
+        shard_table = self.shard_tables[shard]
+        before(slots)
+        rows = shard_table.gather(slots)
+        shard_table.remove(slots)
+        if len(rows):
+            if mark:  # before the first mark there is no checkpoint that could bring them back
+                self._gone[shard].append((mark, rows.keys))
+                self._few_gone(shard)
+            if self.telling:
+                self._untold[shard].append(rows.keys)
+            else:
+                self._untold[shard].clear()
+        return rows
+
+    def made_room(self) -> Rows:
+        """Rows that had to make room for others since the last call, if they are to be exported."""
+        with self.counting:
+            found, self._evicted = self._evicted, []
+        return concat([self.none(), *found])
+
+    def untold(self, shard: int) -> Keys:
+        """Keys evicted since the last call: what copies of this shard have to hear."""
+        found, self._untold[shard] = self._untold[shard], []
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def gone(self, shard: int, since: int, before: int) -> Keys:
+        """Keys evicted from mark ``since`` on and before mark ``before``; earlier ones are forgotten."""
+        self._gone[shard] = [one for one in self._gone[shard] if one[0] >= since]
+        found = [keys for mark, keys in self._gone[shard] if mark < before]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _few_gone(self, shard: int) -> None:
+        if sum(len(keys) for _, keys in self._gone[shard]) > REMEMBERED:
+            self._forget(np.unique(buckets_of(np.concatenate([keys for _, keys in self._gone[shard]]))))
+            self._gone[shard] = []
