@@ -505,7 +505,7 @@ def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[
         return None
     from ps.net import master_lines  # only now: it needs packages that other jobs do not
 
-    kit = master_lines.Kit(spec.timeouts.lease_ttl_s, log, name=node)
+    kit = master_lines.MasterLinesDeps(spec.timeouts.lease_ttl_s, log, name=node)
     return lambda token, listener: master_lines.HelperLines(kit, token, listener)
 
 

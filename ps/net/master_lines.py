@@ -45,7 +45,7 @@ class Refuses(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class MasterLinesDeps:
     """What lines need."""
 
     lease_ttl_s: float
@@ -77,7 +77,7 @@ class _Told(enum.Enum):
 class HelperLines:
     """``Lines`` to pservers."""
 
-    def __init__(self, kit: Kit, token: Token, listener: LineListener) -> None:
+    def __init__(self, kit: MasterLinesDeps, token: Token, listener: LineListener) -> None:
         self._kit = kit
         self._hello = Hello(MASTER, name=kit.name, token=int(token))
         self._listener = listener
@@ -130,7 +130,7 @@ def _helper(value: bytes) -> _Helper:
 class _Line:
     """The line to one pserver, made again and again."""
 
-    def __init__(self, kit: Kit, hello: Hello, listener: LineListener, name: str, helper: _Helper) -> None:
+    def __init__(self, kit: MasterLinesDeps, hello: Hello, listener: LineListener, name: str, helper: _Helper) -> None:
         self.helper = helper
         self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
         self._told = _Told.NOTHING

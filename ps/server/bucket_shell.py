@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Mask = NDArray[np.uint8]
 
 
-class Surroundings(Protocol):
+class BucketShellDeps(Protocol):
     """What carrying out needs from the process. Called from the keeper's thread, but for ``connect``."""
 
     def connect(self, follower: int) -> Caller:
@@ -103,7 +103,7 @@ class Sent:
 class BucketShell:
     """See the module."""
 
-    def __init__(self, bucket_machine: BucketMachine, store: Store, around: Surroundings, clock: Clock) -> None:
+    def __init__(self, bucket_machine: BucketMachine, store: Store, around: BucketShellDeps, clock: Clock) -> None:
         self.served: Mask = np.zeros(BUCKETS, np.uint8)
         """1 where requests are served."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)

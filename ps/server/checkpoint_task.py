@@ -37,7 +37,7 @@ SLACK = 8
 """A restore may exceed the limit by such a part: tables grow in leaps, and what fitted once has to fit again."""
 
 
-class Around(Protocol):
+class CheckpointTaskDeps(Protocol):
     """What this needs of the pserver."""
 
     def say(self, word: Any) -> None:
@@ -64,7 +64,13 @@ class CheckpointTask:
     """See the module."""
 
     def __init__(
-        self, store: Store, files: Files | None, job: str, around: Around, clock: Clock, bytes_per_s: float = 0.0
+        self,
+        store: Store,
+        files: Files | None,
+        job: str,
+        around: CheckpointTaskDeps,
+        clock: Clock,
+        bytes_per_s: float = 0.0,
     ) -> None:
         self._store, self._files, self._job, self._around, self._clock = store, files, job, around, clock
         self._bytes_per_s = bytes_per_s

@@ -217,7 +217,7 @@ class Server:
     # --- surroundings of the keeper, and of checkpoints --------------------------------------------------------------
 
     def connect(self, follower: int) -> Caller:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         orders = self.bucket_machine.orders
         place = next((one for one in orders.chart.servers if one.number == follower), None) if orders else None
         if place is None:
@@ -227,13 +227,13 @@ class Server:
         return Caller.connect(place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls)
 
     def say(self, word: Any) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         master = self._master
         if master is not None:
             master.push(Op.CONTROL, b"", [messages.encode(word).encode()])
 
     def prepare(self, orders: messages.Orders) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         for table in orders.tables:
             try:
                 self.store.define(table)
@@ -241,7 +241,7 @@ class Server:
                 log.error("Parameter server: %s", error)
 
     def followed(self, orders: messages.Orders) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         before = self.handlers.view
         self.handlers.view = View(orders, before)
         known = before.revoked if before is not None else frozenset()
@@ -267,17 +267,17 @@ class Server:
             self._gone()
 
     def restore(self, cut: messages.Cut, buckets: tuple[int, ...]) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         orders = self.bucket_machine.orders
         if orders is not None:
             self.checkpoint_task.restore(orders, cut, buckets)
 
     def restored(self, number: int, buckets: tuple[int, ...]) -> None:
-        """See ``checkpoint_task.Around``."""
+        """See ``checkpoint_task.CheckpointTaskDeps``."""
         self.bucket_shell.post(Restored(number, buckets))
 
     def reset(self, number: int, history: int) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         log.info("Parameter server %s begins anew, empty, as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
@@ -290,22 +290,22 @@ class Server:
         self._trainers.forget()
 
     def failed(self, what: str) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         log.error("Parameter server %s ends: %s. Its buckets' copies take over", self._setup.name, what)
         self._failed(what)
 
     def line_begins(self) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         self._master = self._newest
 
     def line_made(self) -> None:
-        """See ``bucket_shell.Surroundings``."""
+        """See ``bucket_shell.BucketShellDeps``."""
         self.checkpoint_task.again()
         for trainer in self._trainers.lost:
             self.say(messages.TrainerLost(trainer))
 
     def owned(self) -> NDArray[np.uint8]:
-        """See ``checkpoint_task.Around``."""
+        """See ``checkpoint_task.CheckpointTaskDeps``."""
         owner = np.frombuffer(self.bucket_machine.owner, np.int16)
         mine: NDArray[np.uint8] = (owner == (self.bucket_machine.number or -1)).astype(np.uint8)
         return mine

@@ -24,7 +24,7 @@ from ps.store.store import Store
 from tests.unit.ps_servers import COUNTS
 
 
-class Around:
+class CheckpointTaskDeps:
     """Of a carrier and of a marking: nobody can be reached."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Around:
 @pytest.fixture
 def bucket_shell() -> Iterator[BucketShell]:
     """Its keeper does not run: effects are carried out by the test."""
-    one = BucketShell(h.BucketMachine("a"), Store(kernels="numpy"), Around(), SystemClock())
+    one = BucketShell(h.BucketMachine("a"), Store(kernels="numpy"), CheckpointTaskDeps(), SystemClock())
     yield one
     one.stop()
 
@@ -74,11 +74,11 @@ def test_async_pushes_wait_for_a_copy_that_is_far_behind_or_out_of_reach(
     near, far = np.array([5], np.uint16), np.array([900], np.uint16)
     over = threading.Event()
 
-    def connect(self: Around, follower: int) -> Any:
+    def connect(self: CheckpointTaskDeps, follower: int) -> Any:
         over.wait(30.0)
         raise PsError("too late")
 
-    monkeypatch.setattr(Around, "connect", connect)
+    monkeypatch.setattr(CheckpointTaskDeps, "connect", connect)
     bucket_shell._carry([h.Feed((5,), (2,), ()), h.Feed((900,), (3,), ())])
     sent = bucket_shell.sent()
     for number, bucket in ((2, near), (3, far)):
@@ -139,7 +139,7 @@ class Reading:
 def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come() -> None:
     key = np.array([11], np.int64)
     bucket = int(buckets_of(key)[0])
-    store, around = Store(kernels="numpy"), Around()
+    store, around = Store(kernels="numpy"), CheckpointTaskDeps()
     store.define(COUNTS)
 
     def push(seq: int) -> None:
@@ -171,7 +171,7 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
 
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     key = np.arange(40_000, dtype=np.int64)
-    whole, around = Store(kernels="numpy"), Around()
+    whole, around = Store(kernels="numpy"), CheckpointTaskDeps()
     whole.define(COUNTS)
     whole.push([Push(1, 1, [Part("counts", key, np.ones((40_000, 2), np.float32))])], step=1)
     store = Store(kernels="numpy", most_bytes=200_000)

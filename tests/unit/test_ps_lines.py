@@ -19,7 +19,7 @@ from edl.types import Round, Token
 from edl.wire.messages import Finish, ServiceSaid, StartRound
 from ps.net import master_lines as lines_module
 from ps.net.caller import Endpoint, Peer, Reply
-from ps.net.master_lines import HelperLines, Kit
+from ps.net.master_lines import HelperLines, MasterLinesDeps
 from ps.protocol.frames import Frame, Op
 from ps.protocol.handshake import MASTER
 from tests.unit.master_bench import KEYS, Agent, Bench, play
@@ -108,7 +108,7 @@ NAME = "ps/servers/n1-1"
 
 
 def lines_for(ear: Ear, *, ttl_s: float = 30.0, token: int = 7, log: list[str] | None = None) -> HelperLines:
-    return HelperLines(Kit(ttl_s, (log if log is not None else []).append, "n1"), Token(token), ear)
+    return HelperLines(MasterLinesDeps(ttl_s, (log if log is not None else []).append, "n1"), Token(token), ear)
 
 
 async def real(holds: Callable[[], bool]) -> None:
@@ -190,7 +190,7 @@ def test_a_refusal_is_told_once() -> None:
         with socket.create_server((HOST, 0)) as taken:
             port = taken.getsockname()[1]
         ear = Ear()
-        kit = Kit(30.0, log.append, refuses=refuses)
+        kit = MasterLinesDeps(30.0, log.append, refuses=refuses)
         lines = HelperLines(kit, Token(1), ear)
         lines.put(NAME, json.dumps({"host": HOST, "port": port, "secret": SECRET}).encode())
         await real(lambda: len(asked) > 3)
@@ -287,7 +287,7 @@ class Placement:
 
 async def master(bench: Bench, service: Placement) -> tuple[MasterShell, asyncio.Future[Finish]]:
     def lines(token: Token, listener: LineListener) -> Lines:
-        return HelperLines(Kit(30.0, bench.said.append), token, listener)
+        return HelperLines(MasterLinesDeps(30.0, bench.said.append), token, listener)
 
     deps = dataclasses.replace(bench.deps(), services=lambda: (service,), lines=lines)
     shell = MasterShell(deps, bench.crown())

@@ -19,7 +19,7 @@ from edl.errors import SettingError
 from edl.types import Token
 from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.caller import Caller, Endpoint, Reply
-from ps.net.master_lines import HelperLines, Kit
+from ps.net.master_lines import HelperLines, MasterLinesDeps
 from ps.net.tls import contexts
 from ps.protocol.frames import Op
 from ps.protocol.handshake import TRAINER, Hello
@@ -139,7 +139,7 @@ def test_the_masters_line(made: Path) -> None:
 
     async def scene(port: int) -> None:
         ear = Ear()
-        lines = HelperLines(Kit(30.0, lambda text: None, tls=calling), Token(1), ear)
+        lines = HelperLines(MasterLinesDeps(30.0, lambda text: None, tls=calling), Token(1), ear)
         lines.put("ps/servers/a", json.dumps({"host": HOST, "port": port, "secret": "s"}).encode())
         await asyncio.wait_for(ear.told.wait(), LONG_S)
         lines.close()
