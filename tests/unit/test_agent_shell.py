@@ -202,7 +202,7 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
                 await asyncio.Event().wait()
 
         deps = dataclasses.replace(shell._deps, clock=clock, connect=lambda host, port: Cut(), refuses=refuses)
-        monkeypatch.setattr(shell, "_around", deps)
+        monkeypatch.setattr(shell, "_deps", deps)
         monkeypatch.setattr(asyncio, "sleep", pause)
         staying = asyncio.ensure_future(shell._stay_attached())
         shell.follow("host-m", 7, Token(3))
