@@ -29,9 +29,9 @@ from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.master.stored import (
     MOST_OPERATIONS,
-    inheritance,
     journal_operations,
     readable,
+    record_in,
     record_operations,
     service_operations,
     transactions,
@@ -78,6 +78,8 @@ SHORTEST_REST_S, LONGEST_REST_S = 0.002, 0.05
 """Pause before a decision, as a multiple of what the last one took, and its bounds: below, there is none."""
 TURN_S = 0.02
 """How long events are worked on before others on the event loop have a turn."""
+READ_AT_ONCE = 100
+"""Keys of what a Master inherits, before others have a turn."""
 FAREWELL_TTL_S = 10.0
 COMPANIONS_S = 15.0
 """How long those beside the Master may take for what they do at the end of a job."""
@@ -213,12 +215,9 @@ class MasterShell:
         keys = self._deps.keys
         snapshot = await self._store.read(keys.prefix)
         values = {entry.key: entry.value for entry in snapshot.entries}
-        # In threads: with a thousand nodes it takes longer than leases and those who call should have to wait.
-        found = await asyncio.to_thread(inheritance, values, keys)
-        for flaw in found.flaws:
-            self._deps.log(flaw)
-        record, nodes = found.record or await self._just_ended(), found.nodes
-        self.journal.load(found.history)
+        record = record_in(values, keys) or await self._just_ended()
+        nodes = await self._readable(NodeInfo, values, keys.nodes)
+        self.journal.load(await self._readable(JournalEntry, values, keys.journal))
         self._stored = record
         self._scaled = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
@@ -231,8 +230,17 @@ class MasterShell:
             for name, value in helpers.items():
                 self._lines.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
-        await self._carry_out(await asyncio.to_thread(take_over, self._deps.spec, record, nodes, now_s))
+        await self._carry_out(take_over(self._deps.spec, record, nodes, now_s))
         await self._serve()
+
+    async def _readable(self, kind: type[T], values: Mapping[str, bytes], prefix: str) -> list[T]:
+        """See ``readable``. In pieces: a thousand nodes' keys take longer than others on the event loop should wait."""
+        found: list[T] = []
+        below = iter([(key, value) for key, value in values.items() if key.startswith(prefix)])
+        while piece := dict(itertools.islice(below, READ_AT_ONCE)):
+            found += readable(kind, piece, prefix, self._deps.log)
+            await asyncio.sleep(0)
+        return found
 
     async def _just_ended(self) -> Record | None:
         """The end that the last Master left when it cleared the job, so that a straggler does not run it again."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from edl.errors import ProtocolError
@@ -18,7 +17,7 @@ from edl.master.state import Record
 from edl.ports import Delete, Operation, Put
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import NodeInfo, World
+from edl.wire.messages import World
 from edl.wire.status import JournalEntry
 
 T = TypeVar("T")
@@ -26,26 +25,6 @@ T = TypeVar("T")
 MOST_BYTES = 1024 * 1024
 MOST_OPERATIONS = 100
 """Of one transaction: etcd takes 1.5 MB and 128 operations unless told otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inheritance:
-    """What a Master finds of its job."""
-
-    record: Record | None
-    """None: the job is new."""
-    nodes: list[NodeInfo]
-    history: list[JournalEntry]
-    flaws: list[str]
-    """What could not be read and was passed over."""
-
-
-def inheritance(values: Mapping[str, bytes], keys: JobKeys) -> Inheritance:
-    """Reads a job's keys. Raises ``ProtocolError`` for a record that is none."""
-    flaws: list[str] = []
-    record = record_in(values, keys)
-    nodes = readable(NodeInfo, values, keys.nodes, flaws.append)
-    return Inheritance(record, nodes, readable(JournalEntry, values, keys.journal, flaws.append), flaws)
 
 
 def readable(kind: type[T], values: Mapping[str, bytes], prefix: str, log: Callable[[str], None]) -> list[T]:
