@@ -35,10 +35,10 @@ from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.copies import TcpCopies
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import Vault, Writer
+from edl.checkpoint.directory.writer import CheckpointStorage, Writer
 from edl.checkpoint.memory.buffer_table import Refusal, Stream
 from edl.checkpoint.memory.keeper import Grant, Keeper
-from edl.checkpoint.memory.snapshot_pool import Stock
+from edl.checkpoint.memory.snapshot_pool import SnapshotPool
 from edl.ports import Label
 from edl.tasks import end
 from edl.testing.snapshots import make_snapshot
@@ -64,13 +64,15 @@ KEPT = b"kept"
 async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: int) -> None:
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[bytes] = asyncio.Queue()
-    vault = Vault(PlainFiles(folder), Writer(JOB, "run"), Retention(), wall_clock_s=wall_clock_s, say=print)
+    checkpoint_storage = CheckpointStorage(
+        PlainFiles(folder), Writer(JOB, "run"), Retention(), wall_clock_s=wall_clock_s, say=print
+    )
     keeper = Keeper(
         NodeId("agent"),
         JOB,
         limit_bytes=limit_bytes,
         copies=TcpCopies(NodeId("agent"), lambda: TOKEN, SystemClock()),
-        vault=vault,
+        checkpoint_storage=checkpoint_storage,
         on_kept=lambda *_: told.put_nowait(KEPT),
     )
     keeper.enter(Version(), 1, writes=True)
@@ -259,7 +261,7 @@ def _step(side: int) -> None:
 
 def travel(port: int, size: int, runs: int) -> list[Outcome]:
     """Copies to another process over loopback; the checksum on this side is computed before."""
-    mine = Stock(NodeId("bench"), JOB, 4 * size, lambda: None)
+    mine = SnapshotPool(NodeId("bench"), JOB, 4 * size, lambda: None)
     copies = TcpCopies(NodeId("bench"), lambda: TOKEN, SystemClock())
     outcomes = []
     for commit in range(1, runs + 2):
@@ -292,9 +294,9 @@ def _told(process: subprocess.Popen[bytes], near: socket.socket) -> None:
 def _as_peer(descriptor: int, limit_bytes: int) -> None:
     """Another node: takes copies until the socket ends."""
     told = socket.socket(fileno=descriptor)
-    stock = Stock(NodeId("peer"), JOB, limit_bytes, lambda: None)
+    snapshot_pool = SnapshotPool(NodeId("peer"), JOB, limit_bytes, lambda: None)
     copies = TcpCopies(NodeId("peer"), lambda: TOKEN, SystemClock())
-    told.send(str(copies.start(stock, "127.0.0.1")).encode())
+    told.send(str(copies.start(snapshot_pool, "127.0.0.1")).encode())
     told.recv(1)
 
 

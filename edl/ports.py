@@ -462,7 +462,7 @@ class Arrival(Protocol):
         ...
 
 
-class Stock(Protocol):
+class SnapshotPool(Protocol):
     """What a node has and takes. Called from any thread."""
 
     def lend(self, version: Version, shard: int) -> Lent | None:
@@ -480,7 +480,7 @@ class Stock(Protocol):
 class Copies(Protocol):
     """Snapshots from one node's memory to another's. ``put`` and ``get`` block, for their own time limits at most."""
 
-    def start(self, stock: Stock, host: str, port: int = 0) -> int:
+    def start(self, snapshot_pool: SnapshotPool, host: str, port: int = 0) -> int:
         """Serve other nodes from now on; returns the port. Raises ``PortInUse``."""
         ...
 
@@ -491,7 +491,7 @@ class Copies(Protocol):
     def get(
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
-        """Have the node there send a part of a commit. ``arriving`` finds the memory, as in ``Stock``.
+        """Have the node there send a part of a commit. ``arriving`` finds the memory, as in ``SnapshotPool``.
 
         Returns when it has been accepted. Raises ``CheckpointError``.
         """
@@ -502,7 +502,7 @@ class Copies(Protocol):
         ...
 
 
-class Vault(Protocol):
+class CheckpointStorage(Protocol):
     """The checkpoint directory. Every call blocks; they come from several threads."""
 
     def write(self, version: Version, snapshot: memoryview, shard: int, shards: int) -> str:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, PortInUse, ProtocolError
-from edl.ports import Arrival, Clock, Label, Lent, Stock
+from edl.ports import Arrival, Clock, Label, Lent, SnapshotPool
 from edl.types import NodeId
 from edl.wire import proof
 from edl.wire.address import address
@@ -91,7 +91,7 @@ class TcpCopies:
         self._stopped = False
         self._listener: socket.socket | None = None
 
-    def start(self, stock: Stock, host: str, port: int = 0) -> int:
+    def start(self, snapshot_pool: SnapshotPool, host: str, port: int = 0) -> int:
         """Serve other nodes from now on; returns the port. Raises ``PortInUse``."""
         try:
             family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -101,7 +101,7 @@ class TcpCopies:
                 f"cannot listen on {address(host, port)} for copies of the state: {error.strerror}. Name an address of "
                 "this host with --local-addr"
             ) from error
-        self._launch(self._accept, self._listener, stock)
+        self._launch(self._accept, self._listener, snapshot_pool)
         return int(self._listener.getsockname()[1])
 
     def put(self, host: str, port: int, lent: Lent) -> None:
@@ -192,7 +192,7 @@ class TcpCopies:
             thread.start()
             self._threads.add(thread)
 
-    def _accept(self, listener: socket.socket, stock: Stock) -> None:
+    def _accept(self, listener: socket.socket, snapshot_pool: SnapshotPool) -> None:
         while True:
             self._places.acquire()
             try:
@@ -204,9 +204,9 @@ class TcpCopies:
                 self._places.release()
                 threading.Event().wait(self._limits.silence_s)  # no descriptors left: not at once again
                 continue
-            self._launch(self._serve, connection, stock)
+            self._launch(self._serve, connection, snapshot_pool)
 
-    def _serve(self, connection: socket.socket, stock: Stock) -> None:
+    def _serve(self, connection: socket.socket, snapshot_pool: SnapshotPool) -> None:
         try:
             with connection, self._live(connection):
                 line = _Line(connection, self._clock, self._limits)
@@ -214,9 +214,9 @@ class TcpCopies:
                 request = line.hear()
                 match request.get("op"):
                     case "put":
-                        self._take(line, stock, request)
+                        self._take(line, snapshot_pool, request)
                     case "get":
-                        self._give(line, stock, request)
+                        self._give(line, snapshot_pool, request)
                     case other:
                         raise ProtocolError(f"asks for {other!r}")
         except (OSError, ProtocolError, CheckpointError) as error:
@@ -227,11 +227,11 @@ class TcpCopies:
             with contextlib.suppress(ValueError):
                 self._places.release()
 
-    def _take(self, line: _Line, stock: Stock, request: dict[str, Any]) -> None:
+    def _take(self, line: _Line, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         label = _to_label(request)
         _go_slow()  # copies arrive while workers train
         try:
-            arrival = line.wait_for(lambda: stock.arriving(label), _discard)
+            arrival = line.wait_for(lambda: snapshot_pool.arriving(label), _discard)
         except CheckpointError as error:
             line.refuse(str(error))
             return
@@ -248,9 +248,9 @@ class TcpCopies:
             arrival.discard()
         line.say({"whole": True})
 
-    def _give(self, line: _Line, stock: Stock, request: dict[str, Any]) -> None:
+    def _give(self, line: _Line, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         version, shard = Version(_count(request, "era"), _count(request, "commit")), _count(request, "shard")
-        lent = line.wait_for(lambda: stock.lend(version, shard), _release)
+        lent = line.wait_for(lambda: snapshot_pool.lend(version, shard), _release)
         if lent is None:
             line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
             return

@@ -13,7 +13,7 @@ from typing import Any
 from edl.checkpoint.memory.buffer_table import Refusal
 from edl.checkpoint.memory.keeper import Grant, Keeper
 from edl.errors import CheckpointError, EdlError
-from edl.ports import Vault
+from edl.ports import CheckpointStorage
 from edl.types import NodeId
 from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Source, Version, World
@@ -22,13 +22,15 @@ HAND_OVER_S = 10.0
 """How long a node that leaves waits for its peer to have its newest commit, beside what it writes to the directory."""
 
 
-class Steward:
+class CheckpointManager:
     """Implements what the worker server and the agent's shell ask for."""
 
-    def __init__(self, node: NodeId, keeper: Keeper, vault: Vault | None, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, node: NodeId, keeper: Keeper, checkpoint_storage: CheckpointStorage | None, log: Callable[[str], None]
+    ) -> None:
         self._node = node
         self._keeper = keeper
-        self._vault = vault
+        self._checkpoint_storage = checkpoint_storage
         self._log = log
         self._sources: tuple[Source, ...] = ()
         self._reading = asyncio.Lock()
@@ -96,7 +98,7 @@ class Steward:
 
     async def look(self) -> None:
         """See what lies in the checkpoint directory."""
-        if self._vault is not None:
+        if self._checkpoint_storage is not None:
             try:
                 self.stored = await self._keeper.look()
             except CheckpointError as error:

@@ -52,8 +52,8 @@ from edl.agent.workers.environment import Local, fork_server_environment
 from edl.agent.workers.outputs import claim
 from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import Vault, Writer
-from edl.checkpoint.manager import Steward
+from edl.checkpoint.directory.writer import CheckpointStorage, Writer
+from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.keeper import Keeper
 from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec, changed, environment
@@ -296,7 +296,7 @@ class _Place:
     """Members of the embedded store, if one of them runs here."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
-    steward: Steward = field(init=False)
+    checkpoint_manager: CheckpointManager = field(init=False)
     kept: Callable[[Kept], None] = field(init=False, default=lambda message: None)
     """Told of each commit that has been written, or could not be."""
     room: Callable[[str], None] = field(init=False, default=lambda why: None)
@@ -371,9 +371,9 @@ def _web(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) ->
 
 async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[str], None]) -> Keeper:
     """What keeps commits in this launcher's memory, gives them to other nodes, and writes them."""
-    wanted, vault = settings.state, None
+    wanted, checkpoint_storage = settings.state, None
     if place.files is not None:
-        vault = Vault(
+        checkpoint_storage = CheckpointStorage(
             place.files,
             Writer(settings.spec.job, run=hashlib.sha256(f"run {place.registration.token}".encode()).hexdigest()[:16]),
             Retention(wanted.keep_last, wanted.keep_every),
@@ -381,19 +381,19 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
             say=log,
             adopt=wanted.adopt,
         )
-        await asyncio.to_thread(vault.check)
+        await asyncio.to_thread(checkpoint_storage.check)
     node = NodeId(settings.node)
     keeper = Keeper(
         node,
         settings.spec.job,
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
         copies=TcpCopies(node, lambda: place.registration.token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
-        vault=vault,
+        checkpoint_storage=checkpoint_storage,
         on_kept=lambda version, where, error, took_s: place.kept(Kept(version, where, error, took_s)),
         on_room=lambda why: place.room(why),
         copying=wanted.copying,
     )
-    place.steward = Steward(node, keeper, vault, log)
+    place.checkpoint_manager = CheckpointManager(node, keeper, checkpoint_storage, log)
     return keeper
 
 
@@ -536,7 +536,7 @@ def _agent(
             processes=processes,
             warming=warming,
             workers=WorkerGroup(processes, spec, node, base, settings.logs, deps, log, wall_clock_s),
-            keeper=place.steward,
+            keeper=place.checkpoint_manager,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(
                 host, port, registration.token, spec.timeouts.lease_ttl_s, identity_for(settings.store)

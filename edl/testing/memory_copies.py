@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edl.errors import CheckpointError
-from edl.ports import Arrival, Label, Lent, Stock
+from edl.ports import Arrival, Label, Lent, SnapshotPool
 from edl.wire.messages import Version
 
 
@@ -37,11 +37,11 @@ class MemoryCopies:
     def __init__(self, network: MemoryNetwork, token: str = "") -> None:
         self._network = network
         self._token = token
-        self._stock: Stock | None = None
+        self._snapshot_pool: SnapshotPool | None = None
 
-    def start(self, stock: Stock, host: str, port: int = 0) -> int:
+    def start(self, snapshot_pool: SnapshotPool, host: str, port: int = 0) -> int:
         """Can be reached from now on."""
-        self._stock = stock
+        self._snapshot_pool = snapshot_pool
         port = port or len(self._network.nodes) + 1
         self._network.nodes[host, port] = self
         return port
@@ -71,13 +71,13 @@ class MemoryCopies:
         for key in [key for key, node in self._network.nodes.items() if node is self]:
             del self._network.nodes[key]
 
-    def _other(self, host: str, port: int) -> Stock:
+    def _other(self, host: str, port: int) -> SnapshotPool:
         other = self._network.nodes.get((host, port))
-        if other is None or other._stock is None:
+        if other is None or other._snapshot_pool is None:
             raise CheckpointError(f"{host}:{port}: nobody is there")
         if other._token != self._token:
             raise CheckpointError(f"{host}:{port}: does not know this job's token")
-        return other._stock
+        return other._snapshot_pool
 
     def _carry(self, name: str, lent: Lent, arrival: Arrival) -> None:
         self._network.served.append(name)

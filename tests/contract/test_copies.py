@@ -19,10 +19,10 @@ import pytest
 from edl.adapters.clock import SystemClock
 from edl.adapters.copies import Limits, TcpCopies
 from edl.checkpoint.memory.buffer_table import Stream
-from edl.checkpoint.memory.snapshot_pool import Incoming, Loan, Stock
+from edl.checkpoint.memory.snapshot_pool import Incoming, Loan, SnapshotPool
 from edl.errors import CheckpointError, PortInUse
 from edl.ports import Copies, Label, Lent
-from edl.ports import Stock as StockPort
+from edl.ports import SnapshotPool as SnapshotPoolPort
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork, Trouble
 from edl.testing.snapshots import JOB, fill_of, make_snapshot
 from edl.types import NodeId
@@ -160,11 +160,11 @@ def tcp() -> Iterator[TcpBench]:
     made.close()
 
 
-def stock(node: NodeId = B, limit_bytes: int = 64 << 20) -> Stock:
-    return Stock(node, JOB, limit_bytes, lambda: None)
+def snapshot_pool(node: NodeId = B, limit_bytes: int = 64 << 20) -> SnapshotPool:
+    return SnapshotPool(node, JOB, limit_bytes, lambda: None)
 
 
-def put_in(into: Stock, holding: Holding, fill: int, stream: Stream | None = None) -> Stream:
+def put_in(into: SnapshotPool, holding: Holding, fill: int, stream: Stream | None = None) -> Stream:
     """As if a worker had committed it."""
     data = make_snapshot(holding, fill, SIZE)
     stream = stream or Stream.of_worker(0, "state")
@@ -174,14 +174,14 @@ def put_in(into: Stock, holding: Holding, fill: int, stream: Stream | None = Non
     return stream
 
 
-def lent(owner: Stock, holding: Holding = NEW, fill: int = 7) -> Loan:
+def lent(owner: SnapshotPool, holding: Holding = NEW, fill: int = 7) -> Loan:
     put_in(owner, holding, fill)
     loan = owner.lend(holding.version, holding.shard)
     assert loan is not None
     return loan
 
 
-def content(of: Stock, holding: Holding = NEW) -> int:
+def content(of: SnapshotPool, holding: Holding = NEW) -> int:
     loan = of.borrow(holding.version, holding.shard)
     assert loan is not None
     try:
@@ -190,7 +190,7 @@ def content(of: Stock, holding: Holding = NEW) -> int:
         loan.release()
 
 
-def into(node: Stock) -> Callable[[Label], Incoming]:
+def into(node: SnapshotPool) -> Callable[[Label], Incoming]:
     return lambda label: node.incoming(Stream.loaded("x"), label)
 
 
@@ -214,7 +214,7 @@ def lie(loan: Loan, **changes: Any) -> Lent:
 
 
 def test_a_copy_arrives_whole(bench: Bench) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     port = bench.node().start(there, HOST)
     bench.node().put(HOST, port, lent(here))
     assert there.holdings() == (NEW,)
@@ -223,7 +223,7 @@ def test_a_copy_arrives_whole(bench: Bench) -> None:
 
 
 def test_what_is_there_already_is_not_sent_again(bench: Bench) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
     loan = lent(here)
     client.put(HOST, port, loan)
@@ -234,7 +234,7 @@ def test_what_is_there_already_is_not_sent_again(bench: Bench) -> None:
 
 
 def test_only_the_newest_copy_of_a_node_stays(bench: Bench) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
     used = set()
     for commit in range(1, 6):
@@ -248,7 +248,7 @@ def test_only_the_newest_copy_of_a_node_stays(bench: Bench) -> None:
 
 
 def test_a_part_is_fetched(bench: Bench) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     put_in(there, Holding(Version(1, 2), 3, 4), 9)
     port = bench.node().start(there, HOST)
     bench.node().get(HOST, port, Version(1, 2), 3, into(here))
@@ -257,16 +257,16 @@ def test_a_part_is_fetched(bench: Bench) -> None:
 
 
 def test_what_is_not_there_is_refused(bench: Bench) -> None:
-    port = bench.node().start(stock(B), HOST)
+    port = bench.node().start(snapshot_pool(B), HOST)
     with pytest.raises(CheckpointError, match="does not hold shard 0"):
-        bench.node().get(HOST, port, Version(1, 2), 0, into(stock(A)))
+        bench.node().get(HOST, port, Version(1, 2), 0, into(snapshot_pool(A)))
 
 
 def test_two_fetch_at_once(bench: Bench) -> None:
-    there = stock(B)
+    there = snapshot_pool(B)
     put_in(there, NEW, 5)
     port = bench.node().start(there, HOST)
-    mine = [stock(A), stock(NodeId("c"))]
+    mine = [snapshot_pool(A), snapshot_pool(NodeId("c"))]
     clients = [bench.node() for _ in mine]
     threads = [
         threading.Thread(target=client.get, args=(HOST, port, NEW.version, 0, into(one)))
@@ -281,7 +281,7 @@ def test_two_fetch_at_once(bench: Bench) -> None:
 
 @pytest.mark.parametrize("asked", ["put", "get"])
 def test_a_wrong_token_gets_nothing(bench: Bench, asked: str) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     put_in(there, OLD, 1)
     port, stranger = bench.node().start(there, HOST), bench.node("guess")
     with pytest.raises(CheckpointError, match="token"):
@@ -295,7 +295,7 @@ def test_a_wrong_token_gets_nothing(bench: Bench, asked: str) -> None:
 
 @pytest.mark.parametrize("trouble", Trouble)
 def test_a_copy_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Trouble) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
     old = lent(here, OLD, 1)
     client.put(HOST, port, old)
@@ -311,7 +311,7 @@ def test_a_copy_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Trouble
 
 @pytest.mark.parametrize("trouble", Trouble)
 def test_a_fetch_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Trouble) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     put_in(there, NEW, 7)
     port, client = bench.node().start(there, HOST), bench.node()
     with pytest.raises(CheckpointError):
@@ -325,7 +325,7 @@ def test_a_fetch_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Troubl
 
 @pytest.mark.parametrize("change", [1_000, -1_000, 10**12])
 def test_a_false_size_does_not_count(bench: Bench, change: int) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
     loan = lent(here)
     with pytest.raises(CheckpointError):
@@ -335,7 +335,7 @@ def test_a_false_size_does_not_count(bench: Bench, change: int) -> None:
 
 
 def test_a_false_name_does_not_count(bench: Bench) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     port, client = bench.node().start(there, HOST), bench.node()
     with pytest.raises(CheckpointError, match="under the name"):
         client.put(HOST, port, lie(lent(here), holding=Holding(Version(9, 9))))
@@ -343,7 +343,7 @@ def test_a_false_name_does_not_count(bench: Bench) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(bench: Bench) -> None:
-    here, there = stock(A), stock(B, limit_bytes=SIZE // 2)
+    here, there = snapshot_pool(A), snapshot_pool(B, limit_bytes=SIZE // 2)
     port = bench.node().start(there, HOST)
     with pytest.raises(CheckpointError, match="--state-memory"):
         bench.node().put(HOST, port, lent(here))
@@ -352,10 +352,10 @@ def test_what_does_not_fit_is_refused_with_the_numbers(bench: Bench) -> None:
 
 def test_nobody_there(bench: Bench) -> None:
     node = bench.node()
-    port = node.start(stock(B), HOST)
+    port = node.start(snapshot_pool(B), HOST)
     node.stop()
     with pytest.raises(CheckpointError, match=str(port)):
-        bench.node().put(HOST, port, lent(stock(A)))
+        bench.node().put(HOST, port, lent(snapshot_pool(A)))
 
 
 def _until_given(give: Callable[[], None]) -> None:
@@ -385,10 +385,10 @@ def closes(connection: socket.socket) -> bool:
     return True
 
 
-def serves(tcp: TcpBench, port: int, there: Stock) -> bool:
+def serves(tcp: TcpBench, port: int, there: SnapshotPool) -> bool:
     """Whether it still does its work."""
     put_in(there, NEW, 3, Stream.of_worker(1, "state"))
-    here = stock(NodeId("c"))
+    here = snapshot_pool(NodeId("c"))
     tcp.node().get(HOST, port, NEW.version, 0, into(here))
     return content(here) == 3
 
@@ -423,7 +423,7 @@ GOOD = {"op": "put", "owner": "a", "era": 1, "commit": 2, "shard": 0, "shards": 
     ],
 )
 def test_a_stranger_is_hung_up_on(tcp: TcpBench, said: bytes) -> None:
-    there = stock(B)
+    there = snapshot_pool(B)
     port = tcp.node().start(there, HOST)
     with socket.create_connection((HOST, port)) as stranger:
         stranger.sendall(said)
@@ -457,7 +457,7 @@ def test_a_stranger_is_hung_up_on(tcp: TcpBench, said: bytes) -> None:
     ],
 )
 def test_nonsense_ends_only_its_own_connection(tcp: TcpBench, said: bytes) -> None:
-    there = stock(B)
+    there = snapshot_pool(B)
     port = tcp.node().start(there, HOST)
     with admitted(port) as peer:
         peer.sendall(said)
@@ -468,7 +468,7 @@ def test_nonsense_ends_only_its_own_connection(tcp: TcpBench, said: bytes) -> No
 
 def test_one_who_creeps_is_given_up(tcp: TcpBench) -> None:
     """A byte now and then, each within the time of one operation, but the whole takes too long."""
-    there = stock(B)
+    there = snapshot_pool(B)
     port = tcp.node().start(there, HOST)
     with socket.create_connection((HOST, port)) as creeper:
         ended = threading.Event()
@@ -486,7 +486,7 @@ def test_one_who_creeps_is_given_up(tcp: TcpBench) -> None:
 
 def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
     node = TcpCopies(B, lambda: TOKEN, SystemClock(), dataclasses.replace(LIMITS, connections=1))
-    there, here = stock(B), stock(A)
+    there, here = snapshot_pool(B), snapshot_pool(A)
     put_in(there, NEW, 7)
     port = node.start(there, HOST)
     patience = Limits(handshake_s=PATIENCE_S, silence_s=PATIENCE_S)
@@ -497,10 +497,10 @@ def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
     node.stop()
 
 
-class SlowStock:
+class SlowSnapshotPool:
     """Needs longer than the other side's patience."""
 
-    def __init__(self, inner: Stock) -> None:
+    def __init__(self, inner: SnapshotPool) -> None:
         self._inner = inner
 
     def lend(self, version: Version, shard: int) -> Lent | None:
@@ -513,8 +513,8 @@ class SlowStock:
 
 
 def test_who_still_works_at_it_is_waited_for(tcp: TcpBench) -> None:
-    here, there = stock(A), stock(B)
-    slow: StockPort = SlowStock(there)
+    here, there = snapshot_pool(A), snapshot_pool(B)
+    slow: SnapshotPoolPort = SlowSnapshotPool(there)
     port, client = tcp.node().start(slow, HOST), tcp.node()
     client.put(HOST, port, lent(here))
     client.get(HOST, port, NEW.version, 0, into(here))
@@ -522,19 +522,19 @@ def test_who_still_works_at_it_is_waited_for(tcp: TcpBench) -> None:
 
 
 def test_who_hangs_up_while_memory_is_made_leaves_nothing(tcp: TcpBench) -> None:
-    there = stock(B)
-    slow: StockPort = SlowStock(there)
+    there = snapshot_pool(B)
+    slow: SnapshotPoolPort = SlowSnapshotPool(there)
     port, client = tcp.node().start(slow, HOST), tcp.node()
     with admitted(port) as peer:
         peer.sendall(frame(GOOD))
         peer.recv(1)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    _until_given(lambda: client.put(HOST, port, lent(stock(A))))
+    _until_given(lambda: client.put(HOST, port, lent(snapshot_pool(A))))
     assert content(there) == 7
 
 
 def test_a_giver_that_dies_in_the_middle(tcp: TcpBench) -> None:
-    here, there = stock(A), stock(B)
+    here, there = snapshot_pool(A), snapshot_pool(B)
     put_in(there, NEW, 7)
     server, client = tcp.node(), tcp.node()
     port = server.start(there, HOST)
@@ -549,13 +549,13 @@ def test_a_giver_that_dies_in_the_middle(tcp: TcpBench) -> None:
 
 
 def test_stopping_ends_what_one_has_asked_for(tcp: TcpBench) -> None:
-    there = stock(B)
+    there = snapshot_pool(B)
     put_in(there, NEW, 7)
     port, client = tcp.node().start(there, HOST), tcp.node()
 
     def arriving(label: Label) -> Incoming:
         client.stop()
-        return stock(A).incoming(Stream.loaded("x"), label)
+        return snapshot_pool(A).incoming(Stream.loaded("x"), label)
 
     with pytest.raises(CheckpointError):
         client.get(HOST, port, NEW.version, 0, arriving)
@@ -564,9 +564,9 @@ def test_stopping_ends_what_one_has_asked_for(tcp: TcpBench) -> None:
 
 
 def test_a_port_in_use_is_said(tcp: TcpBench) -> None:
-    port = tcp.node().start(stock(B), HOST)
+    port = tcp.node().start(snapshot_pool(B), HOST)
     with pytest.raises(PortInUse, match="--local-addr"):
-        tcp.node().start(stock(B), HOST, port)
+        tcp.node().start(snapshot_pool(B), HOST, port)
 
 
 def test_no_descriptors_or_threads_stay_behind() -> None:
@@ -574,7 +574,7 @@ def test_no_descriptors_or_threads_stay_behind() -> None:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     def once() -> None:
-        here, there = stock(A), stock(B)
+        here, there = snapshot_pool(A), snapshot_pool(B)
         server, client = (TcpCopies(node, lambda: TOKEN, SystemClock(), LIMITS) for node in (B, A))
         port = server.start(there, HOST)
         client.put(HOST, port, lent(here))

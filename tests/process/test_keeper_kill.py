@@ -108,7 +108,7 @@ async def kill_often(forker: socket.socket) -> tuple[int, int]:
     names = (NodeId("a"), NodeId("b"))
     copies = {name: MemoryCopies(network) for name in names}
     here, there = (
-        Keeper(name, JOB, limit_bytes=64 << 20, copies=copies[name], vault=None, on_kept=lambda *_: None)
+        Keeper(name, JOB, limit_bytes=64 << 20, copies=copies[name], checkpoint_storage=None, on_kept=lambda *_: None)
         for name in names
     )
     here.start("a", 1)

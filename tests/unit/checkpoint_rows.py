@@ -97,7 +97,7 @@ def orders(history: int = 1, tables: tuple[TableSpec, ...] = TABLES) -> Orders:
 
 
 def finish(
-    vaults: list[CheckpointDirectory],
+    checkpoint_storages: list[CheckpointDirectory],
     number: int,
     told: list[str],
     extra: str = "",
@@ -106,7 +106,7 @@ def finish(
 ) -> str:
     """Complete a cut."""
     cut = Cut(number, "complete", extra=extra, parts=tuple(told))
-    return vaults[0].complete(cut, orders(history, tables))
+    return checkpoint_storages[0].complete(cut, orders(history, tables))
 
 
 def files_below(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.checkpoint.directory.manifest import Retention
-from edl.checkpoint.directory.writer import Vault, Writer
+from edl.checkpoint.directory.writer import CheckpointStorage, Writer
 from edl.ports import FileEntry, Files
 from edl.wire import snapshot
 from edl.wire.messages import Version
@@ -31,9 +31,9 @@ def state(
     return bytes(buffer)
 
 
-def save(vault: Vault, commit: int, era: int = 1, **options: Any) -> str:
+def save(checkpoint_storage: CheckpointStorage, commit: int, era: int = 1, **options: Any) -> str:
     """Write a state made by ``state``."""
-    return vault.write(Version(era, commit), memoryview(state(commit, era, **options)))
+    return checkpoint_storage.write(Version(era, commit), memoryview(state(commit, era, **options)))
 
 
 class Memory:
@@ -49,10 +49,12 @@ class Memory:
         return memoryview(self.data)
 
 
-def load(vault: Vault, version: Version | None = None, shard: int = 0) -> tuple[Version, bytes]:
+def load(
+    checkpoint_storage: CheckpointStorage, version: Version | None = None, shard: int = 0
+) -> tuple[Version, bytes]:
     """Read a state and make sure that all of it is of one commit."""
     memory = Memory()
-    found = vault.read(version, memory, shard)
+    found = checkpoint_storage.read(version, memory, shard)
     parsed = snapshot.parse(memory.data)
     (entry,) = parsed.entries.values()
     assert (parsed.meta.era, parsed.meta.commit) == (found.era, found.commit)
@@ -60,7 +62,7 @@ def load(vault: Vault, version: Version | None = None, shard: int = 0) -> tuple[
     return found, bytes(memory.data)
 
 
-def open_vault(
+def open_checkpoint_storage(
     files: Files,
     run: str = "run",
     *,
@@ -69,11 +71,13 @@ def open_vault(
     every: int = 0,
     adopt: bool = False,
     said: list[str] | None = None,
-) -> Vault:
-    """A vault whose warnings are kept in ``said``."""
+) -> CheckpointStorage:
+    """A checkpoint storage whose warnings are kept in ``said``."""
     notes = [] if said is None else said
     retention = Retention(keep, every)
-    return Vault(files, Writer(job, run), retention, wall_clock_s=lambda: 0.0, say=notes.append, adopt=adopt)
+    return CheckpointStorage(
+        files, Writer(job, run), retention, wall_clock_s=lambda: 0.0, say=notes.append, adopt=adopt
+    )
 
 
 class Crash(BaseException):

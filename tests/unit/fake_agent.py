@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edl.checkpoint.memory.buffer_table import Room, Shelf, Stream
+from edl.checkpoint.memory.buffer_table import BufferTable, Room, Stream
 from edl.testing.commits.device import AsynchronousArrays, Device
 from edl.wire import local
 from edl.wire.datagrams import LARGEST_BYTES
@@ -263,7 +263,7 @@ class Buffers:
     """Memory files, with the books of the real agent."""
 
     def __init__(self) -> None:
-        self._shelf = Shelf(1 << 40)
+        self._buffer_table = BufferTable(1 << 40)
         self.files: dict[int, tuple[int, int]] = {}
         """Descriptor and size."""
         self.told: set[int] = set()
@@ -271,24 +271,24 @@ class Buffers:
 
     def room(self, stream: str, size: int) -> int:
         """The number of the buffer to write next."""
-        room = self._shelf.room(Stream.of_worker(0, stream), size)
+        room = self._buffer_table.room(Stream.of_worker(0, stream), size)
         assert isinstance(room, Room), room
         if room.new:
             descriptor = os.memfd_create("fake")
             os.ftruncate(descriptor, room.capacity)
             self.files[room.buffer] = (descriptor, room.capacity)
             self.made += 1
-        for number in self._shelf.collect():
+        for number in self._buffer_table.collect():
             os.close(self.files.pop(number)[0])
         return room.buffer
 
     def fill(self, message: local.Committed) -> bytes:
         """What was written."""
         stream = Stream.of_worker(0, message.stream)
-        problem = self._shelf.may_fill(stream, message.buffer, message.size)
+        problem = self._buffer_table.may_fill(stream, message.buffer, message.size)
         assert not problem, problem
         holding = Holding(Version(message.era, message.commit), message.shard, message.shards)
-        self._shelf.fill(stream, message.size, holding)
+        self._buffer_table.fill(stream, message.size, holding)
         return os.pread(self.files[message.buffer][0], message.size, 0)
 
 

@@ -23,7 +23,7 @@ SIZE = 100_000
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 
-class FakeVault:
+class FakeCheckpointStorage:
     """A checkpoint directory. While ``gate`` is closed, writes stand still in it."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.network = MemoryNetwork()
-        self.vault = FakeVault()
+        self.checkpoint_storage = FakeCheckpointStorage()
         self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
         self.keepers: list[Keeper] = []
 
@@ -138,7 +138,7 @@ class Bench:
             JOB,
             limit_bytes=limit_bytes,
             copies=MemoryCopies(self.network, token),
-            vault=self.vault,
+            checkpoint_storage=self.checkpoint_storage,
             on_kept=self._on_kept,
             on_room=on_room,
         )
@@ -151,7 +151,7 @@ class Bench:
         self.told.put_nowait((version, where, error))
 
     async def close(self) -> None:
-        self.vault.gate.set()
+        self.checkpoint_storage.gate.set()
         for keeper in self.keepers:
             await keeper.close()
 

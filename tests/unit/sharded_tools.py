@@ -22,14 +22,14 @@ except ImportError:  # torch 2.4
     from torch.distributed._tensor import Partial, Replicate, Shard  # type: ignore[attr-defined]
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory.writer import Vault
+from edl.checkpoint.directory.writer import CheckpointStorage
 from edl.torch.arrays import TorchArrays
 from edl.torch.sharded import DTensor, capture, compute_local_shape_and_global_offset
 from edl.wire.messages import Version
 from edl.wire.snapshot import Layout, Leaf, Meta
 from edl.worker import tree
 from edl.worker.framework import Arrays
-from tests.unit.checkpoint_tools import JOB, open_vault
+from tests.unit.checkpoint_tools import JOB, open_checkpoint_storage
 
 __all__ = ["Partial", "Replicate", "Shard"]
 
@@ -57,14 +57,14 @@ def part(
 
 def write(
     arrays: Arrays, folder: Path, workers: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], commit: int = 1
-) -> tuple[Vault, Path]:
+) -> tuple[CheckpointStorage, Path]:
     """A complete checkpoint: of each worker its objects and values."""
-    vault, version = open_vault(PlainFiles(folder)), Version(1, commit)
+    checkpoint_storage, version = open_checkpoint_storage(PlainFiles(folder)), Version(1, commit)
     where = ""
     for shard, (objects, values) in enumerate(workers):
         data = part(arrays, objects, values, version, shard, len(workers))
-        where = vault.write(version, data, shard, len(workers))
-    return vault, Path(where)
+        where = checkpoint_storage.write(version, data, shard, len(workers))
+    return checkpoint_storage, Path(where)
 
 
 @contextlib.contextmanager

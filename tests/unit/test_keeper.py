@@ -221,18 +221,18 @@ def test_with_every_buffer_being_read_the_next_commit_waits() -> None:
         keeper = bench.node()
         keeper.enter(Version(), 1, writes=True)
         worker = Worker(keeper)
-        bench.vault.gate.clear()
+        bench.checkpoint_storage.gate.clear()
         await worker.commit(1, save=True)
-        await asyncio.to_thread(bench.vault.writes.acquire)
+        await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
         await worker.commit(2)
         descriptor, size = await keeper.piece(1, STATE, Version(1, 2), 0)
         next_one = asyncio.create_task(worker.commit(3))
         await until(lambda: h(3) in keeper.holdings())
         assert not next_one.done()
-        bench.vault.gate.set()
+        bench.checkpoint_storage.gate.set()
         await next_one
         assert content((descriptor, size)) == 2
-        assert fill_of(bench.vault.kept[Version(1, 1), 0]) == 1
+        assert fill_of(bench.checkpoint_storage.kept[Version(1, 1), 0]) == 1
 
     run(test)
 

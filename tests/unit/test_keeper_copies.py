@@ -209,11 +209,11 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
         keeper.enter(Version(), 2, writes=False)
         await worker.commit(1, save=True)
         await worker.commit(2)
-        assert not bench.vault.kept
+        assert not bench.checkpoint_storage.kept
         keeper.enter(Version(1, 2), 1, writes=True)
         await worker.commit(3, save=True)
         assert await bench.told.get() == (Version(1, 3), "/there/3", "")
-        assert {version.commit for version, _ in bench.vault.kept} == {3}
+        assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {3}
 
     run(test)
 
@@ -223,10 +223,10 @@ def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
         keeper = bench.node()
         keeper.enter(Version(), 1, writes=True)
         worker = Worker(keeper)
-        bench.vault.refuses = "disk full"
+        bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(1, save=True)
         assert await bench.told.get() == (Version(1, 1), "", "disk full")
-        bench.vault.refuses = ""
+        bench.checkpoint_storage.refuses = ""
         await worker.commit(2, save=True)
         assert await bench.told.get() == (Version(1, 2), "/there/2", "")
 
@@ -238,15 +238,18 @@ def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
         keeper = bench.node()
         keeper.enter(Version(), 1, writes=True)
         worker = Worker(keeper)
-        bench.vault.gate.clear()
+        bench.checkpoint_storage.gate.clear()
         for commit in range(1, 10):
             await worker.commit(commit, save=commit in (1, 4, 7))
             if commit == 1:
-                await asyncio.to_thread(bench.vault.writes.acquire)
-        bench.vault.gate.set()
+                await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
+        bench.checkpoint_storage.gate.set()
         told = [await bench.told.get() for _ in range(2)]
         assert [(version.commit, error) for version, _, error in told] == [(1, ""), (9, "")]
-        assert {version.commit: fill_of(data) for (version, _), data in bench.vault.kept.items()} == {1: 1, 9: 9}
+        assert {version.commit: fill_of(data) for (version, _), data in bench.checkpoint_storage.kept.items()} == {
+            1: 1,
+            9: 9,
+        }
 
     run(test)
 
@@ -261,7 +264,7 @@ def test_flush_writes_the_newest_once() -> None:
         for _ in range(2):
             assert await keeper.flush("the end") == Version(1, 2)
         assert bench.told.qsize() == 1
-        bench.vault.refuses = "disk full"
+        bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(3)
         assert await keeper.flush("the end") is None
 
@@ -272,12 +275,12 @@ def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> 
     async def test(bench: Bench) -> None:
         keeper = bench.node()
         keeper.enter(Version(), 1, writes=True)
-        bench.vault.gate.clear()
+        bench.checkpoint_storage.gate.clear()
         await Worker(keeper).commit(1, save=True)
-        await asyncio.to_thread(bench.vault.writes.acquire)
+        await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
         flushed = asyncio.create_task(keeper.flush("suspended"))
         await asyncio.sleep(0)
-        bench.vault.gate.set()
+        bench.checkpoint_storage.gate.set()
         assert await flushed == Version(1, 1)
         assert bench.told.qsize() == 1
 
@@ -291,7 +294,7 @@ def test_flush_of_one_commit_writes_its_parts_only() -> None:
         for worker, shard, commit in ((ahead, 0, 3), (behind, 1, 3), (ahead, 0, 4)):
             await worker.commit(commit, shard=shard, shards=2)
         assert await keeper.flush("suspended", Version(1, 3)) == Version(1, 3)
-        assert sorted(bench.vault.kept) == [(Version(1, 3), 0), (Version(1, 3), 1)]
+        assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 3), 0), (Version(1, 3), 1)]
         assert await keeper.flush("suspended", Version(1, 9)) is None
 
     run(test)
@@ -303,7 +306,7 @@ def test_flush_writes_every_part_that_is_here() -> None:
         for slot in (0, 1):
             await Worker(keeper, slot).commit(4, shard=slot, shards=2)
         await keeper.flush("the end")
-        assert sorted(bench.vault.kept) == [(Version(1, 4), 0), (Version(1, 4), 1)]
+        assert sorted(bench.checkpoint_storage.kept) == [(Version(1, 4), 0), (Version(1, 4), 1)]
 
     run(test)
 
@@ -312,7 +315,7 @@ def test_what_was_loaded_is_held_and_not_written_again() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
         assert await keeper.load() == Version()
-        bench.vault.kept[Version(3, 8), 0] = make_snapshot(h(8, era=3), 8, SIZE)
+        bench.checkpoint_storage.kept[Version(3, 8), 0] = make_snapshot(h(8, era=3), 8, SIZE)
         for _ in range(2):
             assert await keeper.load() == Version(3, 8)
         assert keeper.holdings() == (h(8, era=3),)
@@ -327,10 +330,10 @@ def test_what_was_loaded_is_held_and_not_written_again() -> None:
 def test_a_checkpoint_that_cannot_be_used_is_not_held() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
-        bench.vault.kept[Version(3, 8), 0] = make_snapshot(h(7, era=3), 8, SIZE)
+        bench.checkpoint_storage.kept[Version(3, 8), 0] = make_snapshot(h(7, era=3), 8, SIZE)
         with pytest.raises(CheckpointError, match="lies in the checkpoint directory"):
             await keeper.load()
-        bench.vault.refuses = "all damaged"
+        bench.checkpoint_storage.refuses = "all damaged"
         with pytest.raises(CheckpointError, match="all damaged"):
             await keeper.load()
         assert keeper.holdings() == ()
@@ -342,11 +345,11 @@ def test_a_checkpoint_that_cannot_be_used_is_not_held() -> None:
 def test_a_sharded_checkpoint_is_checked_and_left_to_the_workers() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
-        bench.vault.kept[Version(3, 8), 0] = b""
-        bench.vault.sharded = True
+        bench.checkpoint_storage.kept[Version(3, 8), 0] = b""
+        bench.checkpoint_storage.sharded = True
         assert await keeper.load() == Version(3, 8)
         assert keeper.holdings() == ()
-        bench.vault.refuses = "all damaged"
+        bench.checkpoint_storage.refuses = "all damaged"
         with pytest.raises(CheckpointError, match="all damaged"):
             await keeper.load()
 

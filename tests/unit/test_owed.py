@@ -75,18 +75,18 @@ def test_the_end_waits_for_the_newest_save_and_for_no_other() -> None:
         keeper = bench.node()
         keeper.enter(Version(), 2, writes=True)
         worker = Worker(keeper)
-        bench.vault.gate.clear()
+        bench.checkpoint_storage.gate.clear()
         await worker.commit(1, save=True)
-        await asyncio.to_thread(bench.vault.writes.acquire)
+        await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)
         await worker.commit(2, save=True)
         await worker.commit(3, save=True)
         assert keeper.saving
         flushed = asyncio.create_task(keeper.flush_saves())
         await asyncio.sleep(0)
         assert not flushed.done()
-        bench.vault.gate.set()
+        bench.checkpoint_storage.gate.set()
         assert await flushed == ""
-        assert {version.commit for version, _ in bench.vault.kept} == {1, 3}
+        assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {1, 3}
         assert not keeper.saving
 
     run(test)
@@ -96,14 +96,14 @@ def test_at_the_end_what_failed_is_tried_once_more() -> None:
     async def test(bench: Bench) -> None:
         keeper = bench.node()
         keeper.enter(Version(), 1, writes=True)
-        bench.vault.refuses = "disk full"
+        bench.checkpoint_storage.refuses = "disk full"
         await Worker(keeper).commit(4, save=True)
         assert (await bench.told.get())[2] == "disk full"
         lost = await keeper.flush_saves()
         assert lost == "commit 4, the newest that the workers saved, is not in the checkpoint directory: disk full"
-        bench.vault.refuses = ""
+        bench.checkpoint_storage.refuses = ""
         assert await keeper.flush_saves() == ""
-        assert (v(4), 0) in bench.vault.kept
+        assert (v(4), 0) in bench.checkpoint_storage.kept
 
     run(test)
 
@@ -114,7 +114,7 @@ def test_a_node_that_does_not_write_waits_for_nothing() -> None:
         keeper.enter(Version(), 2, writes=False)
         await Worker(keeper).commit(1, save=True)
         assert not keeper.saving and await keeper.flush_saves() == ""
-        assert not bench.vault.kept
+        assert not bench.checkpoint_storage.kept
 
     run(test)
 
@@ -140,10 +140,10 @@ def test_what_the_one_before_has_written_is_not_written_again() -> None:
         keeper = bench.node()
         keeper.enter(Version(), 2, writes=False)
         await Worker(keeper).commit(1, save=True)
-        bench.vault.kept[v(1), 0] = b"by another node"
+        bench.checkpoint_storage.kept[v(1), 0] = b"by another node"
         keeper.enter(v(1), 1, writes=True)
         await until(lambda: not keeper.saving)
-        assert bench.vault.kept == {(v(1), 0): b"by another node"} and bench.told.empty()
+        assert bench.checkpoint_storage.kept == {(v(1), 0): b"by another node"} and bench.told.empty()
 
     run(test)
 
@@ -153,15 +153,15 @@ def test_who_has_a_copy_writes_what_its_owner_owed() -> None:
         here, there = bench.node(A), bench.node(B)
         here.enter(Version(), 1, writes=True)
         here.keep_with(B, B, 1)
-        bench.vault.gate.clear()
+        bench.checkpoint_storage.gate.clear()
         await Worker(here).commit(1, save=True)
         await until(lambda: h(1) in there.holdings())
         await here.close()
         bench.keepers.remove(here)
-        bench.vault.gate.set()
-        bench.vault.kept.clear()
+        bench.checkpoint_storage.gate.set()
+        bench.checkpoint_storage.kept.clear()
         there.enter(v(1), 1, writes=True)
-        await until(lambda: (v(1), 0) in bench.vault.kept)
+        await until(lambda: (v(1), 0) in bench.checkpoint_storage.kept)
 
     run(test)
 
@@ -235,11 +235,11 @@ def test_a_commit_that_a_worker_wrote_by_itself_is_accepted_or_said_to_be_missin
         keeper = bench.node()
         keeper.enter(Version(), 2, writes=True)
         await keeper.wrote_through(v(1), 7, 8, "")
-        assert bench.vault.accepted == [(v(1), 7, 8)] and keeper.unsaved == ""
+        assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and keeper.unsaved == ""
         await keeper.wrote_through(v(2), 0, 0, "the disk is full")
-        bench.vault.refuses = "its checksum differs"
+        bench.checkpoint_storage.refuses = "its checksum differs"
         await keeper.wrote_through(v(3), 7, 8, "")
-        assert bench.vault.accepted == [(v(1), 7, 8)] and "its checksum differs" in keeper.unsaved
+        assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and "its checksum differs" in keeper.unsaved
         told = [bench.told.get_nowait() for _ in range(3)]
         assert told == [(v(1), "/there/1", ""), (v(2), "", "the disk is full"), (v(3), "", "its checksum differs")]
 

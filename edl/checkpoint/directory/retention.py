@@ -29,8 +29,9 @@ class Pruning:
         bad: dict[Version, str],
         say: Callable[[str], None],
     ) -> None:
-        """``inspect`` returns the marker of a complete checkpoint, as ``Vault._inspect``. ``bad`` is the vault's table
-        of checkpoints whose bytes are wrong: they do not count as kept, and one that is deleted leaves the table."""
+        """``inspect`` returns the marker of a complete checkpoint, as ``CheckpointStorage._inspect``. ``bad`` is the
+        checkpoint storage's table of checkpoints whose bytes are wrong: they do not count as kept, and one that is
+        deleted leaves the table."""
         self._files = files
         self._folders = folders
         self._room = room

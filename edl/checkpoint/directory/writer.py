@@ -51,14 +51,14 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """In whose name a vault writes."""
+    """In whose name a checkpoint storage writes."""
 
     job: str
     run: str
     """The same for all launchers of one run of the job, and another one for each run."""
 
 
-class Vault:
+class CheckpointStorage:
     """One checkpoint directory, as one launcher uses it."""
 
     def __init__(

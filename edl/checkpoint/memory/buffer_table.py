@@ -85,7 +85,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of memory that the shelf accounts for."""
+    """Bytes of memory that the buffer table accounts for."""
 
     limit: int
     workers: int
@@ -119,7 +119,7 @@ class _Row:
     keep_previous: bool = False
 
 
-class Shelf:
+class BufferTable:
     """All buffers of one keeper, within a limit of bytes."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -23,9 +23,9 @@ from edl.checkpoint.memory.promised_saves import Owed
 from edl.checkpoint.memory.refused_commits import Refusals
 from edl.checkpoint.memory.replication import Replication
 from edl.checkpoint.memory.shard_saves import PartSaves, parts_to_write
-from edl.checkpoint.memory.snapshot_pool import Loan, Stock
+from edl.checkpoint.memory.snapshot_pool import Loan, SnapshotPool
 from edl.errors import CheckpointError, ProtocolError
-from edl.ports import Copies, Vault
+from edl.ports import CheckpointStorage, Copies
 from edl.tasks import end
 from edl.types import NodeId
 from edl.wire.local import OWN, STATE, Committed
@@ -69,30 +69,30 @@ class Keeper:
         *,
         limit_bytes: int,
         copies: Copies,
-        vault: Vault | None,
+        checkpoint_storage: CheckpointStorage | None,
         on_kept: Callable[[Version, str, str, float], None],
         on_room: Callable[[str], None] = lambda why: None,
         copying: Copying = Copying.AUTO,
     ) -> None:
         """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written.
         ``on_room(why)``: a worker's commits find no memory, or find it again (empty)."""
-        self._vault = vault
+        self._checkpoint_storage = checkpoint_storage
         self._on_kept = on_kept
         self._refusals = Refusals(on_room)
         self.too_large = Version()
         """A checkpoint that there is no memory for here: workers read it from the directory by themselves."""
         self._loop = asyncio.get_running_loop()
         self._released = asyncio.Event()
-        self._stock = Stock(node, job, limit_bytes, self._let_go, self._owes_for_another, self._owing)
+        self._snapshot_pool = SnapshotPool(node, job, limit_bytes, self._let_go, self._owes_for_another, self._owing)
         self._slots: dict[int, _Slot] = {}
         self._turns: dict[Stream, asyncio.Lock] = {}
         self._parts: dict[Stream, int] = {}
         self._maker = ThreadPoolExecutor(2, "edl-memory")
-        self._ahead = Ahead(self._stock, lambda make: in_pool(self._maker, make))
+        self._ahead = Ahead(self._snapshot_pool, lambda make: in_pool(self._maker, make))
         self._said_nowhere = False
         self._writer = False
         self._owed = Owed()
-        self._replication = Replication(node, self._stock, copies, copying)
+        self._replication = Replication(node, self._snapshot_pool, copies, copying)
         self._inherited = False
         """What is owed was saved in an earlier world, whose writer may have written it."""
         self._to_save = asyncio.Event()
@@ -100,7 +100,9 @@ class Keeper:
         self._writing = asyncio.Lock()
         self._part_writers = ThreadPoolExecutor(PART_WRITERS, "edl-parts", step_back)
         self._part_saves = (
-            None if vault is None else PartSaves(vault, self._in_background, self._parts_kept, self._wrote)
+            None
+            if checkpoint_storage is None
+            else PartSaves(checkpoint_storage, self._in_background, self._parts_kept, self._wrote)
         )
         self._task = asyncio.create_task(self._persist_what_is_wanted())
 
@@ -119,7 +121,7 @@ class Keeper:
             pool.shutdown(wait=False, cancel_futures=True)
         for slot in tuple(self._slots):
             self.forget_worker(slot)
-        self._stock.close()
+        self._snapshot_pool.close()
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -153,10 +155,10 @@ class Keeper:
         """
         line = Stream.of_worker(slot, message.stream)
         holding = Holding(Version(message.era, message.commit), message.shard, message.shards)
-        problem = self._stock.check(line, message.buffer, message.size, holding)
+        problem = self._snapshot_pool.check(line, message.buffer, message.size, holding)
         if not problem:
             try:
-                self._stock.fill(line, message.buffer, message.size, holding)
+                self._snapshot_pool.fill(line, message.buffer, message.size, holding)
             except CheckpointError as error:
                 problem = str(error)
         if problem:
@@ -164,7 +166,7 @@ class Keeper:
         self._parts[line] = message.shards
         self.restored(slot)
         if message.stream == STATE:
-            self._stock.outgrown(line)
+            self._snapshot_pool.outgrown(line)
             self._replication.look()
             if self._replication.copies(message.shards) or (message.save and (self._writer or message.shards > 1)):
                 self._ahead.read(line)
@@ -181,7 +183,7 @@ class Keeper:
         if self._part_saves is None:
             self._say_nowhere(holding.version)
             return
-        loan = self._stock.borrow(holding.version, holding.shard)
+        loan = self._snapshot_pool.borrow(holding.version, holding.shard)
         assert loan is not None, "it has just been filled"  # noqa: S101
         if self._writer:
             self._owed.take(holding.version, whole=False)
@@ -207,7 +209,7 @@ class Keeper:
         worker = self._slots.pop(slot, None)
         if worker is not None:
             worker.gone = True
-        self._stock.abandon_slot(slot)
+        self._snapshot_pool.abandon_slot(slot)
         self._let_go()
 
     def piece(
@@ -224,14 +226,14 @@ class Keeper:
         self, slot: int, worker: _Slot, stream: str, version: Version, shard: int, sources: Sequence[Source]
     ) -> tuple[int, int]:
         if stream == STATE:
-            loan = self._stock.borrow(version, shard)
+            loan = self._snapshot_pool.borrow(version, shard)
             if loan is None:
                 await self._replication.fetch(version, shard, sources)
-                loan = self._stock.borrow(version, shard)
+                loan = self._snapshot_pool.borrow(version, shard)
             if loan is None:
                 raise CheckpointError(f"shard {shard} of {version} came, and was given up at once")
         else:
-            loan = self._stock.borrow_own(slot, stream, version)
+            loan = self._snapshot_pool.borrow_own(slot, stream, version)
             if loan is None:
                 raise CheckpointError(f"slot {slot} has no values of its own of {version}")
         if worker.gone:
@@ -244,20 +246,20 @@ class Keeper:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Every part of the shared state that is complete in this node's memory."""
-        return self._stock.holdings()
+        return self._snapshot_pool.holdings()
 
     def usage(self) -> Usage:
         """Where the memory goes."""
-        return self._stock.usage()
+        return self._snapshot_pool.usage()
 
     def trim(self, restore: Version) -> None:
         """A world that this node is in begins from this commit: let go of what that makes useless."""
         if restore != Version():
-            self._stock.trim(restore)
+            self._snapshot_pool.trim(restore)
 
     def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
         """Forget the copies of all other nodes' state but these."""
-        self._stock.drop_replicas(except_owners)
+        self._snapshot_pool.drop_replicas(except_owners)
 
     # --- other nodes -------------------------------------------------------------------------------------------------
 
@@ -283,7 +285,7 @@ class Keeper:
         self._replication.enter(nodes)
 
     def _owe(self, version: Version) -> None:
-        if self._vault is None:
+        if self._checkpoint_storage is None:
             if self._writer:
                 self._say_nowhere(version)
             return
@@ -293,7 +295,7 @@ class Keeper:
 
     def _owes_for_another(self, version: Version) -> None:
         """The node that a commit has come from has yet to write this one, which its workers saved. Any thread."""
-        if version != Version() and self._vault is not None:
+        if version != Version() and self._checkpoint_storage is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._inherit, version)
 
@@ -332,7 +334,11 @@ class Keeper:
     async def look(self) -> tuple[Version, bool]:
         """The newest checkpoint in the directory, and whether workers have to read it themselves. Raises
         ``CheckpointError`` when there are some, and none is usable."""
-        newest = await in_thread("edl-look", self._vault.newest) if self._vault is not None else None
+        newest = (
+            await in_thread("edl-look", self._checkpoint_storage.newest)
+            if self._checkpoint_storage is not None
+            else None
+        )
         found = newest or (Version(), False)
         self._owed.written(found[0])
         return found
@@ -340,17 +346,17 @@ class Keeper:
     async def load(self) -> Version:
         """Hold the newest usable checkpoint; ``Version()`` when there is none. One that workers have to read themselves
         is only checked. Raises ``CheckpointError``."""
-        vault = self._vault
-        if vault is None:
+        checkpoint_storage = self._checkpoint_storage
+        if checkpoint_storage is None:
             return Version()
         newest, theirs = await self.look()
         if newest == Version() or (not theirs and any(held.version == newest for held in self.holdings())):
             return newest
         try:
-            found = await in_thread("edl-load", lambda: self._stock.load(vault.load))
+            found = await in_thread("edl-load", lambda: self._snapshot_pool.load(checkpoint_storage.load))
         except MemoryError as error:
             log.warning("State: commit %d stays in the checkpoint directory: %s", newest.commit, error)
-            await in_thread("edl-verify", lambda: vault.verify(newest))
+            await in_thread("edl-verify", lambda: checkpoint_storage.verify(newest))
             self.too_large = newest
             return newest
         if isinstance(found, Version):
@@ -364,7 +370,7 @@ class Keeper:
 
         Returns which commit lies there now, None if none does; of a sharded state only the parts that are here.
         """
-        if self._vault is None:
+        if self._checkpoint_storage is None:
             return None
         await self.settled()
         missing = parts_to_write(self.holdings(), self._persisted, version)
@@ -372,7 +378,7 @@ class Keeper:
             log.info("State: commit %d goes to the checkpoint directory: %s", missing[-1].version.commit, reason)
         for holding in missing:
             await self._persist(holding)
-        newest = self._stock.newest()
+        newest = self._snapshot_pool.newest()
         wanted = version if version is not None or newest is None else newest.version
         parts = [held for held in self.holdings() if held.version == wanted]
         return wanted if parts and all(holding in self._persisted for holding in parts) else None
@@ -410,8 +416,8 @@ class Keeper:
 
     async def wrote_through(self, version: Version, size: int, crc32: int, error: str) -> None:
         """A worker that found no memory has written this commit into the directory: make it count; or it could not."""
-        vault = self._vault
-        if vault is None:
+        checkpoint_storage = self._checkpoint_storage
+        if checkpoint_storage is None:
             return
         self._owed.take(version, whole=False)
         if error:
@@ -419,7 +425,7 @@ class Keeper:
             self._on_kept(version, "", error, 0.0)
             return
         async with self._writing:
-            await self._kept(version, lambda: vault.accept(version, size, crc32))
+            await self._kept(version, lambda: checkpoint_storage.accept(version, size, crc32))
 
     async def _persist_what_is_wanted(self) -> None:
         while True:
@@ -440,8 +446,8 @@ class Keeper:
 
     async def _persist(self, holding: Holding) -> None:
         """Write it, or what has taken its place meanwhile, unless that has been done by the time."""
-        vault = self._vault
-        if vault is None:
+        checkpoint_storage = self._checkpoint_storage
+        if checkpoint_storage is None:
             self._say_nowhere(holding.version)
             return
         async with self._writing:
@@ -460,7 +466,7 @@ class Keeper:
 
             def write() -> str:
                 try:
-                    return vault.write(taken.version, loan.view, taken.shard, taken.shards)
+                    return checkpoint_storage.write(taken.version, loan.view, taken.shard, taken.shards)
                 finally:
                     loan.release()
 
@@ -478,9 +484,9 @@ class Keeper:
         return loan is not None
 
     def _lent(self, holding: Holding) -> Loan | None:
-        loan = self._stock.borrow(holding.version, holding.shard)
+        loan = self._snapshot_pool.borrow(holding.version, holding.shard)
         if loan is None and holding.shards == 1:  # a newer part alone would be of no use
-            loan = self._stock.borrow_newer(holding)
+            loan = self._snapshot_pool.borrow_newer(holding)
         return loan
 
     async def _kept(self, version: Version, write: Callable[[], str]) -> str | None:
@@ -507,12 +513,12 @@ class Keeper:
     def _room(self, line: Stream, size: int) -> Room | Refusal:
         # What only this slot has must not run ahead of what the others can restore, so there the one before stays too.
         keep = line.name == OWN or self._parts.get(line, 1) > 1
-        return self._stock.room(line, size, keep_previous=keep)
+        return self._snapshot_pool.room(line, size, keep_previous=keep)
 
     def _granted(self, worker: _Slot, room: Room) -> Grant | Refusal:
         if worker.gone:
             return Refusal("the worker is gone")
-        descriptor = None if room.buffer in worker.buffers else self._stock.duplicate(room.buffer)
+        descriptor = None if room.buffer in worker.buffers else self._snapshot_pool.duplicate(room.buffer)
         worker.buffers.add(room.buffer)
         return Grant(room.buffer, room.capacity, descriptor)
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from edl.checkpoint.memory.buffer_table import Stream
-from edl.checkpoint.memory.snapshot_pool import Stock
+from edl.checkpoint.memory.snapshot_pool import SnapshotPool
 from edl.tasks import BackgroundTasks
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
@@ -20,8 +20,8 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 class Ahead:
     """Makes what a stream is going to need. Everything is called on the event loop."""
 
-    def __init__(self, stock: Stock, run: Run) -> None:
-        self._stock = stock
+    def __init__(self, snapshot_pool: SnapshotPool, run: Run) -> None:
+        self._snapshot_pool = snapshot_pool
         self._run = run
         self._background = BackgroundTasks()
         self._read: set[Stream] = set()
@@ -48,7 +48,7 @@ class Ahead:
     async def _make(self, line: Stream, size: int) -> None:
         try:
             most = 3 if line in self._read else 2
-            await self._run(lambda: self._stock.ahead(line, size, most))
+            await self._run(lambda: self._snapshot_pool.ahead(line, size, most))
         finally:
             self._busy.discard(line)
             if not self._busy:

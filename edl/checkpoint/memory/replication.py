@@ -16,7 +16,7 @@ from typing import Any
 from edl.checkpoint.memory.background import in_pool, step_back
 from edl.checkpoint.memory.buffer_table import Stream
 from edl.checkpoint.memory.copy_policy import Copying, Peer, needed
-from edl.checkpoint.memory.snapshot_pool import Stock
+from edl.checkpoint.memory.snapshot_pool import SnapshotPool
 from edl.errors import CheckpointError
 from edl.ports import Copies, Label
 from edl.tasks import AGAIN_S, end
@@ -36,9 +36,9 @@ COPY_PATIENCE_S = 10.0
 class Replication:
     """Of one node. Everything is called on the event loop."""
 
-    def __init__(self, node: NodeId, stock: Stock, copies: Copies, copying: Copying) -> None:
+    def __init__(self, node: NodeId, snapshot_pool: SnapshotPool, copies: Copies, copying: Copying) -> None:
         self._node = node
-        self._stock = stock
+        self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._copying = copying
         self._nodes = 1
@@ -57,7 +57,7 @@ class Replication:
 
     def start(self, host: str, port: int) -> int:
         """Serve other nodes; returns the port. Raises ``PortInUse``."""
-        return self._copies.start(self._stock, host, port)
+        return self._copies.start(self._snapshot_pool, host, port)
 
     async def close(self) -> None:
         """End all that is under way."""
@@ -145,13 +145,13 @@ class Replication:
         """Streams whose newest commit the other node does not have."""
         return tuple(
             stream
-            for stream, holding in self._stock.own()
+            for stream, holding in self._snapshot_pool.own()
             if self._handed.get(stream) != holding
             and (self._parting or needed(self._copying, holding.shards, self._nodes))
         )
 
     async def _hand_over(self, stream: Stream, peer: Peer) -> bool:
-        loan = self._stock.borrow_newest(stream)
+        loan = self._snapshot_pool.borrow_newest(stream)
         if loan is None:
             return True
 
@@ -196,7 +196,7 @@ class Replication:
         causes = []
 
         def arriving(label: Label) -> Any:
-            return self._stock.incoming(stream, label)
+            return self._snapshot_pool.incoming(stream, label)
 
         for source in (*mine[first:], *mine[:first]):
             try:

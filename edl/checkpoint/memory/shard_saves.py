@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edl.checkpoint.memory.snapshot_pool import Loan
 from edl.errors import CheckpointError
-from edl.ports import Vault
+from edl.ports import CheckpointStorage
 from edl.tasks import AGAIN_S, end
 from edl.wire.messages import Holding, Version
 
@@ -39,11 +39,13 @@ class _Save:
 class PartSaves:
     """Of one node. Everything is called on the event loop."""
 
-    def __init__(self, vault: Vault, run: Run, report: Report, written: Callable[[Holding], None]) -> None:
+    def __init__(
+        self, checkpoint_storage: CheckpointStorage, run: Run, report: Report, written: Callable[[Holding], None]
+    ) -> None:
         """``run``: calls in a thread that steps back for training. ``report(version, where, error, took_s)``: a
         checkpoint is complete, or cannot be; ``where`` is empty if another node has completed it. ``written``: a part
         of this node is in the directory."""
-        self._vault = vault
+        self._checkpoint_storage = checkpoint_storage
         self._run = run
         self._report = report
         self._written = written
@@ -117,7 +119,7 @@ class PartSaves:
         held = save.loan.held.holding
 
         def write() -> str:
-            return self._vault.write(held.version, save.loan.view, held.shard, held.shards)
+            return self._checkpoint_storage.write(held.version, save.loan.view, held.shard, held.shards)
 
         try:
             where = await self._run(write)
@@ -142,7 +144,7 @@ class PartSaves:
             await self._idle.wait()
             until_s = self._loop.time() + COMPLETE_S
             while self._loop.time() < until_s and version not in self._refused and self._complete < version:
-                where = await self._run(lambda: self._vault.complete(version, shards))
+                where = await self._run(lambda: self._checkpoint_storage.complete(version, shards))
                 if where is not None:
                     self._completed(version, where, self._loop.time() - begun_s)
                     return

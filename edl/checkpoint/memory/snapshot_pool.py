@@ -1,4 +1,5 @@
-"""The snapshots that a node has in its memory: the shelf's books and the memory behind them, together, for any thread.
+"""The snapshots that a node has in its memory: the buffer table's books and the memory behind them, together, for any
+thread.
 
 What may take long (making memory, reading all of a snapshot for its checksum) is done without the lock.
 """
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from edl.checkpoint.memory.buffer_table import Held, Refusal, Room, Shelf, Stream, Usage, Use
+from edl.checkpoint.memory.buffer_table import BufferTable, Held, Refusal, Room, Stream, Usage, Use
 from edl.checkpoint.memory.memory_files import Memory
 from edl.errors import CheckpointError
 from edl.ports import Label
@@ -22,8 +23,8 @@ from edl.wire.messages import Holding, Version
 class Loan:
     """``Lent``: a snapshot that stays as it is until ``release``."""
 
-    def __init__(self, stock: Stock, owner: NodeId, held: Held, memory: Memory, owed: Version) -> None:
-        self._stock = stock
+    def __init__(self, snapshot_pool: SnapshotPool, owner: NodeId, held: Held, memory: Memory, owed: Version) -> None:
+        self._snapshot_pool = snapshot_pool
         self._owner = owner
         self._memory = memory
         self._over = False
@@ -54,14 +55,14 @@ class Loan:
         """It may go. Doing it twice does nothing."""
         if not self._over:
             self._over = True
-            self._stock.give_back(self.held.buffer)
+            self._snapshot_pool.give_back(self.held.buffer)
 
 
 class Incoming:
     """``Arrival``: memory for a snapshot on its way."""
 
-    def __init__(self, stock: Stock, stream: Stream, label: Label, number: int, memory: Memory) -> None:
-        self._stock = stock
+    def __init__(self, snapshot_pool: SnapshotPool, stream: Stream, label: Label, number: int, memory: Memory) -> None:
+        self._snapshot_pool = snapshot_pool
         self._stream = stream
         self._label = label
         self._number = number
@@ -72,12 +73,12 @@ class Incoming:
     def accept(self) -> None:
         """All bytes are there. Raises ``CheckpointError`` when they are not what the label says."""
         try:
-            found = self._stock.read_header(self.view)
+            found = self._snapshot_pool.read_header(self.view)
             if found != self._label.holding:
                 raise CheckpointError(f"{found} came under the name of {self._label.holding}")
             self._memory.renewed(self._label.crc32)
-            self._stock.fill(self._stream, self._number, self._label.size, found)
-            self._stock.owes(self._label.owed)
+            self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
+            self._snapshot_pool.owes(self._label.owed)
             self._end()
         finally:
             self.discard()
@@ -86,16 +87,16 @@ class Incoming:
         """Nothing will come of it. After ``accept``, or a second time, it does nothing."""
         if not self._over:
             self._end()
-            self._stock.abandon(self._stream)
+            self._snapshot_pool.abandon(self._stream)
 
     def _end(self) -> None:
         self._over = True
         self.view = memoryview(b"")
-        self._stock.arrived(self._stream)
+        self._snapshot_pool.arrived(self._stream)
 
 
-class Stock:
-    """``Stock`` of the ports, and what the keeper needs besides. Everything may be called from any thread."""
+class SnapshotPool:
+    """``SnapshotPool`` of the ports, and what the keeper needs besides. Everything may be called from any thread."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class Stock:
         self._node = node
         self._job = job
         self._changed = changed
-        self._shelf = Shelf(limit_bytes)
+        self._buffer_table = BufferTable(limit_bytes)
         self._memories: dict[int, Memory] = {}
         self._arriving: set[Stream] = set()
         self._lock = threading.Lock()
@@ -137,9 +138,9 @@ class Stock:
             raise CheckpointError(f"a copy of this node's own commit, sent to node {self._node} itself")
         stream = Stream.of_node(label.owner, label.holding.shard)
         with self._lock:
-            if any(held.holding == label.holding for own in self._shared() for held in self._shelf.held(own)):
+            if any(held.holding == label.holding for own in self._shared() for held in self._buffer_table.held(own)):
                 return None  # this node's own workers have made the same commit
-            newest = self._shelf.newest(stream)
+            newest = self._buffer_table.newest(stream)
         if newest is not None and newest.holding.version >= label.holding.version:
             if newest.holding == label.holding:
                 return None
@@ -175,11 +176,11 @@ class Stock:
     def room(self, stream: Stream, size: int, *, keep_previous: bool = False) -> Room | Refusal:
         """A buffer with memory for the next snapshot of a stream. Takes a while when memory has to be made."""
         with self._open():
-            room = self._shelf.room(stream, size, keep_previous=keep_previous)
+            room = self._buffer_table.room(stream, size, keep_previous=keep_previous)
             if isinstance(room, Refusal):
                 return room
             if room.new:
-                self._shelf.pin(room.buffer)  # nobody may have it before it has memory
+                self._buffer_table.pin(room.buffer)  # nobody may have it before it has memory
             elif room.buffer in self._memories:
                 self._memories[room.buffer].renewed()
                 return room
@@ -193,10 +194,10 @@ class Stock:
     def ahead(self, stream: Stream, size: int, most: int) -> None:
         """Make one more buffer for a stream's later snapshots, unless it has so many, or memory is short."""
         with self._open():
-            room = self._shelf.spare(stream, size, most)
+            room = self._buffer_table.spare(stream, size, most)
             if room is None:
                 return
-            self._shelf.pin(room.buffer)  # nobody may have it before it has memory
+            self._buffer_table.pin(room.buffer)  # nobody may have it before it has memory
         try:
             self._made(stream, room)
         finally:
@@ -209,12 +210,12 @@ class Stock:
         except (OSError, MemoryError) as error:
             problem = f"no memory for it: {error}"
         with self._open():
-            wanted = self._shelf.has(room.buffer)
+            wanted = self._buffer_table.has(room.buffer)
             if wanted and memory is not None:
                 self._memories[room.buffer] = memory
             elif wanted:
-                self._shelf.remove(room.buffer)
-            self._shelf.unpin(room.buffer)
+                self._buffer_table.remove(room.buffer)
+            self._buffer_table.unpin(room.buffer)
         if wanted and memory is not None:
             return room
         if memory is not None:
@@ -258,8 +259,8 @@ class Stock:
     def check(self, stream: Stream, number: int, size: int, holding: Holding) -> str:
         """Why this cannot be the next snapshot of a worker's stream; empty if it can."""
         with self._lock:
-            problem = self._shelf.may_fill(stream, number, size)
-            newest = self._shelf.newest(stream)
+            problem = self._buffer_table.may_fill(stream, number, size)
+            newest = self._buffer_table.newest(stream)
             if problem:
                 return problem
             view = self._memories[number].view[:size]
@@ -274,22 +275,22 @@ class Stock:
     def fill(self, stream: Stream, number: int, size: int, holding: Holding) -> None:
         """The stream's newest snapshot is complete in this buffer. Raises ``CheckpointError`` if that cannot be."""
         with self._open():
-            problem = self._shelf.may_fill(stream, number, size)
+            problem = self._buffer_table.may_fill(stream, number, size)
             if problem:
                 raise CheckpointError(problem)
-            self._shelf.fill(stream, size, holding)
+            self._buffer_table.fill(stream, size, holding)
 
     def abandon(self, stream: Stream) -> None:
         """The writer of a stream is gone."""
         with self._open():
-            self._shelf.abandon(stream)
+            self._buffer_table.abandon(stream)
 
     def abandon_slot(self, slot: int) -> None:
         """The worker in a slot is gone."""
         with self._open():
-            for stream in self._shelf.streams(Use.WORKER):
+            for stream in self._buffer_table.streams(Use.WORKER):
                 if stream.owner == str(slot):
-                    self._shelf.abandon(stream)
+                    self._buffer_table.abandon(stream)
 
     def read_header(self, view: memoryview) -> Holding:
         """What a snapshot says it is. Raises ``CheckpointError`` when it is none, or another job's."""
@@ -324,7 +325,7 @@ class Stock:
     def give_back(self, number: int) -> None:
         """A loan is over."""
         with self._open():
-            self._shelf.unpin(number)
+            self._buffer_table.unpin(number)
         self._changed()
 
     def _borrow(self, wanted: Callable[[Held], bool]) -> Loan | None:
@@ -336,9 +337,9 @@ class Stock:
         return None
 
     def _loan(self, stream: Stream, wanted: Callable[[Held], bool]) -> Loan | None:
-        for held in self._shelf.held(stream):
+        for held in self._buffer_table.held(stream):
             if wanted(held):
-                self._shelf.pin(held.buffer)
+                self._buffer_table.pin(held.buffer)
                 owner = NodeId(stream.owner) if stream.use is Use.REPLICA else self._node
                 return Loan(self, owner, held, self._memories[held.buffer], self._owing())
         return None
@@ -348,12 +349,16 @@ class Stock:
     def holdings(self) -> tuple[Holding, ...]:
         """Every complete part of the shared state, whoever committed it."""
         with self._lock:
-            return tuple(sorted({held.holding for s in self._shared() for held in self._shelf.held(s)}, key=_order))
+            return tuple(
+                sorted({held.holding for s in self._shared() for held in self._buffer_table.held(s)}, key=_order)
+            )
 
     def own(self) -> tuple[tuple[Stream, Holding], ...]:
         """The newest of each worker's shared state."""
         with self._lock:
-            pairs = [(stream, self._shelf.newest(stream)) for stream in self._shelf.streams(Use.WORKER, STATE)]
+            pairs = [
+                (stream, self._buffer_table.newest(stream)) for stream in self._buffer_table.streams(Use.WORKER, STATE)
+            ]
         return tuple((stream, held.holding) for stream, held in pairs if held is not None)
 
     def newest(self) -> Holding | None:
@@ -363,14 +368,14 @@ class Stock:
     def usage(self) -> Usage:
         """Where the memory goes."""
         with self._lock:
-            return self._shelf.usage()
+            return self._buffer_table.usage()
 
     # --- what is not needed any more ---------------------------------------------------------------------------------
 
     def outgrown(self, stream: Stream) -> None:
         """A worker has committed: what was loaded for it and is older can go."""
         with self._open():
-            held = self._shelf.held(stream)
+            held = self._buffer_table.held(stream)
             needed = 1 if not held or held[0].holding.shards == 1 else 2
             if len(held) >= needed:
                 self._drop_older(held[needed - 1].holding.version, (Use.LOADED,))
@@ -379,21 +384,23 @@ class Stock:
         """A world begins from this commit. Once it is here, what is older goes; and what comes after it in the same
         stream belongs to a line that was given up."""
         with self._open():
-            streams = [*self._shared(), *(s for s in self._shelf.streams(Use.WORKER) if s.name != STATE)]
+            streams = [*self._shared(), *(s for s in self._buffer_table.streams(Use.WORKER) if s.name != STATE)]
             for stream in streams:
-                versions = [held.holding.version for held in self._shelf.held(stream)]
+                versions = [held.holding.version for held in self._buffer_table.held(stream)]
                 if restore in versions:
                     for version in versions[: versions.index(restore)]:
-                        self._shelf.forget(stream, version)
-            if any(held.holding.version >= restore for stream in self._shared() for held in self._shelf.held(stream)):
+                        self._buffer_table.forget(stream, version)
+            if any(
+                held.holding.version >= restore for stream in self._shared() for held in self._buffer_table.held(stream)
+            ):
                 self._drop_older(restore, (Use.LOADED, Use.REPLICA))
 
     def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
         """Forget the copies of all other nodes but these."""
         with self._open():
-            for stream in self._shelf.streams(Use.REPLICA):
+            for stream in self._buffer_table.streams(Use.REPLICA):
                 if stream.owner not in except_owners:
-                    self._shelf.drop(stream)
+                    self._buffer_table.drop(stream)
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -404,14 +411,14 @@ class Stock:
 
     def _drop_older(self, version: Version, uses: Collection[Use]) -> None:
         for use in uses:
-            for stream in self._shelf.streams(use):
-                held = self._shelf.held(stream)
+            for stream in self._buffer_table.streams(use):
+                held = self._buffer_table.held(stream)
                 if held and stream not in self._arriving and all(one.holding.version < version for one in held):
-                    self._shelf.drop(stream)
+                    self._buffer_table.drop(stream)
 
     def _shared(self) -> tuple[Stream, ...]:
-        own = self._shelf.streams(Use.WORKER, STATE)
-        return (*own, *self._shelf.streams(Use.LOADED), *self._shelf.streams(Use.REPLICA))
+        own = self._buffer_table.streams(Use.WORKER, STATE)
+        return (*own, *self._buffer_table.streams(Use.LOADED), *self._buffer_table.streams(Use.REPLICA))
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -421,7 +428,7 @@ class Stock:
             try:
                 yield
             finally:
-                freed = [self._memories.pop(number, None) for number in self._shelf.collect()]
+                freed = [self._memories.pop(number, None) for number in self._buffer_table.collect()]
         for memory in freed:
             if memory is not None:
                 memory.close()

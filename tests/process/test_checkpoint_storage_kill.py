@@ -1,6 +1,6 @@
 """SIGKILL at random moments while checkpoints are written: what is found then is complete, and as new as it can be.
 
-As a program, this file forks writers, kills them and looks: ``test_vault_kill.py FOLDER KILLS SEED``.
+As a program, this file forks writers, kills them and looks: ``test_checkpoint_storage_kill.py FOLDER KILLS SEED``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import folder_version
-from edl.checkpoint.directory.writer import Vault
+from edl.checkpoint.directory.writer import CheckpointStorage
 from edl.wire.messages import Version
-from tests.unit.checkpoint_tools import load, open_vault, save
+from tests.unit.checkpoint_tools import load, open_checkpoint_storage, save
 
 ROOT = Path(__file__).parents[2]
 KEEP = 2
@@ -27,19 +27,19 @@ LONGEST_LIFE_S = 0.1
 SIZES = (10, 3_000, 200_000, 2_000_000)
 
 
-def newest(vault: Vault) -> Version:
-    found = vault.newest()
+def newest(checkpoint_storage: CheckpointStorage) -> Version:
+    found = checkpoint_storage.newest()
     return found[0] if found is not None else Version()
 
 
 def write_for_ever(files: PlainFiles, era: int, acknowledge: int) -> None:
     """A run of the job: goes on from where the last one was, and says after each checkpoint that it is safe."""
-    vault = open_vault(files, f"run-{era}", keep=KEEP, every=50)
-    vault.check()
-    commit = newest(vault).commit
+    checkpoint_storage = open_checkpoint_storage(files, f"run-{era}", keep=KEEP, every=50)
+    checkpoint_storage.check()
+    commit = newest(checkpoint_storage).commit
     while True:
         commit += 1
-        save(vault, commit, era, size=SIZES[commit % len(SIZES)])
+        save(checkpoint_storage, commit, era, size=SIZES[commit % len(SIZES)])
         os.write(acknowledge, commit.to_bytes(8, "little"))
 
 
@@ -72,24 +72,28 @@ def lives(folder: Path, kills: int, seed: int) -> str:
         acknowledged = one_life(files, era, draw.uniform(0.0, LONGEST_LIFE_S))
         in_vain += acknowledged == 0
         safe = max(safe, acknowledged)
-        vault = open_vault(files, "reader")
-        found = newest(vault)
+        checkpoint_storage = open_checkpoint_storage(files, "reader")
+        found = newest(checkpoint_storage)
         assert safe <= found.commit <= safe + 1, f"life {era}: {safe} was said to be safe, {found} was found"
         if found != Version():
-            assert load(vault)[0] == found  # every byte is of that commit
+            assert load(checkpoint_storage)[0] == found  # every byte is of that commit
         safe = found.commit
-        complete = [version for version in vault._folders.versions() if vault._inspect(version) is not None]
+        complete = [
+            version
+            for version in checkpoint_storage._folders.versions()
+            if checkpoint_storage._inspect(version) is not None
+        ]
         assert len(complete) >= min(KEEP, found.commit)
-    vault = open_vault(files, "run-last", keep=KEEP, every=50)
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(files, "run-last", keep=KEEP, every=50)
+    checkpoint_storage.check()
     for commit in (safe + 1, safe + 2):
-        save(vault, commit, kills + 1)
+        save(checkpoint_storage, commit, kills + 1)
     left = sorted(entry.name for entry in files.entries())
     versions = [version for name in left if (version := folder_version(name)) is not None]
     assert len(left) == len(versions) + 1, left  # and the owner's file
     for version in versions:
         assert version.commit > safe or version.commit % 50 == 0, f"{version} should have been deleted"
-        assert load(vault, version)[0] == version
+        assert load(checkpoint_storage, version)[0] == version
     return f"{kills} kills, {in_vain} before the first checkpoint of a life, {safe} checkpoints"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory import writer as vault_module
+from edl.checkpoint.directory import writer as checkpoint_storage_module
 from edl.checkpoint.directory.manifest import folder_name
-from edl.checkpoint.directory.writer import Vault
+from edl.checkpoint.directory.writer import CheckpointStorage
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
-from tests.unit.checkpoint_tools import Memory, load, open_vault, save, state
+from tests.unit.checkpoint_tools import Memory, load, open_checkpoint_storage, save, state
 
 
 def names(folder: Path) -> list[str]:
@@ -34,13 +34,13 @@ def change_marker(folder: Path, of: int, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}, indent=1) + "\n")
 
 
-def two(folder: Path, *, size: int = 1000) -> Vault:
+def two(folder: Path, *, size: int = 1000) -> CheckpointStorage:
     """A directory with commits 10 and 20."""
-    vault = open_vault(PlainFiles(folder))
-    vault.check()
-    save(vault, 10, size=size)
-    save(vault, 20, size=size)
-    return vault
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(folder))
+    checkpoint_storage.check()
+    save(checkpoint_storage, 10, size=size)
+    save(checkpoint_storage, 20, size=size)
+    return checkpoint_storage
 
 
 # --- writing and reading ---------------------------------------------------------------------------------------------
@@ -48,10 +48,10 @@ def two(folder: Path, *, size: int = 1000) -> Vault:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there" / "yet"
-    vault = open_vault(PlainFiles(folder))
-    vault.check()
-    assert vault.newest() is None
-    where = save(vault, 123, 4)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(folder))
+    checkpoint_storage.check()
+    assert checkpoint_storage.newest() is None
+    where = save(checkpoint_storage, 123, 4)
     assert where == str(folder / "commit-0000000123.era-0000000004")
     assert names(folder) == ["commit-0000000123.era-0000000004", "edl.json"]
     assert names(Path(where)) == ["DONE", "state.safetensors"]
@@ -67,8 +67,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "files": {"state.safetensors": {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}},
         "written_at": "1970-01-01T00:00:00+00:00",
     }
-    assert vault.newest() == (Version(4, 123), False)
-    assert load(vault) == (Version(4, 123), data)
+    assert checkpoint_storage.newest() == (Version(4, 123), False)
+    assert load(checkpoint_storage) == (Version(4, 123), data)
 
 
 def test_other_tools_read_the_state(tmp_path: Path) -> None:
@@ -79,59 +79,59 @@ def test_other_tools_read_the_state(tmp_path: Path) -> None:
 
 
 def test_large_ones_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vault_module, "CHUNK_BYTES", 100)
-    vault = two(tmp_path)
-    assert load(vault) == (Version(1, 20), state(20))
-    vault.verify(Version(1, 20))
+    monkeypatch.setattr(checkpoint_storage_module, "CHUNK_BYTES", 100)
+    checkpoint_storage = two(tmp_path)
+    assert load(checkpoint_storage) == (Version(1, 20), state(20))
+    checkpoint_storage.verify(Version(1, 20))
 
 
 def test_newest_is_by_era_then_commit(tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path), keep=9)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), keep=9)
     for era, commit in [(1, 10), (2, 10), (3, 9), (1, 8)]:
-        save(vault, commit, era)
-    assert vault.newest() == (Version(3, 9), False)
+        save(checkpoint_storage, commit, era)
+    assert checkpoint_storage.newest() == (Version(3, 9), False)
 
 
 def test_one_version_can_be_asked_for(tmp_path: Path) -> None:
-    vault = two(tmp_path)
-    assert load(vault, Version(1, 10))[0] == Version(1, 10)
+    checkpoint_storage = two(tmp_path)
+    assert load(checkpoint_storage, Version(1, 10))[0] == Version(1, 10)
     with pytest.raises(CheckpointError, match=r"no complete checkpoint .*commit-0000000011"):
-        load(vault, Version(1, 11))
+        load(checkpoint_storage, Version(1, 11))
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no complete checkpoint in"):
-        load(open_vault(PlainFiles(tmp_path / "none")))
+        load(open_checkpoint_storage(PlainFiles(tmp_path / "none")))
 
 
 def test_the_same_again_changes_nothing(tmp_path: Path) -> None:
-    vault = two(tmp_path)
+    checkpoint_storage = two(tmp_path)
     before = marker_path(tmp_path, 20).stat().st_mtime_ns, state_path(tmp_path, 20).stat().st_ino
-    save(vault, 20)
+    save(checkpoint_storage, 20)
     assert (marker_path(tmp_path, 20).stat().st_mtime_ns, state_path(tmp_path, 20).stat().st_ino) == before
 
 
 def test_the_same_with_other_bytes_stays_and_is_told(tmp_path: Path) -> None:
     two(tmp_path)
     said: list[str] = []
-    vault = open_vault(PlainFiles(tmp_path), said=said)
-    save(vault, 20, round_=7)
-    assert load(vault)[1] == state(20)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), said=said)
+    save(checkpoint_storage, 20, round_=7)
+    assert load(checkpoint_storage)[1] == state(20)
     assert "is there already with other content" in said[0]
 
 
 def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
-    vault = two(tmp_path)
+    checkpoint_storage = two(tmp_path)
     data = bytearray(state(20))
     data[-1] ^= 1
     state_path(tmp_path, 20).write_bytes(data)
-    assert load(vault)[0] == Version(1, 10)
-    save(vault, 20)
-    assert load(vault)[0] == Version(1, 20)
+    assert load(checkpoint_storage)[0] == Version(1, 10)
+    save(checkpoint_storage, 20)
+    assert load(checkpoint_storage)[0] == Version(1, 20)
 
 
 def test_a_state_in_parts(tmp_path: Path) -> None:
-    first, second = (open_vault(PlainFiles(tmp_path)) for _ in range(2))
+    first, second = (open_checkpoint_storage(PlainFiles(tmp_path)) for _ in range(2))
     version = Version(1, 10)
     parts = [state(10, part=shard, of=2) for shard in range(2)]
     first.write(version, memoryview(parts[1]), 1, 2)
@@ -143,12 +143,12 @@ def test_a_state_in_parts(tmp_path: Path) -> None:
 
 def test_parts_of_another_run_do_not_count(tmp_path: Path) -> None:
     files = PlainFiles(tmp_path)
-    open_vault(files, "run-1").write(Version(1, 10), memoryview(state(10, part=0, of=2)), 0, 2)
+    open_checkpoint_storage(files, "run-1").write(Version(1, 10), memoryview(state(10, part=0, of=2)), 0, 2)
     # not tidied away: the second run begins at a directory without an owner's file
     (tmp_path / "edl.json").unlink()
-    vault = open_vault(files, "run-2")
-    vault.write(Version(1, 10), memoryview(state(10, part=1, of=2)), 1, 2)
-    assert vault.newest() is None
+    checkpoint_storage = open_checkpoint_storage(files, "run-2")
+    checkpoint_storage.write(Version(1, 10), memoryview(state(10, part=1, of=2)), 1, 2)
+    assert checkpoint_storage.newest() is None
 
 
 def test_too_little_memory_is_not_the_checkpoint(tmp_path: Path) -> None:
@@ -162,18 +162,18 @@ def test_too_little_memory_is_not_the_checkpoint(tmp_path: Path) -> None:
 def refused_for(tmp_path: Path, reason: str) -> None:
     """Commit 20 is not read for this reason, once told; 10 is. Without 10 nothing is, and the error says why."""
     said: list[str] = []
-    vault = open_vault(PlainFiles(tmp_path), said=said)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), said=said)
     for _ in range(2):
-        assert load(vault)[0] == Version(1, 10)
-    assert vault.newest() == (Version(1, 10), False)
+        assert load(checkpoint_storage)[0] == Version(1, 10)
+    assert checkpoint_storage.newest() == (Version(1, 10), False)
     assert len(said) == 1
     assert reason in said[0]
     assert folder_name(Version(1, 20)) in said[0]
     marker_path(tmp_path, 10).unlink()
     with pytest.raises(CheckpointError) as caught:
-        load(vault)
+        load(checkpoint_storage)
     with pytest.raises(CheckpointError):
-        vault.newest()
+        checkpoint_storage.newest()
     assert reason in str(caught.value)
     assert "move these folders away to begin without them" in str(caught.value)
     assert folder_name(Version(1, 10)) not in str(caught.value)  # it counts as never completed
@@ -186,7 +186,7 @@ def test_each_flipped_bit_is_found(tmp_path: Path) -> None:
     for position in range(len(data)):
         path.write_bytes(data[:position] + bytes([data[position] ^ (1 << position % 8)]) + data[position + 1 :])
         said: list[str] = []
-        assert load(open_vault(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
+        assert load(open_checkpoint_storage(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
         assert "the checksum of state.safetensors differs" in said[0]
     refused_for(tmp_path, "the checksum of state.safetensors differs")
 
@@ -199,7 +199,7 @@ def test_each_flipped_bit_of_the_marker_is_found_or_harmless(tmp_path: Path) -> 
     harmless = 0
     for position in range(len(data)):
         path.write_bytes(data[:position] + bytes([data[position] ^ (1 << position % 7)]) + data[position + 1 :])
-        found, read = load(open_vault(PlainFiles(tmp_path)))
+        found, read = load(open_checkpoint_storage(PlainFiles(tmp_path)))
         assert read == state(found.commit, size=100)
         harmless += found == Version(1, 20)
     assert harmless < len(data) / 3
@@ -211,7 +211,7 @@ def test_each_truncation_is_found(tmp_path: Path) -> None:
     for length in range(len(data)):
         state_path(tmp_path, 20).write_bytes(data[:length])
         said: list[str] = []
-        assert load(open_vault(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
+        assert load(open_checkpoint_storage(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
         assert f"state.safetensors is truncated: {length} of {len(data)} bytes" in said[0]
     refused_for(tmp_path, f"truncated: {len(data) - 1} of {len(data)} bytes")
 
@@ -221,7 +221,7 @@ def test_each_truncation_of_the_marker_is_found(tmp_path: Path) -> None:
     data = marker_path(tmp_path, 20).read_bytes()
     for length in range(len(data) - 1):  # without its line end it says the same
         marker_path(tmp_path, 20).write_bytes(data[:length])
-        assert load(open_vault(PlainFiles(tmp_path)))[0] == Version(1, 10)
+        assert load(open_checkpoint_storage(PlainFiles(tmp_path)))[0] == Version(1, 10)
     refused_for(tmp_path, "the marker is not JSON")
 
 
@@ -270,7 +270,7 @@ def test_a_marker_that_makes_no_sense(values: dict[str, object], reason: str, tm
     two(tmp_path)
     change_marker(tmp_path, 20, **values)
     said: list[str] = []
-    assert load(open_vault(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
+    assert load(open_checkpoint_storage(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
     assert reason in said[0]
 
 
@@ -297,7 +297,7 @@ def test_another_jobs_checkpoint(tmp_path: Path) -> None:
     state_path(tmp_path, 20).write_bytes(data)
     sums = {"state.safetensors": {"bytes": len(data), "crc32": f"{zlib.crc32(data):x}"}}
     change_marker(tmp_path, 20, job="other", files=sums)
-    assert load(open_vault(PlainFiles(tmp_path), adopt=True)) == (Version(1, 20), data)
+    assert load(open_checkpoint_storage(PlainFiles(tmp_path), adopt=True)) == (Version(1, 20), data)
     refused_for(tmp_path, "written by job other, this is job job (--adopt-checkpoint allows it)")
 
 
@@ -312,7 +312,7 @@ def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PlainFiles, "read_into", bad_sector)
     said: list[str] = []
-    assert load(open_vault(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
+    assert load(open_checkpoint_storage(PlainFiles(tmp_path), said=said))[0] == Version(1, 10)
     assert "unreadable: Input/output error" in said[0]
 
 
@@ -326,7 +326,7 @@ def test_truncated_while_it_is_read(tmp_path: Path) -> None:
         return memory(size)
 
     said: list[str] = []
-    assert open_vault(PlainFiles(tmp_path), said=said).read(None, allocate) == Version(1, 10)
+    assert open_checkpoint_storage(PlainFiles(tmp_path), said=said).read(None, allocate) == Version(1, 10)
     assert "is truncated: 50 of" in said[0]
     assert memory.data == state(10)
 
@@ -336,8 +336,8 @@ def test_what_is_none_of_ours_is_not_touched(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "commit-0000000040.era-0000000001").write_text("a file")
     before = names(tmp_path)
-    vault = two(tmp_path)
+    checkpoint_storage = two(tmp_path)
     for commit in (21, 22, 23):
-        save(vault, commit)
-    assert vault.newest() == (Version(1, 23), False)
+        save(checkpoint_storage, commit)
+    assert checkpoint_storage.newest() == (Version(1, 23), False)
     assert set(before) < set(names(tmp_path))

@@ -16,11 +16,11 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention, folder_name
-from edl.checkpoint.directory.writer import Vault, Writer
+from edl.checkpoint.directory.writer import CheckpointStorage, Writer
 from edl.errors import CheckpointError
 from edl.wire.messages import Version
-from tests.unit.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_vault, save, state
-from tests.unit.test_vault_keeping import commits
+from tests.unit.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
+from tests.unit.test_checkpoint_storage_keeping import commits
 
 ONE = len(state(1)) + 400
 """Bytes of a checkpoint with its marker, and a little more."""
@@ -49,10 +49,10 @@ class SmallDisk(PlainFiles):
 
 def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) -> None:
     disk, said = SmallDisk(tmp_path, 3 * ONE + 500), list[str]()
-    vault = open_vault(disk, said=said)
+    checkpoint_storage = open_checkpoint_storage(disk, said=said)
     for commit in range(1, 9):
-        save(vault, commit)
-        assert load(open_vault(disk))[0] == Version(1, commit)
+        save(checkpoint_storage, commit)
+        assert load(open_checkpoint_storage(disk))[0] == Version(1, commit)
         assert len(commits(tmp_path)) >= min(commit, 2)
     assert commits(tmp_path) == [6, 7, 8]
     assert disk.refused == 1, "from then on room is made first"
@@ -62,25 +62,25 @@ def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) ->
 
 def test_a_run_that_finds_the_disk_full_makes_room_as_well(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, 3 * ONE + 500)
-    vault = open_vault(disk)
+    checkpoint_storage = open_checkpoint_storage(disk)
     for commit in (1, 2, 3):
-        save(vault, commit)
-    save(open_vault(disk), 4)
+        save(checkpoint_storage, commit)
+    save(open_checkpoint_storage(disk), 4)
     assert commits(tmp_path)[-2:] == [3, 4]
 
 
 def test_a_full_disk_refuses_a_new_run_and_no_launcher_of_one_under_way(tmp_path: Path) -> None:
     disk, said = SmallDisk(tmp_path, 3 * ONE), list[str]()
-    first = open_vault(disk)
+    first = open_checkpoint_storage(disk)
     first.check()
     save(first, 1)
     disk.capacity = disk.used()
-    again = open_vault(disk, said=said)
+    again = open_checkpoint_storage(disk, said=said)
     again.check()
     (told,) = said
     assert "no room is left" in told and "Free some room" in told and told.endswith("no checkpoint is written")
     with pytest.raises(CheckpointError, match="no room is left"):
-        open_vault(disk, "another run").check()
+        open_checkpoint_storage(disk, "another run").check()
     disk.capacity = 3 * ONE
     save(again, 2)
     assert commits(tmp_path) == [1, 2]
@@ -88,11 +88,11 @@ def test_a_full_disk_refuses_a_new_run_and_no_launcher_of_one_under_way(tmp_path
 
 def test_two_stay_and_so_do_those_that_are_kept_for_good(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, 3 * ONE + 500)
-    vault = open_vault(disk, every=2)
+    checkpoint_storage = open_checkpoint_storage(disk, every=2)
     for commit in (2, 4, 5):
-        save(vault, commit)
+        save(checkpoint_storage, commit)
     with pytest.raises(CheckpointError, match="no room is left"):
-        save(vault, 7)
+        save(checkpoint_storage, 7)
     assert commits(tmp_path) == [2, 4, 5]
 
 
@@ -117,16 +117,18 @@ class ErringDisk(PlainFiles):
 def test_bytes_that_come_wrong_once_are_read_again(tmp_path: Path) -> None:
     disk, said = ErringDisk(tmp_path), list[str]()
     for commit in (1, 2):
-        save(open_vault(disk), commit)
-    assert load(open_vault(disk, said=said))[0] == Version(1, 2)
+        save(open_checkpoint_storage(disk), commit)
+    assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 2)
     assert disk.forgot == 1, "not from the page cache"
     (told,) = said
     assert "was read wrongly once" in told and folder_name(Version(1, 2)) in told
 
 
-def save_part(vault: Vault, commit: int, part: int, of: int, **options: Any) -> str:
+def save_part(checkpoint_storage: CheckpointStorage, commit: int, part: int, of: int, **options: Any) -> str:
     """Write one part of a state, or all of it."""
-    return vault.write(Version(1, commit), memoryview(state(commit, part=part, of=of, **options)), part, of)
+    return checkpoint_storage.write(
+        Version(1, commit), memoryview(state(commit, part=part, of=of, **options)), part, of
+    )
 
 
 class UnreadableDisk(PlainFiles):
@@ -146,34 +148,34 @@ class UnreadableDisk(PlainFiles):
 def test_what_cannot_be_read_is_passed_over_and_not_given_up(tmp_path: Path, parts: int) -> None:
     """Neither for one error, nor for good when the disk reads again."""
     disk, said = UnreadableDisk(tmp_path), list[str]()
-    vault = open_vault(disk, said=said)
+    checkpoint_storage = open_checkpoint_storage(disk, said=said)
     for commit in (1, 2):
         for part in range(parts):
-            save_part(vault, commit, part, parts)
+            save_part(checkpoint_storage, commit, part, parts)
     disk.broken = "commit-0000000002"
-    assert vault.load(Memory()) == (Version(1, 1), parts > 1)
+    assert checkpoint_storage.load(Memory()) == (Version(1, 1), parts > 1)
     assert any("commit-0000000002" in text and "is unreadable: Input/output error" in text for text in said)
     disk.times = 1
-    assert vault.load(Memory()) == (Version(1, 2), parts > 1)
+    assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
     assert any("read wrongly once (Input/output error)" in text for text in said)
     disk.times = 0
-    assert vault.load(Memory()) == (Version(1, 2), parts > 1)
+    assert checkpoint_storage.load(Memory()) == (Version(1, 2), parts > 1)
 
 
 def test_room_is_made_without_taking_what_other_nodes_have_written(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, 1 << 30)
-    here, there = open_vault(disk), open_vault(disk)
+    here, there = open_checkpoint_storage(disk), open_checkpoint_storage(disk)
     for commit in (1, 2, 3):
         save_part(there, commit, 0, 2)
         assert save_part(here, commit, 1, 2)
     disk.capacity = disk.used() + ONE + 300
     assert not save_part(there, 4, 0, 2)
     assert save_part(here, 4, 1, 2), "complete, though it found the disk full"
-    assert open_vault(disk).load(Memory()) == (Version(1, 4), True)
+    assert open_checkpoint_storage(disk).load(Memory()) == (Version(1, 4), True)
     disk.capacity = disk.used() + ONE + 300
-    for vault, part in ((there, 0), (here, 1)):
+    for checkpoint_storage, part in ((there, 0), (here, 1)):
         with contextlib.suppress(CheckpointError):
-            save_part(vault, 5, part, 2, size=1000 if vault is there else 20_000)
+            save_part(checkpoint_storage, 5, part, 2, size=1000 if checkpoint_storage is there else 20_000)
     assert commits(tmp_path)[-1] == 4, "what will never be complete leaves no part"
 
 
@@ -202,46 +204,48 @@ class CrowdedDisk(SmallDisk):
 
 def test_two_parts_that_find_the_disk_full_together_both_get_room(tmp_path: Path) -> None:
     disk = CrowdedDisk(tmp_path, 1 << 30)
-    vault = open_vault(disk)
+    checkpoint_storage = open_checkpoint_storage(disk)
     for commit in (1, 2, 3):
         for part in (0, 1):
-            save_part(vault, commit, part, 2)
+            save_part(checkpoint_storage, commit, part, 2)
     disk.capacity = disk.used() + ONE
     disk.together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as both:
-        saved = list(both.map(lambda part: save_part(vault, 4, part, 2), (0, 1)))
+        saved = list(both.map(lambda part: save_part(checkpoint_storage, 4, part, 2), (0, 1)))
     assert any(saved) and commits(tmp_path)[-1] == 4
 
 
 def test_a_part_of_what_has_been_given_up_goes_with_the_next_save(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path, 1 << 30)
-    vault = open_vault(disk)
+    checkpoint_storage = open_checkpoint_storage(disk)
     disk.capacity = disk.used() + ONE + 300
     with pytest.raises(CheckpointError):
-        save_part(vault, 1, 0, 2, size=20_000)
-    save_part(vault, 1, 1, 2)  # of another thread, which had not begun
+        save_part(checkpoint_storage, 1, 0, 2, size=20_000)
+    save_part(checkpoint_storage, 1, 1, 2)  # of another thread, which had not begun
     disk.capacity = 1 << 30
     for part in (0, 1):
-        save_part(vault, 2, part, 2)
+        save_part(checkpoint_storage, 2, part, 2)
     assert commits(tmp_path) == [2]
 
 
 def test_bytes_that_stay_wrong_are_not_used(tmp_path: Path) -> None:
     disk, said = ErringDisk(tmp_path), list[str]()
     for commit in (1, 2):
-        save(open_vault(disk), commit)
+        save(open_checkpoint_storage(disk), commit)
     disk.wrong = 2
-    assert load(open_vault(disk, said=said))[0] == Version(1, 1)
+    assert load(open_checkpoint_storage(disk, said=said))[0] == Version(1, 1)
     assert "checksum of state.safetensors differs" in said[0]
 
 
 def test_a_clock_that_jumps_changes_no_order_and_no_name(tmp_path: Path) -> None:
     times = iter([2e9, 1e9, 0.0, 3e9, 5.0])
     clock: Callable[[], float] = lambda: next(times)  # noqa: E731
-    vault = Vault(PlainFiles(tmp_path), Writer("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None)
+    checkpoint_storage = CheckpointStorage(
+        PlainFiles(tmp_path), Writer("job", "run"), Retention(2), wall_clock_s=clock, say=lambda text: None
+    )
     for commit in range(1, 6):
-        save(vault, commit)
-        assert load(open_vault(PlainFiles(tmp_path)))[0] == Version(1, commit)
+        save(checkpoint_storage, commit)
+        assert load(open_checkpoint_storage(PlainFiles(tmp_path)))[0] == Version(1, commit)
     assert commits(tmp_path) == [4, 5]
 
 
@@ -267,21 +271,23 @@ def test_a_node_that_writes_the_same_never_opens_a_gap(tmp_path: Path) -> None:
 
         def _meet(self) -> None:
             if self._fault.count == self._at:
-                save(open_vault(PlainFiles(self._folder)), 3)
+                save(open_checkpoint_storage(PlainFiles(self._folder)), 3)
 
     for at in range(6):
         for dies in range(at, 6):
             folder = tmp_path / f"{at}-{dies}"
-            save(open_vault(PlainFiles(folder)), 2)
+            save(open_checkpoint_storage(PlainFiles(folder)), 2)
             fault = Fault()
-            vault = open_vault(Meeting(folder, fault, at))
+            checkpoint_storage = open_checkpoint_storage(Meeting(folder, fault, at))
             fault.at = dies
             try:
-                save(vault, 3)
+                save(checkpoint_storage, 3)
             except Crash:
                 count += 1
             if fault.count > at:
-                assert load(open_vault(PlainFiles(folder)))[0] == Version(1, 3), f"met at {at}, died at {dies}"
+                assert load(open_checkpoint_storage(PlainFiles(folder)))[0] == Version(1, 3), (
+                    f"met at {at}, died at {dies}"
+                )
     assert count >= 3
 
 
@@ -297,18 +303,18 @@ def written_by_a_worker(folder: Path, commit: int) -> tuple[int, int]:
 
 
 def test_a_state_that_a_worker_has_written_counts_once_it_has_been_read_back(tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path))
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
     size, crc32 = written_by_a_worker(tmp_path, 4)
-    assert vault.newest() is None
-    assert vault.accept(Version(1, 4), size, crc32).endswith(folder_name(Version(1, 4)))
-    assert vault.newest() == (Version(1, 4), False)
-    assert load(vault)[0] == Version(1, 4)
+    assert checkpoint_storage.newest() is None
+    assert checkpoint_storage.accept(Version(1, 4), size, crc32).endswith(folder_name(Version(1, 4)))
+    assert checkpoint_storage.newest() == (Version(1, 4), False)
+    assert load(checkpoint_storage)[0] == Version(1, 4)
 
 
 @pytest.mark.parametrize(("size", "crc32"), [(0, 1), (-1, 0)])
 def test_one_that_is_not_what_the_worker_says_does_not_count(size: int, crc32: int, tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path))
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
     right = written_by_a_worker(tmp_path, 4)
     with pytest.raises(CheckpointError, match=r"checksum|truncated"):
-        vault.accept(Version(1, 4), right[0] - size, right[1] ^ crc32)
-    assert vault.newest() is None
+        checkpoint_storage.accept(Version(1, 4), right[0] - size, right[1] ^ crc32)
+    assert checkpoint_storage.newest() is None

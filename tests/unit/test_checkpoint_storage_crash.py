@@ -14,12 +14,12 @@ import pytest
 from edl.adapters import files as plain
 from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles
-from edl.checkpoint.directory import writer as vault_module
+from edl.checkpoint.directory import writer as checkpoint_storage_module
 from edl.checkpoint.directory.manifest import folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
-from tests.unit.checkpoint_tools import Crash, Disk, Fault, FaultyFiles, load, open_vault, save, state
+from tests.unit.checkpoint_tools import Crash, Disk, Fault, FaultyFiles, load, open_checkpoint_storage, save, state
 
 KEEP = 2
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,38 +29,38 @@ Acknowledge = Callable[[Version], None]
 
 def write_and_prune(files: Files, acknowledge: Acknowledge) -> None:
     """A new run finds what the last one left, and writes three."""
-    vault = open_vault(files, "run-2", keep=KEEP)
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(files, "run-2", keep=KEEP)
+    checkpoint_storage.check()
     for commit in (40, 50, 60):
-        save(vault, commit, 2)
+        save(checkpoint_storage, commit, 2)
         acknowledge(Version(2, commit))
 
 
 def write_again(files: Files, acknowledge: Acknowledge) -> None:
     """The same commit, with the same bytes and with others."""
-    vault = open_vault(files, "run-2", keep=KEEP)
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(files, "run-2", keep=KEEP)
+    checkpoint_storage.check()
     for round_ in (1, 1, 2):
-        save(vault, 40, 1, round_=round_)
+        save(checkpoint_storage, 40, 1, round_=round_)
         acknowledge(Version(1, 40))
 
 
 def mend(files: Files, acknowledge: Acknowledge) -> None:
     """The same commit when what is there is damaged."""
     files.write(f"{folder_name(DAMAGED)}/state.safetensors", [b"damaged"])
-    vault = open_vault(files, "run-2", keep=KEEP)
-    vault.check()
-    save(vault, DAMAGED.commit)
+    checkpoint_storage = open_checkpoint_storage(files, "run-2", keep=KEEP)
+    checkpoint_storage.check()
+    save(checkpoint_storage, DAMAGED.commit)
     acknowledge(DAMAGED)
 
 
 def write_parts(files: Files, acknowledge: Acknowledge) -> None:
     """A state in parts, the second from another node."""
     for shard in (1, 0):
-        vault = open_vault(files, "run-2", keep=KEEP)
-        vault.check()
+        checkpoint_storage = open_checkpoint_storage(files, "run-2", keep=KEEP)
+        checkpoint_storage.check()
         data = state(40, 2, part=shard, of=2)
-        vault.write(Version(2, 40), memoryview(data), shard, 2)
+        checkpoint_storage.write(Version(2, 40), memoryview(data), shard, 2)
     acknowledge(Version(2, 40))
 
 
@@ -70,28 +70,28 @@ Scenario = Callable[[Files, Acknowledge], None]
 
 def furnish(files: Files) -> None:
     """Three complete checkpoints of an earlier run, and a broken-off one."""
-    vault = open_vault(files, "run-1", keep=3)
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(files, "run-1", keep=3)
+    checkpoint_storage.check()
     for commit in (10, 20, 30):
-        save(vault, commit)
+        save(checkpoint_storage, commit)
     files.write(f"{folder_name(Version(1, 35))}/state.safetensors", [b"half"])
 
 
 def complete(files: Files) -> list[Version]:
     """Everything that a reader would take for a checkpoint, oldest first; each is read, and each must be whole."""
-    vault = open_vault(files, "reader")
+    checkpoint_storage = open_checkpoint_storage(files, "reader")
     found = []
-    for version in reversed(vault._listed()):
+    for version in reversed(checkpoint_storage._listed()):
         names = [entry.name for entry in files.entries(folder_name(version))]
         try:
-            if vault._inspect(version) is None:
+            if checkpoint_storage._inspect(version) is None:
                 continue
-            vault.verify(version)
+            checkpoint_storage.verify(version)
         except CheckpointError:
             assert version == DAMAGED
             continue
         if "state.safetensors" in names:
-            assert load(vault, version)[0] == version
+            assert load(checkpoint_storage, version)[0] == version
         found.append(version)
     return found
 
@@ -100,15 +100,15 @@ def check_what_is_left(files: Files, acknowledged: list[Version], at_least: int 
     """Whatever was acknowledged is there or has been overtaken, nothing is mixed, and writing goes on."""
     found = complete(files)
     assert len(found) >= at_least
-    newest = open_vault(files).newest()
+    newest = open_checkpoint_storage(files).newest()
     assert newest is not None
     assert newest[0] == found[-1]
     if acknowledged:
         assert newest[0] >= acknowledged[-1]
-    vault = open_vault(files, "run-3", keep=KEEP)
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(files, "run-3", keep=KEEP)
+    checkpoint_storage.check()
     for commit in (70, 80):
-        save(vault, commit, 3)
+        save(checkpoint_storage, commit, 3)
     assert complete(files) == [Version(3, 70), Version(3, 80)]
     left = sorted(entry.name for entry in files.entries())
     assert left == [folder_name(Version(3, 70)), folder_name(Version(3, 80)), "edl.json"]
@@ -123,7 +123,7 @@ def run_until_crash(scenario: Scenario, files: Files) -> list[Version]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vault_module, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(checkpoint_storage_module, "CHUNK_BYTES", 400)
 
 
 class Bench:
@@ -198,7 +198,7 @@ def test_error_at_every_operation(scenario: Scenario, bench: Bench) -> None:
             except CheckpointError as raised:
                 assert "injected" in str(raised)
             except OSError:
-                assert scenario is mend  # not the vault's own writes
+                assert scenario is mend  # not the checkpoint storage's own writes
 
         _, acknowledged = bench.attempt(tolerant, Fault(at, error))
         bench.check(acknowledged)
@@ -224,10 +224,10 @@ def test_crash_at_every_operation_on_a_store(scenario: Scenario, halfway: bool, 
 def test_failed_write_leaves_no_data_behind(tmp_path: Path) -> None:
     """When the disk is full, the half-written file must not keep it full."""
     fault = Fault(error=OSError(errno.EIO, "broken"))
-    vault = open_vault(FaultyFiles(PlainFiles(tmp_path), fault))
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(FaultyFiles(PlainFiles(tmp_path), fault))
+    checkpoint_storage.check()
     fault.at = fault.count + 1  # the data are written, then comes the marker
     with pytest.raises(CheckpointError, match="broken"):
-        save(vault, 1)
+        save(checkpoint_storage, 1)
     assert "DONE" in fault.log[fault.at]
     assert [path.name for path in tmp_path.iterdir()] == ["edl.json"]

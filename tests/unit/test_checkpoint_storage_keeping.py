@@ -1,4 +1,4 @@
-"""What a vault deletes, whose directory it writes into, and what it says when it cannot."""
+"""What a checkpoint storage deletes, whose directory it writes into, and what it says when it cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edl.checkpoint.directory.manifest import Owner, Retention, folder_name, fol
 from edl.errors import CheckpointError, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Version
-from tests.unit.checkpoint_tools import Fault, FaultyFiles, load, open_vault, save, state
+from tests.unit.checkpoint_tools import Fault, FaultyFiles, load, open_checkpoint_storage, save, state
 
 versions = st.builds(Version, st.integers(0, 3), st.integers(0, 30))
 
@@ -40,9 +40,9 @@ def commits(folder: Path) -> list[int]:
     [(2, 0, [80, 90]), (3, 0, [70, 80, 90]), (3, 40, [0, 40, 70, 80, 90]), (99, 0, list(range(0, 100, 10)))],
 )
 def test_retention(keep: int, every: int, left: list[int], tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path), keep=keep, every=every)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), keep=keep, every=every)
     for commit in range(0, 100, 10):
-        save(vault, commit)
+        save(checkpoint_storage, commit)
     assert commits(tmp_path) == left
 
 
@@ -79,73 +79,73 @@ def test_folder_names(version: Version) -> None:
 
 
 def test_an_abandoned_line_is_the_older_one_however_far_it_had_come(tmp_path: Path) -> None:
-    old = open_vault(PlainFiles(tmp_path), "run-1", keep=2)
+    old = open_checkpoint_storage(PlainFiles(tmp_path), "run-1", keep=2)
     for commit in (100, 110):
         save(old, commit, 1)
-    vault = open_vault(PlainFiles(tmp_path), "run-2", keep=2)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), "run-2", keep=2)
     for commit in (10, 20, 30):
-        save(vault, commit, 2)
+        save(checkpoint_storage, commit, 2)
     assert commits(tmp_path) == [20, 30]
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path), keep=2)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), keep=2)
     for commit in (10, 20):
-        save(vault, commit)
+        save(checkpoint_storage, commit)
     path = tmp_path / folder_name(Version(1, 20)) / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    assert load(vault)[0] == Version(1, 10)
-    save(vault, 30)
+    assert load(checkpoint_storage)[0] == Version(1, 10)
+    save(checkpoint_storage, 30)
     assert commits(tmp_path) == [10, 20, 30]
-    save(vault, 40)
-    save(vault, 50)
+    save(checkpoint_storage, 40)
+    save(checkpoint_storage, 50)
     assert commits(tmp_path) == [40, 50]
 
 
 def test_the_first_launcher_of_a_run_tidies_up(tmp_path: Path) -> None:
-    open_vault(PlainFiles(tmp_path), "run-1").check()
+    open_checkpoint_storage(PlainFiles(tmp_path), "run-1").check()
     left = tmp_path / folder_name(Version(1, 5))
     left.mkdir()
     (left / "state.safetensors.0123abcd.tmp").write_bytes(b"half")
     (tmp_path / ".probe-run-1-01").touch()
     (tmp_path / ".probe-run-2-01").touch()
-    open_vault(PlainFiles(tmp_path), "run-1").check()
+    open_checkpoint_storage(PlainFiles(tmp_path), "run-1").check()
     assert left.exists()  # of this run: it may still be being written
-    open_vault(PlainFiles(tmp_path), "run-2").check()
+    open_checkpoint_storage(PlainFiles(tmp_path), "run-2").check()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".probe-run-2-01", "edl.json"]
     left.mkdir()
-    open_vault(PlainFiles(tmp_path), "run-2").check()
+    open_checkpoint_storage(PlainFiles(tmp_path), "run-2").check()
     assert left.exists()
 
 
 def test_a_half_written_owner_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "edl.json.0123abcd.tmp").touch()
-    save(open_vault(PlainFiles(tmp_path)), 1)
+    save(open_checkpoint_storage(PlainFiles(tmp_path)), 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder_name(Version(1, 1)), "edl.json"]
 
 
 def test_what_this_run_left_goes_once_it_is_overtaken(tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path), keep=2)
-    save(vault, 10)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path), keep=2)
+    save(checkpoint_storage, 10)
     (tmp_path / folder_name(Version(1, 15))).mkdir()
     (tmp_path / folder_name(Version(1, 15)) / "state.safetensors").write_bytes(b"half")
-    save(vault, 20)
+    save(checkpoint_storage, 20)
     assert commits(tmp_path) == [10, 15, 20]
-    save(vault, 30)
+    save(checkpoint_storage, 30)
     assert commits(tmp_path) == [20, 30]
 
 
 def test_trouble_with_old_ones_does_not_fail_the_new_one(tmp_path: Path) -> None:
     fault = Fault(error=OSError(errno.EACCES, "Permission denied"))
     said: list[str] = []
-    vault = open_vault(FaultyFiles(PlainFiles(tmp_path), fault), keep=2, said=said)
+    checkpoint_storage = open_checkpoint_storage(FaultyFiles(PlainFiles(tmp_path), fault), keep=2, said=said)
     for commit in (10, 20):
-        save(vault, commit)
+        save(checkpoint_storage, commit)
     fault.at = fault.count + 3  # marker gone, state, marker; then the deletion
-    save(vault, 30)
+    save(checkpoint_storage, 30)
     assert said == [f"cannot delete old checkpoints in {tmp_path}: Permission denied"]
-    assert vault.newest() == (Version(1, 30), False)
-    save(vault, 40)
+    assert checkpoint_storage.newest() == (Version(1, 30), False)
+    save(checkpoint_storage, 40)
     assert commits(tmp_path) == [30, 40]
 
 
@@ -153,31 +153,31 @@ def test_trouble_with_old_ones_does_not_fail_the_new_one(tmp_path: Path) -> None
 
 
 def test_another_jobs_directory_is_refused(tmp_path: Path) -> None:
-    open_vault(PlainFiles(tmp_path), job="first").check()
+    open_checkpoint_storage(PlainFiles(tmp_path), job="first").check()
     with pytest.raises(JobConflict, match=r"belongs to job first, this is job second: .*--adopt-checkpoint"):
-        open_vault(PlainFiles(tmp_path), job="second").check()
+        open_checkpoint_storage(PlainFiles(tmp_path), job="second").check()
     with pytest.raises(CheckpointError, match="belongs to job first"):
-        save(open_vault(PlainFiles(tmp_path), job="second"), 1, job="second")
+        save(open_checkpoint_storage(PlainFiles(tmp_path), job="second"), 1, job="second")
 
 
 def test_another_jobs_checkpoints_without_an_owner_are_refused(tmp_path: Path) -> None:
-    save(open_vault(PlainFiles(tmp_path), job="first"), 1, job="first")
+    save(open_checkpoint_storage(PlainFiles(tmp_path), job="first"), 1, job="first")
     for content in (None, b"", b"{"):
         (tmp_path / "edl.json").unlink()
         if content is not None:
             (tmp_path / "edl.json").write_bytes(content)
         with pytest.raises(JobConflict, match="holds checkpoints of job first, this is job second"):
-            open_vault(PlainFiles(tmp_path), job="second").check()
-        open_vault(PlainFiles(tmp_path), job="first").check()
+            open_checkpoint_storage(PlainFiles(tmp_path), job="second").check()
+        open_checkpoint_storage(PlainFiles(tmp_path), job="first").check()
 
 
 def test_adopting(tmp_path: Path) -> None:
     files = PlainFiles(tmp_path)
-    theirs = open_vault(files, "run-1", job="first")
+    theirs = open_checkpoint_storage(files, "run-1", job="first")
     for commit in (10, 20):
         save(theirs, commit, job="first")
     (tmp_path / folder_name(Version(1, 25))).mkdir()
-    mine = open_vault(files, "run-2", job="second", keep=2, adopt=True)
+    mine = open_checkpoint_storage(files, "run-2", job="second", keep=2, adopt=True)
     mine.check()
     assert mine.newest() == (Version(1, 20), False)
     assert load(mine)[1] == state(20, job="first")
@@ -186,7 +186,7 @@ def test_adopting(tmp_path: Path) -> None:
     assert commits(tmp_path) == [10, 20, 40, 50]  # those of others stay
     with pytest.raises(CheckpointError, match="job second has taken over"):
         save(theirs, 30, job="first")
-    later = open_vault(files, "run-3", job="second")
+    later = open_checkpoint_storage(files, "run-3", job="second")
     later.check()
     assert load(later)[0] == Version(2, 50)
     with pytest.raises(CheckpointError, match="written by job first and is not replaced"):
@@ -195,7 +195,7 @@ def test_adopting(tmp_path: Path) -> None:
 
 def test_another_run_takes_over(tmp_path: Path) -> None:
     files = PlainFiles(tmp_path)
-    first, second = open_vault(files, "run-1"), open_vault(files, "run-2")
+    first, second = open_checkpoint_storage(files, "run-1"), open_checkpoint_storage(files, "run-2")
     first.check()
     save(first, 10)
     second.check()
@@ -204,10 +204,10 @@ def test_another_run_takes_over(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="another run of job job has taken over the checkpoint directory"):
             save(first, 20)
     with pytest.raises(JobConflict, match="End one of the two"):
-        open_vault(files, "run-1").check()  # a late node of the old run does not take it back
+        open_checkpoint_storage(files, "run-1").check()  # a late node of the old run does not take it back
     assert commits(tmp_path) == before
     save(second, 20, 2)
-    save(open_vault(files, "run-2"), 30, 2)
+    save(open_checkpoint_storage(files, "run-2"), 30, 2)
 
 
 def test_taken_over_in_the_middle_of_a_write(tmp_path: Path) -> None:
@@ -215,22 +215,22 @@ def test_taken_over_in_the_middle_of_a_write(tmp_path: Path) -> None:
         def write(self, name: str, pieces: object) -> None:
             super().write(name, pieces)  # type: ignore[arg-type]
             if name.endswith("state.safetensors"):
-                open_vault(PlainFiles(tmp_path), "run-2").check()
+                open_checkpoint_storage(PlainFiles(tmp_path), "run-2").check()
 
-    vault = open_vault(Takeover(PlainFiles(tmp_path), Fault()), "run-1")
+    checkpoint_storage = open_checkpoint_storage(Takeover(PlainFiles(tmp_path), Fault()), "run-1")
     with pytest.raises(CheckpointError, match="has taken over"):
-        save(vault, 10)
+        save(checkpoint_storage, 10)
     assert commits(tmp_path) == []
 
 
 def test_all_launchers_of_a_run_at_once(tmp_path: Path) -> None:
     """They probe, claim and tidy up at the same time, and none stumbles over another's files."""
-    open_vault(PlainFiles(tmp_path), "run-0").check()
+    open_checkpoint_storage(PlainFiles(tmp_path), "run-0").check()
     errors: list[Exception] = []
 
     def launcher(run: str) -> None:
         try:
-            open_vault(PlainFiles(tmp_path), run).check()
+            open_checkpoint_storage(PlainFiles(tmp_path), run).check()
         except (CheckpointError, JobConflict) as error:
             errors.append(error)
 
@@ -247,7 +247,7 @@ def test_all_launchers_of_a_run_at_once(tmp_path: Path) -> None:
 def test_newer_owner(tmp_path: Path) -> None:
     (tmp_path / "edl.json").write_text(json.dumps({"format": 2}, indent=1) + "\n")
     with pytest.raises(CheckpointError, match=r"cannot tell who owns .*format 2, newer"):
-        open_vault(PlainFiles(tmp_path)).check()
+        open_checkpoint_storage(PlainFiles(tmp_path)).check()
 
 
 def test_owners_remember_only_so_many_runs() -> None:
@@ -260,10 +260,10 @@ def test_owners_remember_only_so_many_runs() -> None:
 
 
 def test_an_emptied_directory_is_claimed_again(tmp_path: Path) -> None:
-    vault = open_vault(PlainFiles(tmp_path))
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    checkpoint_storage.check()
     (tmp_path / "edl.json").unlink()
-    save(vault, 10)
+    save(checkpoint_storage, 10)
     assert (tmp_path / "edl.json").exists()
 
 
@@ -274,7 +274,7 @@ def test_a_path_through_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CheckpointError, match="Not a directory") as caught:
-            open_vault(PlainFiles(place)).check()
+            open_checkpoint_storage(PlainFiles(place)).check()
         assert str(tmp_path / "file") in str(caught.value)
         assert "A file stands where a folder is needed" in str(caught.value)
 
@@ -285,14 +285,14 @@ def test_no_right_to_write(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(CheckpointError, match=r"Permission denied.*Give the user"):
-            open_vault(PlainFiles(tmp_path / "new")).check()
+            open_checkpoint_storage(PlainFiles(tmp_path / "new")).check()
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_a_file_system_that_takes_no_files() -> None:
     with pytest.raises(CheckpointError, match="/proc/edl"):
-        open_vault(PlainFiles("/proc/edl")).check()
+        open_checkpoint_storage(PlainFiles("/proc/edl")).check()
 
 
 @pytest.fixture
@@ -310,47 +310,47 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    vault = open_vault(PlainFiles(small_disk), keep=2)
-    vault.check()
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(small_disk), keep=2)
+    checkpoint_storage.check()
     for commit in (10, 20):
-        save(vault, commit, size=200_000)
+        save(checkpoint_storage, commit, size=200_000)
     before = PlainFiles(small_disk).free_bytes()
     with pytest.raises(CheckpointError) as caught:
-        save(vault, 30, size=2_000_000)
+        save(checkpoint_storage, 30, size=2_000_000)
     said = str(caught.value)
     for part in ("no room is left", "it needs 1.9 MiB", "KiB are free", "--checkpoint-keep", str(small_disk)):
         assert part in said
     assert PlainFiles(small_disk).free_bytes() == before
-    save(vault, 40, size=200_000)
+    save(checkpoint_storage, 40, size=200_000)
     assert commits(small_disk) == [20, 40]
-    assert load(vault)[0] == Version(1, 40)
+    assert load(checkpoint_storage)[0] == Version(1, 40)
 
 
 def test_a_disk_mounted_read_only(small_disk: Path) -> None:
-    vault = open_vault(PlainFiles(small_disk))
-    save(vault, 10)
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(small_disk))
+    save(checkpoint_storage, 10)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(CheckpointError, match=r"mounted read-only.*Mount it for writing"):
-        open_vault(PlainFiles(small_disk)).check()
+        open_checkpoint_storage(PlainFiles(small_disk)).check()
     with pytest.raises(CheckpointError, match="mounted read-only"):
-        save(vault, 20)
-    assert load(vault)[0] == Version(1, 10)
+        save(checkpoint_storage, 20)
+    assert load(checkpoint_storage)[0] == Version(1, 10)
 
 
 LIMITED = """
 import resource, signal, sys
 from edl.adapters.files import PlainFiles
 from edl.errors import CheckpointError
-from tests.unit.checkpoint_tools import open_vault, save
-vault = open_vault(PlainFiles(sys.argv[1]))
-save(vault, 10)
+from tests.unit.checkpoint_tools import open_checkpoint_storage, save
+checkpoint storage = open_checkpoint_storage(PlainFiles(sys.argv[1]))
+save(checkpoint storage, 10)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 try:
-    save(vault, 20, size=100_000)
+    save(checkpoint storage, 20, size=100_000)
 except CheckpointError as error:
     print(error)
-assert vault.newest()[0].commit == 10
+assert checkpoint_storage.newest()[0].commit == 10
 """
 
 
@@ -374,7 +374,7 @@ def test_a_place_that_returns_something_else(tmp_path: Path) -> None:
             return b"?" if name.startswith(".probe") else super().read(name)
 
     with pytest.raises(CheckpointError, match="does not return what was written there"):
-        open_vault(Liar(PlainFiles(tmp_path), Fault())).check()
+        open_checkpoint_storage(Liar(PlainFiles(tmp_path), Fault())).check()
 
 
 def test_exit_codes() -> None:
