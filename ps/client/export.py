@@ -106,19 +106,19 @@ def export_cut(
     """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/cut-<n>``), or of the job's
     (``…/ps/<job>``) for the newest that can be used. ``tables``: only these."""
     where, name = _split(run)
-    vault = CheckpointDirectory(open_files(where), name.split("/")[1])
+    directory = CheckpointDirectory(open_files(where), name.split("/")[1])
     if name.count("/") < 2:
-        found = vault.find()
+        found = directory.find()
         if not found.cuts:
             raise CheckpointError("\n".join([f"there is no usable checkpoint in {run}", *found.refused]))
         name = found.cuts[0].run
-    marker = vault.chain(name)[0].marker
+    marker = directory.chain(name)[0].marker
     known = {spec.name: spec for spec in marker.tables}
     wanted = _wanted(known, tables)
     everything = np.ones(BUCKETS, np.uint8)
 
     def rows(spec: TableSpec) -> Iterator[Rows]:
-        for piece in vault.read(name, everything, tables=(spec.name,)):
+        for piece in directory.read(name, everything, tables=(spec.name,)):
             if spec.name in piece.rows:
                 yield piece.rows[spec.name]
 

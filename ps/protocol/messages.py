@@ -314,7 +314,7 @@ class Load:
     """What a person should know: memory nearly full, for example."""
 
 
-# --- trainer to Master, over the desk --------------------------------------------------------------------------------
+# --- trainer to Master, over the worker server ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

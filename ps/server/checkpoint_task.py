@@ -74,7 +74,7 @@ class CheckpointTask:
     ) -> None:
         self._store, self._files, self._job, self._around, self._clock = store, files, job, around, clock
         self._bytes_per_s = bytes_per_s
-        self._vault: CheckpointDirectory | None = None
+        self._directory: CheckpointDirectory | None = None
         self._mark: _Mark | None = None
         self._begun: set[tuple[int, str]] = set()
         self._said: dict[tuple[int, str], Any] = {}
@@ -163,12 +163,12 @@ class CheckpointTask:
     def _opened(self, number: int) -> CheckpointDirectory:
         if self._files is None:
             raise _Lasting(NOWHERE)
-        if self._vault is None:
+        if self._directory is None:
             pace = Pace(bytes_per_s=self._bytes_per_s, now_s=self._clock.now_s)
-            self._vault = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
+            self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=log.warning)
         if number:
-            self._vault.server = number
-        return self._vault
+            self._directory.server = number
+        return self._directory
 
     def _find(self, cut: Cut, orders: Orders) -> Any:
         from ps.protocol.messages import Found
@@ -186,8 +186,8 @@ class CheckpointTask:
         mark = self._mark
         if mark is None or mark.number != cut.number:
             raise CheckpointError(f"checkpoint {cut.number} was not marked here, or given up since")
-        vault = self._opened(orders.you)
-        since = vault.since(cut.run)
+        directory = self._opened(orders.you)
+        since = directory.since(cut.run)
 
         def taken() -> Iterator[TakenPart]:
             for shard in range(SHARDS):
@@ -195,7 +195,7 @@ class CheckpointTask:
                 yield TakenPart(shard, found.rows, found.gone, found.whole)
 
         try:
-            told = vault.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
+            told = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
         finally:
             if self._mark is mark:
                 self._let_go()

@@ -214,7 +214,7 @@ class Server:
         self._told = peer, word
         self.bucket_shell.post(OrdersCame(word))
 
-    # --- surroundings of the keeper, and of checkpoints --------------------------------------------------------------
+    # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
     def connect(self, follower: int) -> Caller:
         """See ``bucket_shell.BucketShellDeps``."""

@@ -434,10 +434,10 @@ def test_an_order_comes_back_to_what_was_left_behind() -> None:
 
 
 def test_long_values_are_kept_in_parts() -> None:
-    shelf, store = ChunkedValues(), dict[str, bytes]()
+    chunked, store = ChunkedValues(), dict[str, bytes]()
 
     def put(value: bytes) -> None:
-        for keep in shelf.put("a", value):
+        for keep in chunked.put("a", value):
             store[keep.name] = keep.value
             if not keep.value:
                 del store[keep.name]

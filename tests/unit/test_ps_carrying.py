@@ -125,7 +125,7 @@ def test_a_full_stream_holds_only_what_goes_into_it(bucket_shell: BucketShell) -
 
 
 class Reading:
-    """A vault that reads one row; meanwhile something happens."""
+    """A directory that reads one row; meanwhile something happens."""
 
     def __init__(self, loaded: Loaded, meanwhile: Callable[[], None]) -> None:
         self._loaded, self._meanwhile = loaded, meanwhile

@@ -50,13 +50,13 @@ def some(count: int = 3000, seed: int = 1) -> dict[str, Rows]:
 
 
 def cut(files: Files, number: int, rows: dict[str, Rows], *, servers: int = 2, job: str = "job", **options: int) -> str:
-    vaults = [
+    directories = [
         CheckpointDirectory(files, job, 1 + one, file_bytes=options.get("file_bytes", 1 << 20))
         for one in range(servers)
     ]
     owned = split(servers, number)
-    told = [one.write(number, 1, own, taken(rows)) for one, own in zip(vaults, owned, strict=True)]
-    return str(json.loads(finish(vaults, number, told, json.dumps({"step": 10 * number})))["run"])
+    told = [one.write(number, 1, own, taken(rows)) for one, own in zip(directories, owned, strict=True)]
+    return str(json.loads(finish(directories, number, told, json.dumps({"step": 10 * number})))["run"])
 
 
 def restored(files: Files, run: str, servers: int = 1) -> dict[str, dict[int, bytes]]:
@@ -101,12 +101,12 @@ def test_what_is_found(files: Files) -> None:
 
 
 def test_tables_without_rows_and_pservers_without_buckets(plain: Files) -> None:
-    vaults = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
+    directories = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
     told = [
-        vaults[0].write(1, 1, ALL, taken({"user": rows_of(USER, keys_of(0))})),
-        vaults[1].write(1, 1, 0 * ALL, taken(some(50))),
+        directories[0].write(1, 1, ALL, taken({"user": rows_of(USER, keys_of(0))})),
+        directories[1].write(1, 1, 0 * ALL, taken(some(50))),
     ]
-    run = json.loads(finish(vaults, 1, told))["run"]
+    run = json.loads(finish(directories, 1, told))["run"]
     assert restored(plain, run) == {} and len(CheckpointDirectory(plain, "job").find().cuts) == 1
 
 
@@ -125,30 +125,30 @@ def test_any_tool_can_read_the_files(plain: Files, tmp_path: Path) -> None:
 
 
 def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
-    vaults = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
+    directories = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
     owned = split(2)
     rows = some(100)
-    told = [one.write(1, 1, own, taken(rows)) for one, own in zip(vaults, owned, strict=True)]
+    told = [one.write(1, 1, own, taken(rows)) for one, own in zip(directories, owned, strict=True)]
     with pytest.raises(CheckpointError, match="were written by nobody"):
-        finish(vaults, 1, told[:1])
+        finish(directories, 1, told[:1])
     with pytest.raises(CheckpointError, match="was written by pserver 1 and by 2"):
-        finish(vaults, 1, [told[0], replace(Told.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
+        finish(directories, 1, [told[0], replace(Told.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
     with pytest.raises(CheckpointError, match="not what a pserver says"):
-        finish(vaults, 1, [told[0], "{}"])
+        finish(directories, 1, [told[0], "{}"])
     assert not CheckpointDirectory(plain, "job").find().cuts
-    finish(vaults, 1, told)
+    finish(directories, 1, told)
     with pytest.raises(CheckpointError, match="another run of the job"):
-        finish(vaults, 1, told)
+        finish(directories, 1, told)
 
 
 def test_a_part_that_is_not_whole_when_the_marker_is_to_be_written(plain: Files, tmp_path: Path) -> None:
-    vault = CheckpointDirectory(plain, "job", 1)
-    told = vault.write(1, 1, ALL, taken(some(100)))
+    directory = CheckpointDirectory(plain, "job", 1)
+    told = directory.write(1, 1, ALL, taken(some(100)))
     (tmp_path / RUN / next(n for n in os.listdir(tmp_path / RUN) if n.endswith("safetensors"))).write_bytes(b"short")
     with pytest.raises(CheckpointError, match="has 5 bytes instead of"):
-        finish([vault], 1, [told])
+        finish([directory], 1, [told])
     with pytest.raises(CheckpointError, match="history"):
-        vault.complete(*_of_another_history(told))
+        directory.complete(*_of_another_history(told))
 
 
 def _of_another_history(told: str) -> tuple[Cut, Orders]:
@@ -186,10 +186,10 @@ def test_a_torn_cut_is_not_used_but_the_one_before(
     found = CheckpointDirectory(plain, "job", say=said.append).find()
     if kind == "safetensors" and harm is flip:
         assert [one.run for one in found.cuts] == [newer, older]
-        vault = CheckpointDirectory(plain, "job")
+        directory = CheckpointDirectory(plain, "job")
         with pytest.raises(CheckpointError, match=r"cut-0000000002: the checksum of .* differs"):
-            vault.restore(newer, ALL, Held().load)
-        found = vault.find()
+            directory.restore(newer, ALL, Held().load)
+        found = directory.find()
     assert [one.run for one in found.cuts] == [older] and found.top == 2
     assert restored(plain, older) == Held(rows).rows
     if not (kind == "cut.json" and harm is remove):
@@ -281,7 +281,7 @@ class Growing:
     def __init__(self, files: Files, seed: int) -> None:
         self.files = files
         self.draw = np.random.default_rng(seed)
-        self.vaults = [CheckpointDirectory(files, "job", one, file_bytes=40_000) for one in (1, 2)]
+        self.directories = [CheckpointDirectory(files, "job", one, file_bytes=40_000) for one in (1, 2)]
         self.owner = self.draw.integers(0, 2, BUCKETS)
         self.rows: dict[int, int] = {}
         """Key and seed of its row."""
@@ -316,19 +316,19 @@ class Growing:
     def cut(self, *, fails: bool = False) -> str:
         self.number += 1
         told = []
-        for place, vault in enumerate(self.vaults):
-            since = vault.since(self.base)
+        for place, directory in enumerate(self.directories):
+            since = directory.since(self.base)
             some = set(self.rows)
             if since is not None:
                 inside = {key for key in self.rows if int(buckets_of(np.array([key]))[0]) in self.whole}
                 some = (self.changed & set(self.rows)) | inside
             gone = {"user": np.array(sorted(self.gone), np.int64)} if since is not None else {}
             rows = taken(self.all(some), gone, frozenset(self.whole))
-            told.append(vault.write(self.number, 1, (self.owner == place).astype(np.uint8), rows, since=since))
+            told.append(directory.write(self.number, 1, (self.owner == place).astype(np.uint8), rows, since=since))
         if fails:
             return ""
         self.changed, self.gone, self.whole = set(), set(), set()
-        self.base = str(json.loads(finish(self.vaults, self.number, told))["run"])
+        self.base = str(json.loads(finish(self.directories, self.number, told))["run"])
         return self.base
 
 
@@ -401,11 +401,11 @@ def test_old_ones_go_but_not_those_that_are_needed(plain: Files, tmp_path: Path)
 
 
 def test_the_one_restored_from_stays_until_there_are_enough_others(plain: Files) -> None:
-    vault = CheckpointDirectory(plain, "job", 1, keep=2)
+    directory = CheckpointDirectory(plain, "job", 1, keep=2)
     for number in (1, 2, 3):
-        finish([vault], number, [vault.write(number, 1, ALL, taken(some(50)))])
+        finish([directory], number, [directory.write(number, 1, ALL, taken(some(50)))])
     another = CheckpointDirectory(plain, "job", 2, keep=2)
-    another.restore(vault.run(2), ALL, Held().load)
+    another.restore(directory.run(2), ALL, Held().load)
     kept = []
     for number in (4, 5):
         finish([another], number, [another.write(number, 2, ALL, taken(some(50)))], history=2)
@@ -414,12 +414,12 @@ def test_the_one_restored_from_stays_until_there_are_enough_others(plain: Files)
 
 
 def test_broken_off_ones_go_when_they_are_old(plain: Files, tmp_path: Path) -> None:
-    vault = CheckpointDirectory(plain, "job", 1, keep=2)
-    vault.write(1, 1, ALL, taken(some(50)))
+    directory = CheckpointDirectory(plain, "job", 1, keep=2)
+    directory.write(1, 1, ALL, taken(some(50)))
     (tmp_path / "ps" / "job" / "mine").mkdir(parents=True)
     for number in (2, 3, 4):
-        finish([vault], number, [vault.write(number, 1, ALL, taken(some(50)))])
-    vault.write(5, 1, ALL, taken(some(50)))
+        finish([directory], number, [directory.write(number, 1, ALL, taken(some(50)))])
+    directory.write(5, 1, ALL, taken(some(50)))
     folders = sorted(path.name for path in (tmp_path / "ps" / "job").iterdir())
     assert folders == ["cut-0000000003", "cut-0000000004", "cut-0000000005", "mine"]
 
@@ -446,20 +446,20 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
         waits.append(seconds)
         clock[0] += seconds
 
-    vault = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
-    told = Told.decode(vault.write(1, 1, ALL, taken(some(20_000))))
+    directory = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
+    told = Told.decode(directory.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
 
 
 def test_evicted_rows_are_kept_beside_the_cuts(plain: Files, tmp_path: Path) -> None:
-    vault = CheckpointDirectory(plain, "job", 4)
+    directory = CheckpointDirectory(plain, "job", 4)
     few = rows_of(USER, keys_of(10))
-    vault.evicted("user", few)
+    directory.evicted("user", few)
     assert files_below(tmp_path) == []
-    vault.evicted("user", rows_of(USER, keys_of(EVICTED_BYTES // 40, 2)))
+    directory.evicted("user", rows_of(USER, keys_of(EVICTED_BYTES // 40, 2)))
     assert len(files_below(tmp_path)) == 1
-    vault.evicted("user", few)
-    vault.write(1, 1, ALL, taken(some(10)))
+    directory.evicted("user", few)
+    directory.write(1, 1, ALL, taken(some(10)))
     names = [one for one in files_below(tmp_path) if one.startswith("ps/job/evicted/user/server-4-")]
     assert len(names) == 2
     safetensors = pytest.importorskip("safetensors.numpy")

@@ -33,7 +33,7 @@ class Server:
     def __init__(self, number: int, owned: NDArray[np.uint8], folder: Path) -> None:
         self.store = Store(kernels="numpy")
         self.owned = owned
-        self.vault = CheckpointDirectory(open_files(str(folder)), "job", number, file_bytes=50_000)
+        self.directory = CheckpointDirectory(open_files(str(folder)), "job", number, file_bytes=50_000)
         for spec in TABLES:
             self.store.define(spec)
 
@@ -43,9 +43,9 @@ class Server:
 
     def write(self, number: int, base: str = "") -> str:
         snapshot = self.store.snapshot(number)
-        since = self.vault.since(base)
+        since = self.directory.since(base)
         taken = (snapshot.take(shard, since) for shard in range(SHARDS))
-        told = self.vault.write(number, 1, self.owned, taken, since=since)
+        told = self.directory.write(number, 1, self.owned, taken, since=since)
         snapshot.close()
         return told
 
@@ -57,7 +57,7 @@ def servers(count: int, folder: Path, seed: int = 0) -> list[Server]:
 def restored(count: int, folder: Path, run: str) -> list[Server]:
     several = servers(count, folder, 7 + count)
     for one in several:
-        one.vault.restore(run, one.owned, one.put)
+        one.directory.restore(run, one.owned, one.put)
     return several
 
 
@@ -98,7 +98,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, count: int)
     for number in range(1, 6):
         step(before, number)
     told = [one.write(5) for one in before]
-    run = str(json.loads(finish([one.vault for one in before], 5, told, tables=TABLES))["run"])
+    run = str(json.loads(finish([one.directory for one in before], 5, told, tables=TABLES))["run"])
     after = restored(count, tmp_path, run)
     assert all_rows(after) == all_rows(before) and len(all_rows(after)) > 2000
     for number in range(6, 9):
@@ -120,9 +120,9 @@ def test_changes_only_are_as_good_as_everything(tmp_path: Path) -> None:
             for one in before:
                 one.store.drop([])
         told = [one.write(number, run) for one in before]
-        done = json.loads(finish([one.vault for one in before], number, told, tables=TABLES))
+        done = json.loads(finish([one.directory for one in before], number, told, tables=TABLES))
         run = str(done["run"])
-        sizes.append(len(before[0].vault.chain(run)))
+        sizes.append(len(before[0].directory.chain(run)))
         if number in (3, 7):  # before and after what happens in between
             assert all_rows(restored(3, tmp_path, run)) == all_rows(before), number
     assert max(sizes) > 2
@@ -133,7 +133,7 @@ def test_a_pserver_that_came_since_writes_all_that_it_owns(tmp_path: Path) -> No
     before = servers(2, tmp_path)
     step(before, 1)
     told = [one.write(1) for one in before]
-    run = str(json.loads(finish([one.vault for one in before], 1, told, tables=TABLES))["run"])
+    run = str(json.loads(finish([one.directory for one in before], 1, told, tables=TABLES))["run"])
     step(before, 2)
     third = Server(3, np.zeros(BUCKETS, np.uint8), tmp_path)
     moved = np.flatnonzero(before[0].owned)[:900]
@@ -144,23 +144,23 @@ def test_a_pserver_that_came_since_writes_all_that_it_owns(tmp_path: Path) -> No
     several = [*before, third]
     step(several, 3)
     told = [one.write(2, run) for one in several]
-    run = str(json.loads(finish([one.vault for one in several], 2, told, tables=TABLES))["run"])
-    assert len(third.vault.chain(run)) == 2
+    run = str(json.loads(finish([one.directory for one in several], 2, told, tables=TABLES))["run"])
+    assert len(third.directory.chain(run)) == 2
     assert all_rows(restored(2, tmp_path, run)) == all_rows(several)
 
 
 def test_evicted_rows_do_not_come_back(tmp_path: Path) -> None:
     several = servers(1, tmp_path)
-    store, vault = several[0].store, several[0].vault
+    store, directory = several[0].store, several[0].directory
     run = ""
     for number in range(1, 9):
         keys = np.arange(number * 50, number * 50 + 100)
         store.push([Push(0, 0, (Part("short", keys, np.ones((100, 4), np.float32)),))], step=number)
         store.sweep("short", step=number)
-        run = str(json.loads(finish([vault], number, [several[0].write(number, run)], tables=TABLES))["run"])
-    assert len(vault.chain(run)) > 1
+        run = str(json.loads(finish([directory], number, [several[0].write(number, run)], tables=TABLES))["run"])
+    assert len(directory.chain(run)) > 1
     after = Server(2, np.ones(BUCKETS, np.uint8), tmp_path)
-    after.vault.restore(run, after.owned, after.put)
+    after.directory.restore(run, after.owned, after.put)
     assert all_rows([after]) == all_rows(several) and 0 < after.store.rows("short") < 450
 
 
@@ -178,9 +178,9 @@ def test_what_is_written_is_what_was_there_at_the_mark(tmp_path: Path) -> None:
                 step(several, 100 + shard)
             yield snapshot.take(shard)
 
-    told = one.vault.write(3, 1, one.owned, taken())
+    told = one.directory.write(3, 1, one.owned, taken())
     snapshot.close()
-    run = json.loads(finish([one.vault], 3, [told], tables=TABLES))["run"]
+    run = json.loads(finish([one.directory], 3, [told], tables=TABLES))["run"]
     found = all_rows(restored(2, tmp_path, run))
     # Counts of pulls are those of some moment between; weights, state and updates are those of the mark.
     assert {key: value[:16] for key, value in found.items()} == {key: value[:16] for key, value in rows.items()}

@@ -29,9 +29,9 @@ ROWS = {"user": rows_of(USER, KEYS), DENSE.name: rows_of(DENSE, np.arange(50))}
 @pytest.fixture
 def run(tmp_path: Path) -> str:
     """A checkpoint of two pservers."""
-    vaults = [CheckpointDirectory(open_files(str(tmp_path / "saved")), "job", one) for one in (1, 2)]
-    told = [one.write(3, 1, own, taken(ROWS)) for one, own in zip(vaults, split(2), strict=True)]
-    return str(tmp_path / "saved" / json.loads(finish(vaults, 3, told, '{"step": 70}'))["run"])
+    directories = [CheckpointDirectory(open_files(str(tmp_path / "saved")), "job", one) for one in (1, 2)]
+    told = [one.write(3, 1, own, taken(ROWS)) for one, own in zip(directories, split(2), strict=True)]
+    return str(tmp_path / "saved" / json.loads(finish(directories, 3, told, '{"step": 70}'))["run"])
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -129,8 +129,8 @@ def test_the_command(tmp_path: Path, run: str) -> None:
 
 def test_from_a_store_in_memory(tmp_path: Path) -> None:
     where = "memory://exported"
-    vault = CheckpointDirectory(open_files(where), "job", 1)
-    run = json.loads(finish([vault], 1, [vault.write(1, 1, np.ones(4096, np.uint8), taken(ROWS))]))["run"]
+    directory = CheckpointDirectory(open_files(where), "job", 1)
+    run = json.loads(finish([directory], 1, [directory.write(1, 1, np.ones(4096, np.uint8), taken(ROWS))]))["run"]
     ps.export.export_cut(f"{where}/{run}", tmp_path / "out")
     assert ps.export.open(tmp_path / "out").rows("user") == len(KEYS)
 

@@ -168,7 +168,7 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def shelf_of(rows: int, batch: int) -> Any:
+def shard_table_of(rows: int, batch: int) -> Any:
     """With keys 0 .. rows-1, so many at a time."""
     fast = pytest.importorskip("ps.store.kernels.fast")
     shard_table = fast.shard_tables(Layout.of(TableSpec("t", 2)))[0]
@@ -178,7 +178,7 @@ def shelf_of(rows: int, batch: int) -> Any:
 
 
 def test_an_index_grows_a_little_at_each_call(entered: list[int]) -> None:
-    shard_table = shelf_of(100_000, 100)
+    shard_table = shard_table_of(100_000, 100)
     late = entered[-100:]
     assert max(late) < 4000, "all 70,000 at once would be too many"
     index = shard_table._map.copy()
@@ -191,7 +191,7 @@ def test_an_index_grows_a_little_at_each_call(entered: list[int]) -> None:
 
 
 def test_rows_that_go_while_an_index_grows_are_not_in_it(entered: list[int]) -> None:
-    shard_table = shelf_of(16_000, 100)
+    shard_table = shard_table_of(16_000, 100)
     key = 16_000
     while not 0 < shard_table._entered < shard_table.top or not len(shard_table._next):
         shard_table.insert(np.arange(key, key + 100), 0, 0)
@@ -210,7 +210,7 @@ def test_rows_that_go_while_an_index_grows_are_not_in_it(entered: list[int]) -> 
 
 
 def test_what_an_index_takes_is_foretold(entered: list[int]) -> None:
-    shard_table = shelf_of(16_000, 100)
+    shard_table = shard_table_of(16_000, 100)
     for begin in range(16_000, 60_000, 100):
         before, foretold = shard_table.bytes(), shard_table.bytes_for(100)
         shard_table.insert(np.arange(begin, begin + 100), 0, 0)
