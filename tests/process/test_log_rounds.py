@@ -26,10 +26,10 @@ time.sleep(600)
 LATE = """
 import os, socket, sys
 
-close, fork server = socket.socket.close, os.getpid()
+close, fork_server = socket.socket.close, os.getpid()
 
 def tell(self):
-    if os.getpid() == fork server and sys._getframe(1).f_code.co_name == "_hear_agent":
+    if os.getpid() == fork_server and sys._getframe(1).f_code.co_name == "_hear_agent":
         print("the process that forks the workers ends", file=sys.stderr, flush=True)
     close(self)
 

@@ -342,12 +342,12 @@ import resource, signal, sys
 from edl.adapters.files import PlainFiles
 from edl.errors import CheckpointError
 from tests.unit.checkpoint_tools import open_checkpoint_storage, save
-checkpoint storage = open_checkpoint_storage(PlainFiles(sys.argv[1]))
-save(checkpoint storage, 10)
+checkpoint_storage = open_checkpoint_storage(PlainFiles(sys.argv[1]))
+save(checkpoint_storage, 10)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 try:
-    save(checkpoint storage, 20, size=100_000)
+    save(checkpoint_storage, 20, size=100_000)
 except CheckpointError as error:
     print(error)
 assert checkpoint_storage.newest()[0].commit == 10
