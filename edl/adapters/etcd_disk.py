@@ -11,12 +11,12 @@ from edl.errors import StoreError
 
 SEGMENT_BYTES = 64_000_000
 """etcd reserves that much for each file of the log that it writes ahead, and always has one in advance."""
-NEEDED_BYTES = 2 * SEGMENT_BYTES + 8_000_000
+ROOM_BYTES = 8_000_000
+"""What a member's data may grow by; left free beside the files of the log."""
+NEEDED_BYTES = 2 * SEGMENT_BYTES + ROOM_BYTES
 MB = 1_000_000
 OTHERS = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm")))  # noqa: S108 -- what is made there belongs to the user
 """Where a private store may lie when the temporary directory has no room for it."""
-ROOM_BYTES = 8_000_000
-"""What a member's data may grow by; left free beside the log's next file."""
 MOST_LOG_BYTES = 8 << 20
 KEPT_LOG_BYTES = 64 << 10
 """Of what a member says, at its end."""

@@ -92,8 +92,7 @@ class Registration:
                 self.token = token_of(token.value, self._secret, self._spec.job) or ""
                 return
             if conflict is not None and self._in_use(entries):
-                await self._until_gone(conflict)
-                entries = await self._entries()
+                entries = await self._until_gone(conflict)
             await self._found(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
 
@@ -136,13 +135,18 @@ class Registration:
             )
         return None
 
-    async def _until_gone(self, conflict: JobConflict) -> None:
-        """Returns once no launcher of the job holds a lease. Raises the conflict when one lives.
+    @property
+    def _leases_end_s(self) -> float:
+        """Seconds after which a lease that is still there is one that its launcher renews."""
+        return LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S
+
+    async def _until_gone(self, conflict: JobConflict) -> dict[str, KeyValue]:
+        """Returns the job's keys once no launcher of it holds a lease. Raises the conflict when one lives.
 
         Leases outlive their launchers: a store that starts again gives each its full time once more. So those of
         launchers that are proven dead are ended, and silent ones get the time in which theirs end by themselves.
         """
-        limit_s, looks = LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S, 0
+        looks = 0
         while self._in_use(entries := await self._entries()):
             for key, entry in entries.items():
                 if key.startswith(self._keys.nodes):
@@ -151,13 +155,14 @@ class Registration:
                         await self._store.revoke_lease(other.incarnation)
                     elif await self._answers(other.host, other.port):
                         raise conflict
-            if looks * SILENT_PAUSE_S > limit_s:
+            if looks * SILENT_PAUSE_S > self._leases_end_s:
                 raise conflict
             if looks == 2:
                 self._log(f"job {self._spec.job} has launchers that do not answer: waiting for the end of their leases")
             if looks:
                 await asyncio.sleep(SILENT_PAUSE_S)
             looks += 1
+        return entries
 
     def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
         """In what the job's founder was another one, as far as that is not allowed."""
@@ -228,7 +233,7 @@ class Registration:
     async def _wait_for(self, silent: _Silent, looks: int) -> None:
         """Give a launcher that does not answer the time in which its lease ends. One that renews it lives, wherever the
         way to it is cut."""
-        limit_s = LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S
+        limit_s = self._leases_end_s
         if looks * SILENT_PAUSE_S > limit_s:
             raise JobConflict(f"{silent}. It has not answered for {limit_s:g} s, but it keeps its lease: it lives")
         if str(silent) != self._silent:

@@ -29,10 +29,14 @@ class Traced:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._known: dict[CodeType, bool] = {}
+        self._before: Any = None
+        """Another tool's trace function, such as a debugger's; it has its place back at the end."""
         self._each: Callable[[], None] | None = None
 
     def begin(self, frame: FrameType, each: Callable[[], None]) -> None:
         """See ``Moments``."""
+        if self._each is None:
+            self._before = sys.gettrace()
         self._each = each
         frame.f_trace = self._call(frame, "call", None)
         sys.settrace(self._call)
@@ -41,7 +45,7 @@ class Traced:
         """See ``Moments``."""
         if self._each is not None:
             self._each = None
-            sys.settrace(None)
+            sys.settrace(self._before)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         watched = self._known.get(frame.f_code)
