@@ -50,16 +50,17 @@ class BackgroundTasks:
 
     def __init__(self, failed: Callable[[Exception], None] | None = None) -> None:
         self._failed = failed
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In order: a set's order would differ from run to run, and with it that of the cancellations in `drop`.
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this from now on."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if not isinstance(error, Exception):
             return
@@ -71,7 +72,7 @@ class BackgroundTasks:
 
     def drop(self) -> None:
         """Cancel whatever still runs."""
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
 
 

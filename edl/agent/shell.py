@@ -15,11 +15,9 @@ from edl.agent.machine.leaving import saving_time_s
 from edl.agent.machine.machine import begin, step
 from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchFiles, SwitchWatch
-from edl.agent.worker_server import Keeper, WorkerServer
 from edl.agent.workers import hang
-from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.step_rate import Mark, tell_pace
-from edl.agent.workers.workers import WorkerGroup
+from edl.agent.workers.hang import Watched
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.ports import (
@@ -35,6 +33,7 @@ from edl.ports import (
 )
 from edl.tasks import BackgroundTasks, Backoff, Timer, end
 from edl.types import Round, Token
+from edl.wire.local import Seat, ToWorker
 from edl.wire.messages import (
     AgentMessage,
     Attach,
@@ -64,8 +63,114 @@ LET_GO_S = 1.0
 """How long it waits for a save that it has given up."""
 
 
-class StateKeeper(Keeper, Protocol):
-    """The node's state keeper, as its agent sees it."""
+class Workers(Protocol):
+    """The worker processes of this node. See ``edl.agent.workers.workers.WorkerGroup``."""
+
+    def meet_at(self, worker_server: str) -> None:
+        """Workers find their agent at this address."""
+        ...
+
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        """``warn`` gets why the workers' output is not kept, and an empty text once it is again."""
+        ...
+
+    async def start(self, world: World, slots: tuple[int, ...]) -> list[ev.WorkerEnded]:
+        """Start workers of a world in these slots; returns an end for each that could not be created."""
+        ...
+
+    async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[ev.WorkerEnded]:
+        """Start workers that wait for their world; returns an end for each that could not be created."""
+        ...
+
+    def seat(self, world: World, slot: int, secret: str) -> Seat:
+        """The place that a living worker has in a world."""
+        ...
+
+    async def signal(self, number: int, slots: tuple[int, ...]) -> None:
+        """Signal the process groups of these workers, or of all if none is named."""
+        ...
+
+    async def forward(self, number: int) -> None:
+        """Pass a signal on to each worker that handles it."""
+        ...
+
+    async def dump_stacks(self) -> None:
+        """Have every worker write the stacks of its threads; returns when they have."""
+        ...
+
+    def watched(self) -> dict[int, Watched]:
+        """The workers that have a process, by slot."""
+        ...
+
+    def place(self, pid: int) -> tuple[Round, int] | None:
+        """The round a process was born in, and its slot."""
+        ...
+
+    async def look_for_last_words(self, pid: int, code: int) -> None:
+        """Read the error file of a worker that has ended; call it before ``ended``."""
+        ...
+
+    def ended(self, pid: int, code: int) -> ev.WorkerEnded | None:
+        """Forget a process that has ended, and describe its end; None for one that is not known."""
+        ...
+
+    async def done(self, limit_s: float) -> None:
+        """Wait until the workers' output lies in files, for ``limit_s`` at most."""
+        ...
+
+
+class WorkerLink(Protocol):
+    """Connections to the workers whose scripts use edl. See ``edl.agent.worker_server.WorkerServer``."""
+
+    address: str
+    progress: dict[int, int]
+    """Newest commit of each slot."""
+    newest: tuple[int, float] | None
+    """The highest commit of those, and when it was made by the event loop's clock."""
+
+    def open(self) -> None:
+        """Accept connections from now on."""
+        ...
+
+    def close(self) -> None:
+        """Close every connection; workers end when theirs is closed."""
+        ...
+
+    def tell(self, message: ToWorker, slots: tuple[int, ...]) -> None:
+        """Send to the workers of these slots; one that is not connected misses it."""
+        ...
+
+    def pass_on(self, told: ServiceTold) -> None:
+        """Send a message of one of the Master's services to a worker."""
+        ...
+
+    def reattached(self, token: int) -> None:
+        """Announce a new connection to the Master."""
+        ...
+
+    def give_place(self, slot: int, seat: Seat) -> None:
+        """Send a waiting worker its place."""
+        ...
+
+
+class Ports(Protocol):
+    """Reserved ports. See ``edl.agent.workers.ports.PortReservation``."""
+
+    def ports(self, count: int) -> tuple[int, ...]:
+        """The ports reserved for the next round; the same ones until ``use`` is called. Raises ``OSError``."""
+        ...
+
+    def use(self) -> None:
+        """A round has started with these; the next one gets others."""
+        ...
+
+    def release(self) -> None:
+        """Give them back."""
+        ...
+
+
+class StateKeeper(Protocol):
+    """The node's checkpoint manager, as its agent sees it."""
 
     @property
     def stored(self) -> tuple[Version, bool]:
@@ -150,7 +255,10 @@ class AgentDeps:
     processes: Processes
     warming: Awaitable[str]
     """The first ``processes.warm()``, begun before everything else."""
-    workers: WorkerGroup
+    workers: Workers
+    worker_server: Callable[[Callable[[ev.Event], None], Callable[[ServiceSaid], None]], WorkerLink]
+    """Makes the connections to workers, from where their events go and where messages to the Master's services go."""
+    ports: Ports
     keeper: StateKeeper
     secret: Callable[[Round], str]
     """By which the workers of a round know one another."""
@@ -166,6 +274,8 @@ class AgentDeps:
     """How long the end of the job waits for what was saved to be written."""
     switches: SwitchFiles | None = None
     """The files by which somebody asks for a checkpoint, where there is a checkpoint directory."""
+    decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None
+    """Observes each decision before it is carried out; no event: the first one."""
 
 
 class AgentShell:
@@ -175,14 +285,14 @@ class AgentShell:
         self._deps = deps
         self._state = state
         self._events: asyncio.Queue[ev.Event | ProcessEvent] = asyncio.Queue()
-        self._ports = PortReservation()
+        self._ports = deps.ports
         self._ports_good_for: tuple[Stream | None, Round] | None = None
         self._stream: Stream | None = None
         self._ruler: tuple[str, int, Token] | None = None
         self._redial = asyncio.Event()
         self._background = BackgroundTasks(self._task_failed)
         self._introduced: Stream | None = None
-        self._worker_server = WorkerServer(deps.workers.place, deps.keeper, self.post, self._relay, deps.log)
+        self._worker_server = deps.worker_server(self.post, self._relay)
         deps.workers.meet_at(self._worker_server.address)
         deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
         self._timer = Timer(deps.clock.now_s, lambda: self.post(ev.Tick()))
@@ -230,11 +340,11 @@ class AgentShell:
         if self._state.timeouts.hang_s:
             self._background.begin(self._watch_for_hangs())
         try:
-            await self._carry_out(begin(self._state))
+            await self._carry_out(None, begin(self._state))
             while self._outcome is None:
                 event = self._translate(await self._events.get())
                 if event is not None:
-                    await self._carry_out(step(self._state, event, self._deps.clock.now_s()))
+                    await self._carry_out(event, step(self._state, event, self._deps.clock.now_s()))
                 if isinstance(event, ev.LeaseGone):
                     self._entitlement.acted()
             await self._deps.workers.done(LOGS_S)
@@ -242,7 +352,8 @@ class AgentShell:
         finally:
             self._let_go()
 
-    async def _carry_out(self, decision: ev.Decision) -> None:
+    async def _carry_out(self, event: ev.Event | None, decision: ev.Decision) -> None:
+        self._deps.decided(self._state, event, decision)
         self._state = decision.state
         wakes = []
         for effect in decision.effects:

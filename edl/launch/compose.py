@@ -48,8 +48,10 @@ from edl.agent.machine.events import Heard
 from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentDeps, AgentShell
 from edl.agent.switches import Switches
+from edl.agent.worker_server import WorkerServer
 from edl.agent.workers.environment import Local, fork_server_environment
 from edl.agent.workers.outputs import claim
+from edl.agent.workers.ports import PortReservation
 from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.directory.manifest import Retention
 from edl.checkpoint.directory.writer import CheckpointStorage, Writer
@@ -63,6 +65,7 @@ from edl.launch.accelerators import paddle_devices, slot_identities, visible_dev
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelpersBeside, Kind, Kit
+from edl.launch.lease_guard import LeaseGuard
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
@@ -465,8 +468,13 @@ def _put_together(
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.worker_status,
-            leases=etcd_leases(settings.store, place.endpoints),
-            entitle_aside=processes.entitle_aside,
+            guard=lambda renewed: LeaseGuard(
+                spec.timeouts.lease_ttl_s,
+                etcd_leases(settings.store, place.endpoints),
+                processes.entitle_aside,
+                renewed,
+                log,
+            ),
             kill_workers=processes.kill,
         )
     )
@@ -530,13 +538,17 @@ def _agent(
     )
     own = changed(environment(), settings.for_workers)
     base = {**own, **pservers.environment_of(settings.servers)}
+    workers = WorkerGroup(processes, spec, node, base, settings.logs, deps, log, wall_clock_s)
+    manager = place.checkpoint_manager
     return AgentShell(
         AgentDeps(
             clock=clock,
             processes=processes,
             warming=warming,
-            workers=WorkerGroup(processes, spec, node, base, settings.logs, deps, log, wall_clock_s),
-            keeper=place.checkpoint_manager,
+            workers=workers,
+            worker_server=lambda heard, relay: WorkerServer(workers.place, manager, heard, relay, log),
+            ports=PortReservation(),
+            keeper=manager,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(
                 host, port, registration.token, spec.timeouts.lease_ttl_s, identity_for(settings.store)

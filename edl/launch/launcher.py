@@ -12,17 +12,13 @@ from typing import Protocol
 
 from edl.adapters.etcd_room import keep_room
 from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.host_notes import HostNote
-from edl.adapters.transport import MasterServer
 from edl.agent.machine.events import Interrupted, LeaseGone, Noticed
 from edl.agent.machine.state import Outcome
 from edl.agent.shell import AgentShell
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
-from edl.launch.lease_guard import LeaseGuard, Leases
 from edl.launch.notices import Poller
 from edl.launch.registration import JobEnded, Registration
-from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
 from edl.master.journal import KEPT
@@ -32,6 +28,7 @@ from edl.tasks import Backoff, end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Failure, NodeInfo
+from edl.wire.status import JournalEntry
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
@@ -60,6 +57,51 @@ class Beside(Protocol):
         ...
 
 
+class Server(Protocol):
+    """What this launcher listens with."""
+
+    async def stop(self) -> None:
+        """Stop listening; open streams end."""
+        ...
+
+
+class Note(Protocol):
+    """Tells ``edl status`` on this host where the job is."""
+
+    def write(self) -> None:
+        """Leave it."""
+        ...
+
+    def remove(self) -> None:
+        """Take it away."""
+        ...
+
+
+class ReportFiles(Protocol):
+    """Keeps how the job has ended. See ``edl.launch.reporting.Reporter``."""
+
+    @property
+    def folder(self) -> str:
+        """Where the files are."""
+        ...
+
+    def keep(self, status: int, reason: str, failures: Sequence[Failure], history: Sequence[JournalEntry]) -> None:
+        """Write them. Blocks."""
+        ...
+
+
+class Guard(Protocol):
+    """Renews the lease while the event loop is busy. See ``LeaseGuard``."""
+
+    def holds(self, lease: int, asked_s: float) -> None:
+        """The launcher has this lease now, granted or renewed when asked at ``asked_s``; 0: it has none."""
+        ...
+
+    def end(self) -> None:
+        """Renew no more."""
+        ...
+
+
 @dataclass(slots=True)
 class Parts:
     """What compose.py has put together."""
@@ -69,17 +111,17 @@ class Parts:
     clock: Clock
     store: Store
     member: EtcdMember | None
-    server: MasterServer
+    server: Server
     registration: Registration
     candidate: Candidate
     agent: AgentShell
     info: NodeInfo
-    note: HostNote
-    """Tells ``edl status`` on this host where the job is."""
+    note: Note
     log: Callable[[str], None]
-    reporter: Reporter
-    leases: Leases
-    """Renews this launcher's lease from a thread; see ``LeaseGuard``."""
+    reporter: ReportFiles
+    guard: Callable[[Callable[[float], None]], Guard]
+    """Begins to renew the lease beside the event loop; its argument hears on the loop of each such renewal, with the
+    time of the request."""
     beside: Sequence[Beside] = ()
     """What else this launcher has, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
@@ -87,8 +129,6 @@ class Parts:
     """Looks whether this host is about to be taken away."""
     worker_status: bool = False
     """End a failed job with the status of the worker that failed first."""
-    entitle_aside: Callable[[float], None] = lambda until_s: None
-    """Tells the fork server from a thread until when workers may run."""
     kill_workers: Callable[[], None] = lambda: None
     """SIGKILL every worker, and what starts them, without waiting for anything."""
     exit_now: Callable[[int], object] = os._exit
@@ -105,7 +145,7 @@ class Launcher:
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
-        self._guard: LeaseGuard
+        self._guard: Guard
 
     async def run(self) -> int:
         """Take part in the job; returns the exit status."""
@@ -121,7 +161,7 @@ class Launcher:
         for forwarded in parts.leave.forwarded:
             loop.add_signal_handler(forwarded, parts.agent.forward, forwarded)
         parts.note.write()
-        self._guard = LeaseGuard(parts.lease_ttl_s, parts.leases, parts.entitle_aside, parts.agent.leased, parts.log)
+        self._guard = parts.guard(parts.agent.leased)
         election = asyncio.ensure_future(parts.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
         stores = [asyncio.ensure_future(self._keep_member())]

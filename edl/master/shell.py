@@ -108,6 +108,8 @@ class MasterDeps:
     """Makes the lines to helper processes, for one rule; None: services of this job want none."""
     companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
     """What runs beside the Master while it rules; see ``Ruling``."""
+    decided: Callable[[MasterState | None, ev.Decision], None] = lambda before, decision: None
+    """Observes each decision before it is carried out."""
 
 
 class MasterShell:
@@ -116,7 +118,7 @@ class MasterShell:
     def __init__(self, deps: MasterDeps, token: Token, before: NodeId | None = None) -> None:
         """``before``: the node that ruled last, as far as this launcher knows."""
         self._deps = deps
-        self._token = token
+        self.token = token
         self._guard = Guard(deps.keys.master, token)
         self._store = GuardedStore(deps.store, self._guard, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
@@ -145,6 +147,11 @@ class MasterShell:
         self._explanation = ""
         self._over = False
         self.concluded = asyncio.Event()
+
+    @property
+    def state(self) -> MasterState | None:
+        """What this Master knows; None until it has taken over."""
+        return self._state
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
@@ -253,6 +260,7 @@ class MasterShell:
 
     async def _carry_out(self, decision: ev.Decision) -> None:
         """Write what changed, then run the effects in order."""
+        self._deps.decided(self._state, decision)
         record = decision.state.record
         notes = folded([effect for effect in decision.effects if isinstance(effect, ev.Note)])
         wall_s = self._deps.wall_clock_s()

@@ -8,6 +8,7 @@ of ``Store`` are thin covers over them. Time comes from a ``Clock``: a lease end
 from __future__ import annotations
 
 import asyncio
+import bisect
 import dataclasses
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -60,7 +61,7 @@ class MemoryStore:
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 1
         self._closed = False
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[asyncio.Event, None] = {}
 
     # --- plain methods -----------------------------------------------------------------------------------------------
 
@@ -90,6 +91,11 @@ class MemoryStore:
     def next_expiry_s(self) -> float | None:
         """When the next lease ends unless it is renewed; None without leases. For a simulator's agenda."""
         return min((lease.ends_s for lease in self._leases.values()), default=None)
+
+    def restart_leases(self) -> None:
+        """Give every lease its whole time again, as etcd does when it has a new leader."""
+        for lease in self._leases.values():
+            lease.ends_s = self._clock.now_s() + lease.ttl_s
 
     def read_now(self, prefix: str) -> Snapshot:
         """``Store.read`` without waiting."""
@@ -143,11 +149,8 @@ class MemoryStore:
             raise StoreError(f"the store is at revision {self._revision} and has never been at {revision}. Read again")
         if revision < self._compacted:
             raise StoreError(f"changes up to revision {self._compacted} are no longer kept. Read again")
-        return [
-            change
-            for change in self._history
-            if change.entry.mod_revision > revision and change.entry.key.startswith(prefix)
-        ]
+        first = bisect.bisect_right(self._history, revision, key=lambda change: change.entry.mod_revision)
+        return [change for change in self._history[first:] if change.entry.key.startswith(prefix)]
 
     def compact_now(self, revision: int) -> None:
         """Forget the changes up to and including ``revision``."""
@@ -225,7 +228,7 @@ class MemoryStore:
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
         """``Store.watch``. It sees the end of a lease when somebody looks at the store or calls ``tick``."""
         news, seen = asyncio.Event(), after_revision
-        self._watchers.add(news)
+        self._watchers[news] = None
         try:
             while not self._closed:
                 news.clear()
@@ -240,7 +243,7 @@ class MemoryStore:
                     seen = max(seen, self._revision)  # nothing for us up to here, so compaction takes nothing from us
                 await news.wait()
         finally:
-            self._watchers.discard(news)
+            self._watchers.pop(news, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
         """``Store.grant_lease``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from edl.config import NodeRange
 from edl.master.invariants import formed_violations
@@ -11,14 +10,6 @@ from edl.master.sizing import Sizing
 from edl.master.state import Record
 from edl.types import Incarnation, NodeId
 from edl.wire.wishes import Care, Drain, Granted, Verdict, Wish
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A wish in a Master's queue, and who hears the answer."""
-
-    wish: Wish
-    answer: Callable[[Granted], None]
 
 
 class Promises:

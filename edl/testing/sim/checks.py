@@ -117,9 +117,15 @@ class Checks:
         self._placed: dict[tuple[int, int], Round] = defaultdict(lambda: Round(0))
         self._next_port = 20_000
 
+    def note(self, text: str) -> None:
+        """Report a violation; time stops after this call. The first one counts."""
+        self.timeline.failure = self.timeline.failure or Violation(text)
+
     def fail(self, text: str) -> None:
-        """Report a violation."""
-        raise Violation(text)
+        """Report a violation and raise it. A task may catch what is raised, so time stops as well."""
+        self.note(text)
+        assert self.timeline.failure is not None  # noqa: S101 - just noted
+        raise self.timeline.failure
 
     def demand(self, violations: Iterable[str]) -> None:
         """Fail on the first of these."""
@@ -154,12 +160,14 @@ class Checks:
         if token != real:
             self.fail(f"a Master of token {token} wrote although {real} rules")
         before, record = self.record, state.record
-        self.record = record
+        self.record = before if before is not None and before.phase is Phase.ENDED else record
         if before is not None:
+            if before.phase is Phase.ENDED:
+                if (record.phase, record.outcome) != (before.phase, before.outcome):
+                    self.fail(f"the stored record changed after the end, from {before} to {record}")
+                return
             if record.round < before.round:
                 self.fail(f"the stored round went back from {before.round} to {record.round}")
-            if before.phase is Phase.ENDED and record != before:
-                self.fail("the stored record changed after the end")
         if record.world is not None:
             known = self.worlds.setdefault(record.round, record.world)
             if known != record.world:

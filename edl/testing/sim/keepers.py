@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edl.agent.machine import events as ag
 from edl.checkpoint.memory.copy_policy import Copying, needed
 from edl.checkpoint.memory.promised_saves import Owed
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
-from edl.types import NodeId, Round
+from edl.types import NodeId
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Kept, NodeInfo, Source, Version, World
 
 Stream = tuple[str, str, int]
@@ -97,8 +96,12 @@ class Owner(Protocol):
         """Call later, on this process's own terms."""
         ...
 
-    def tell_agent(self, event: ag.Event) -> None:
-        """Feed the agent machine."""
+    def kept(self, message: Kept) -> None:
+        """A commit lies in the checkpoint directory, or could not be written."""
+        ...
+
+    def progressed(self, slot: int, commit: int) -> None:
+        """A worker has committed."""
         ...
 
     def crash(self) -> None:
@@ -173,6 +176,7 @@ class SimKeeper:
         """A worker has copied a commit."""
         stream = ("worker", "", slot)
         self._put(stream, holding)
+        self.owner.progressed(slot, holding.version.commit)
         held = self._streams[stream]
         needed = 1 if holding.shards == 1 else 2
         if len(held) >= needed:
@@ -343,19 +347,28 @@ class SimKeeper:
             self.finish(version)
         else:
             self._owed.failed(wanted, "it is not held any more")
-            self.owner.tell_agent(ag.Report(Kept(wanted, "", "it is not held any more")))
+            self.owner.kept(Kept(wanted, "", "it is not held any more"))
         self._save()
 
-    def flush_saves(self, round: Round, told: bool = False) -> None:
-        """All workers have ended well: tell the agent once what they saved is written, or cannot be."""
-        self._tried = NO_STATE if not told else self._tried
+    @property
+    def saving(self) -> bool:
+        """Whether this node has yet to write something that workers have saved."""
+        return bool(self._parts_to_write) or (self._writer and self._owed.to_write is not None)
+
+    @property
+    def writing(self) -> bool:
+        """Whether something is being written."""
+        return bool(self._parts_to_write) or (self._writer and self._writing is not None)
+
+    @property
+    def unsaved(self) -> str:
+        """What workers have saved and this node, if it writes, has not written; empty for nothing."""
+        return self._owed.text if self._writer else ""
+
+    def try_again(self) -> None:
+        """Write what is missing, whether or not that has been tried before."""
+        self._tried = NO_STATE
         self._save()
-        if (self._writer and self._writing is not None) or self._parts_to_write:
-            if not told:
-                self.owner.tell_agent(ag.SavesFlushed(round, pending=True))
-            self.owner.after(0.05, self.flush_saves, round, True)
-            return
-        self.owner.tell_agent(ag.SavesFlushed(round, unsaved=self._owed.text if self._writer else ""))
 
     def _write_part(self, holding: Holding) -> None:
         self._parts_to_write -= 1
@@ -376,7 +389,7 @@ class SimKeeper:
         """A commit lies complete in the directory."""
         self.stored = max(self.stored, (version, self.net.directory.entries[version].shards > 1))
         self.net.directory.save_asked = ""
-        self.owner.tell_agent(ag.Report(Kept(version, f"checkpoint {version.commit}")))
+        self.owner.kept(Kept(version, f"checkpoint {version.commit}"))
 
     def flush(self, version: Version) -> None:
         """Write what is here of a commit, if that is newer than what is there."""
@@ -386,8 +399,7 @@ class SimKeeper:
             saved = self.net.directory.entries.get(version)
             if saved is not None and saved.complete:
                 self.look()
-                self.owner.tell_agent(ag.Report(Kept(version, f"checkpoint {version.commit}")))
-        self.owner.tell_agent(ag.StateChanged())
+                self.owner.kept(Kept(version, f"checkpoint {version.commit}"))
 
     def save_what_is_left(self) -> None:
         """Before the launcher ends: bring the newest commit where it survives."""

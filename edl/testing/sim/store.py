@@ -1,168 +1,212 @@
-"""A store with etcd's promises: one history, leases, and watches that show every change in order, if late."""
+"""The job's store: the memory store, which has etcd's rules, behind a network that delays, cuts and loses answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from edl.errors import LeaseLost
-from edl.testing.sim.timeline import Timeline
-from edl.types import Token
+from edl.errors import StoreError, StoreUnavailable
+from edl.ports import Change, Condition, Operation, Snapshot
+from edl.testing.memory_store import MemoryStore
+from edl.testing.sim.loop import SimLoop
+from edl.testing.sim.network import STORE, Network
+from edl.testing.sim.timeline import ScheduledCall, Timeline
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One key as it stands. Values are plain objects: how they are written down is tested elsewhere."""
-
-    key: str
-    value: Any
-    create_revision: int
-    lease: int
-    mod_revision: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreChange:
-    """One line of the history; ``entry`` None when the key went away."""
-
-    revision: int
-    key: str
-    entry: Entry | None
+T = TypeVar("T")
+LATE_NEWS = 0.03
+"""Chance that a watch tells of a change late,"""
+LATEST_NEWS_S = 0.5
+"""by up to so much."""
+AWAY_LOOK_S = 0.1
 
 
-@dataclass(slots=True)
-class _Lease:
-    ttl_s: float
-    deadline_s: float
-    keys: set[str] = field(default_factory=set)
+class _TimelineClock:
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
 
-
-class Watch:
-    """Shows the changes of a prefix to one launcher, in order, as soon as they can reach it."""
-
-    def __init__(self, prefix: str, position: int, show: Callable[[StoreChange], None]) -> None:
-        self.prefix = prefix
-        self.position = position
-        """Lines of the history it has been shown."""
-        self.show = show
-        self.under_way = False
-        """News are on their way."""
-        self.closed = False
+    def now_s(self) -> float:
+        """The timeline's time."""
+        return self._timeline.now_s
 
 
 class SimStore:
-    """Answers at once; ``Launcher.ask`` puts the network in between."""
+    """The store itself. While it is ``away`` nobody is answered, and no lease ends, as in etcd without a leader."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self.revision = 1
-        self.entries: dict[str, Entry] = {}
-        self.history: list[StoreChange] = []
+        self.memory = MemoryStore(_TimelineClock(timeline))
         self.away = False
-        """Nobody is answered. Leases do not end meanwhile, as in etcd without a leader."""
-        self.changed: Callable[[], None] = lambda: None
-        self._leases: dict[int, _Lease] = {}
-        self._next_lease = 100
+        self.written: Callable[[], None] = lambda: None
+        """Called after each change."""
+        self.watches: dict[asyncio.Event, str] = {}
+        """Prefixes of open watches, by what wakes them."""
+        self._told = self.memory.revision
+        self._expiry: ScheduledCall | None = None
 
-    # --- keys --------------------------------------------------------------------------------------------------------
+    def do(self, call: Callable[[MemoryStore], T]) -> T:
+        """Have the store carry something out now. Raises ``StoreError``."""
+        try:
+            return call(self.memory)
+        finally:
+            self._changed()
 
-    def read(self, prefix: str) -> list[Entry]:
-        """What lies under a prefix, by name."""
-        return [self.entries[key] for key in sorted(self.entries) if key.startswith(prefix)]
+    def _changed(self) -> None:
+        if self.memory.revision > self._told:
+            keys = [change.entry.key for change in self.memory.changes_since(self._told)]
+            self._told = self.memory.revision
+            for news, prefix in self.watches.items():
+                if not news.is_set() and any(key.startswith(prefix) for key in keys):
+                    news.set()
+            self.written()
+        expiry_s = self.memory.next_expiry_s()
+        if expiry_s is not None and (self._expiry is None or self._expiry.at_s > expiry_s):
+            if self._expiry is not None:
+                self._expiry.cancel()
+            self._expiry = self.timeline.at(expiry_s, self._look)
 
-    def value(self, key: str) -> Any:
-        """A key's value, None when it does not exist."""
-        entry = self.entries.get(key)
-        return entry.value if entry else None
+    def _look(self) -> None:
+        self._expiry = None
+        if self.away:
+            self._expiry = self.timeline.after(AWAY_LOOK_S, self._look)
+        else:
+            self.do(lambda memory: memory.tick())
 
-    def token(self, key: str) -> Token:
+    def come_back(self) -> None:
+        """End an outage: every lease has its whole time again, and watches go on."""
+        self.away = False
+        self.memory.restart_leases()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have every watch look again: there may be a way for old news."""
+        for news in self.watches:
+            news.set()
+
+    def revoke(self, lease: int) -> None:
+        """End a lease at once."""
+        self.do(lambda memory: memory.revoke_now(lease))
+
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """What lies under a prefix, without asking over the network."""
+        return {entry.key: entry.value for entry in self.memory.read_now(prefix).entries}
+
+    def created(self, key: str) -> int:
         """Create revision of a key, 0 when it does not exist."""
-        entry = self.entries.get(key)
-        return Token(entry.create_revision if entry else 0)
+        return next((one.create_revision for one in self.memory.read_now(key).entries if one.key == key), 0)
 
     def modified(self, key: str) -> int:
         """Revision of the last write of a key, 0 when it does not exist."""
-        entry = self.entries.get(key)
-        return entry.mod_revision if entry else 0
+        return next((one.mod_revision for one in self.memory.read_now(key).entries if one.key == key), 0)
 
-    def put(self, key: str, value: Any, lease: int = 0) -> None:
-        """Write a key. Raises ``LeaseLost`` when the lease is gone."""
-        if lease:
-            self._lease(lease).keys.add(key)
-        self.revision += 1
-        before = self.entries.get(key)
-        created = before.create_revision if before else self.revision
-        self._record(key, Entry(key, value, created, lease, self.revision))
 
-    def create(self, key: str, value: Any, lease: int) -> Token:
-        """Write a key that does not exist yet; returns its create revision, or 0 when it does."""
-        if key in self.entries:
-            return Token(0)
-        self.put(key, value, lease)
-        return Token(self.revision)
+class Caller(Protocol):
+    """The process that uses the store."""
 
-    def delete(self, key: str) -> None:
-        """Remove a key if it exists."""
-        entry = self.entries.get(key)
-        if entry is None:
+    host: str
+    loop: SimLoop
+
+
+class StoreClient:
+    """``Store`` for one process. When no answer comes, a write may have happened all the same."""
+
+    def __init__(
+        self,
+        store: SimStore,
+        network: Network,
+        caller: Caller,
+        wrote: Callable[[Sequence[Operation], Sequence[Condition]], None] = lambda operations, conditions: None,
+    ) -> None:
+        """``wrote`` is called when a write of this process has taken effect, before the process hears of it."""
+        self._store = store
+        self._network = network
+        self._caller = caller
+        self._wrote = wrote
+        self.answered_s = caller.loop.time()
+        """When the store has last answered, by the process's clock."""
+
+    async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
+        answer: asyncio.Future[T] = self._caller.loop.create_future()
+        self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer)
+        result = await answer
+        self.answered_s = self._caller.loop.time()
+        return result
+
+    def _arrives(self, call: Callable[[MemoryStore], T], answer: asyncio.Future[T]) -> None:
+        if self._store.away or not self._network.open(self._caller.host, STORE):
+            self._no_answer(answer)
             return
-        self.revision += 1
-        if entry.lease in self._leases:
-            self._leases[entry.lease].keys.discard(key)
-        self._record(key, None)
-
-    def _record(self, key: str, entry: Entry | None) -> None:
-        if entry is None:
-            del self.entries[key]
+        try:
+            result = self._store.do(call)
+        except StoreError as error:
+            self._store.timeline.after(self._network.delay_s(), self._returns, answer, None, error)
         else:
-            self.entries[key] = entry
-        self.history.append(StoreChange(self.revision, key, entry))
-        self.changed()
+            self._store.timeline.after(self._network.delay_s(), self._returns, answer, result, None)
 
-    # --- leases ------------------------------------------------------------------------------------------------------
-
-    def grant(self, ttl_s: float) -> int:
-        """A new lease."""
-        self._next_lease += 1
-        self._leases[self._next_lease] = _Lease(ttl_s, self.timeline.now_s + ttl_s)
-        self.timeline.after(ttl_s, self._look, self._next_lease)
-        return self._next_lease
-
-    def renew(self, lease: int) -> None:
-        """Begin its time anew. Raises ``LeaseLost``."""
-        found = self._lease(lease)
-        found.deadline_s = self.timeline.now_s + found.ttl_s
-
-    def revoke(self, lease: int) -> None:
-        """End a lease and all keys on it; one that is gone is no error."""
-        found = self._leases.pop(lease, None)
-        for key in sorted(found.keys) if found else ():
-            self.delete(key)
-
-    def lives(self, lease: int) -> bool:
-        """Whether the lease has not ended."""
-        return lease in self._leases
-
-    def come_back(self) -> None:
-        """End an outage: every lease starts its time anew."""
-        self.away = False
-        for lease in self._leases.values():
-            lease.deadline_s = self.timeline.now_s + lease.ttl_s
-        self.changed()
-
-    def _lease(self, lease: int) -> _Lease:
-        found = self._leases.get(lease)
-        if found is None:
-            raise LeaseLost(f"lease {lease} has ended")
-        return found
-
-    def _look(self, lease: int) -> None:
-        found = self._leases.get(lease)
-        if found is None:
+    def _returns(self, answer: asyncio.Future[Any], result: Any, error: StoreError | None) -> None:
+        if not self._network.open(STORE, self._caller.host):
+            self._no_answer(answer)
+        elif answer.done():
             return
-        if self.away or self.timeline.now_s < found.deadline_s:
-            again_s = max(found.deadline_s, self.timeline.now_s + 0.1)
-            self.timeline.at(again_s, self._look, lease)
+        elif error is not None:
+            answer.set_exception(error)
         else:
-            self.revoke(lease)
+            answer.set_result(result)
+
+    def _no_answer(self, answer: asyncio.Future[Any]) -> None:
+        self._store.timeline.after(self._network.rng.uniform(0.1, 0.6), self._gives_up, answer)
+
+    @staticmethod
+    def _gives_up(answer: asyncio.Future[Any]) -> None:
+        if not answer.done():
+            answer.set_exception(StoreUnavailable("no answer"))
+
+    # --- Store ---------------------------------------------------------------------------------------------------
+
+    async def read(self, prefix: str) -> Snapshot:
+        """``Store.read``."""
+        return await self._ask(lambda memory: memory.read_now(prefix))
+
+    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+        """``Store.write``."""
+
+        def write(memory: MemoryStore) -> int | None:
+            revision = memory.write_now(operations, conditions)
+            if revision is not None:
+                self._wrote(operations, conditions)
+            return revision
+
+        return await self._ask(write)
+
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
+        """``Store.watch``."""
+        news, seen, rng = asyncio.Event(), after_revision, self._network.rng
+        self._store.watches[news] = prefix
+        try:
+            while True:
+                news.clear()
+                late_s = rng.uniform(0.02, LATEST_NEWS_S) if rng.random() < LATE_NEWS else 0.0
+                await asyncio.sleep(self._network.delay_s() + late_s)
+                if not self._store.away and self._network.both(STORE, self._caller.host):
+                    changes = self._store.memory.changes_since(seen, prefix)
+                    for change in changes:
+                        seen = change.entry.mod_revision
+                        yield change
+                await news.wait()
+        finally:
+            self._store.watches.pop(news, None)
+
+    async def grant_lease(self, ttl_s: float) -> int:
+        """``Store.grant_lease``."""
+        return await self._ask(lambda memory: memory.grant_now(ttl_s))
+
+    async def renew_lease(self, lease: int) -> float:
+        """``Store.renew_lease``."""
+        return await self._ask(lambda memory: memory.renew_now(lease))
+
+    async def revoke_lease(self, lease: int) -> None:
+        """``Store.revoke_lease``."""
+        await self._ask(lambda memory: memory.revoke_now(lease))
+
+    async def close(self) -> None:
+        """``Store.close``."""

@@ -30,6 +30,8 @@ class Timeline:
         self.now_s = 0.0
         self.events = 0
         """Calls made so far."""
+        self.failure: Exception | None = None
+        """Why time does not go on; set by a check that a task or a loop may swallow."""
         self._heap: list[tuple[float, int, ScheduledCall]] = []
         self._numbers = itertools.count()
 
@@ -53,6 +55,8 @@ class Timeline:
             self.now_s = at_s
             self.events += 1
             timer.call(*timer.args)
+            if self.failure is not None:
+                raise self.failure
             if stop():
                 return
         self.now_s = max(self.now_s, until_s)

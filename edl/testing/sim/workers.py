@@ -29,7 +29,7 @@ class Parent(Protocol):
         ...
 
     def tell_agent(self, event: ag.Event) -> None:
-        """Feed the agent machine."""
+        """A worker has said something to its agent."""
         ...
 
     def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:

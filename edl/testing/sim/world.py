@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Iterable
@@ -12,22 +13,20 @@ from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase
 from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import FaultTolerance, JobSpec
+from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
-from edl.master import events as ev
 from edl.master.machine import absent
 from edl.master.policies.slots import places
 from edl.master.restoring import newest_in_memory
 from edl.master.sizing import NO_SIZING, Sizing
-from edl.master.state import Phase, Record
+from edl.master.state import MasterState, Phase, Record
 from edl.rendezvous.rules import next_size
-from edl.testing.sim.asking import Ask
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.keepers import Directory, StateNet
 from edl.testing.sim.launcher import Launcher
 from edl.testing.sim.lone import LoneJob
 from edl.testing.sim.network import STORE, Network, Pair
-from edl.testing.sim.process import MASTER_KEY, SCALE_KEY, SimDeps
-from edl.testing.sim.ruling import describe
+from edl.testing.sim.process import SimDeps
 from edl.testing.sim.stepping import LONGEST_PATIENCE_S, Script, SteppingJob
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
@@ -39,7 +38,6 @@ from edl.wire.wishes import Cordon, Drain, Granted, Suspend, Wish
 LOOK_EVERY_S = 0.5
 COPYING_SEEDS = 3
 """Of four jobs one has ``--copies=always``: those with seeds of this remainder."""
-POLL_S = 1.0
 KEEPALIVE_S = 5.0
 """The longest a cut stream goes unnoticed here."""
 
@@ -91,8 +89,7 @@ class SimWorld:
         """Slots are dropped here: when all is well again, all of them take part again."""
         self._world_since = (Round(0), 0.0)
         """The newest world that was seen, and since when."""
-        self.store.changed = self._store_changed
-        self.network.changed.append(self._store_changed)
+        self.network.changed.append(self.store.wake)
         timeline.after(LOOK_EVERY_S, self._look_around)
 
     def _job(self, total_s: float, script: Script | None) -> Job:
@@ -166,12 +163,12 @@ class SimWorld:
         training.freeze(worker)
         launcher = self.launchers[worker.node]
         if worker in launcher.workers:
-            launcher.after(0.001, launcher.tell_agent, ag.WorkerFroze(worker.born, worker.slot))
+            launcher.group.froze(worker)
 
         def go_on() -> None:
             if worker.alive and worker.frozen:
                 training.thaw(worker)
-                launcher.after(0.001, launcher.tell_agent, ag.WorkerThawed(worker.born, worker.slot))
+                launcher.group.thawed(worker)
 
         self.timeline.after(for_s, go_on)
 
@@ -191,51 +188,47 @@ class SimWorld:
             self.directory.save_asked = "file"
         elif by_file:
             self.directory.kill_asked = "file"
+        else:
+            self._ask_master(Asked(purpose, "somebody"))
+
+    def _ask_master(self, asked: Asked) -> None:
+        """What ``edl save`` and the like do."""
         master = self.master
-        if by_file:
-            for launcher in self.alive():
-                launcher.after(self.rng.uniform(0.0, POLL_S), self._poll, launcher)
-        elif master is not None and master.ruling is not None:
-            master.run(master.ruling.feed, ev.Told(Asked(purpose, "somebody")))
+        shell = master.ruling if master is not None else None
+        if master is not None and shell is not None and shell.serving:
+            ask = shell.ask
+            master.run(lambda: None if shell.ended else _discard(ask(asked)))
 
     def wish(self, wish: str) -> None:
         """Somebody changes settings."""
-        master = self.master
-        if master is not None and master.ruling is not None:
-            master.run(master.ruling.feed, ev.Told(Asked(Purpose.SET, "somebody", wish)))
+        self._ask_master(Asked(Purpose.SET, "somebody", wish))
 
     def ask_for(self, wish: Wish, heard: Callable[[Granted], None] = lambda granted: None) -> None:
         """Somebody wants another size. Where nobody rules, or the Master dies meanwhile, no answer comes."""
         master = self.master
-        ruling = master.ruling if master is not None else None
-        if master is None or ruling is None:
+        shell = master.ruling if master is not None else None
+        if master is None or shell is None or not shell.serving:
             return
 
-        def answered(granted: Granted) -> None:
+        async def ask() -> None:
+            try:
+                granted = await shell.wish(wish)
+            except FencedOut:
+                return
             named = wish.nodes if isinstance(wish, Drain) else ()
-            nodes = ruling.state.nodes if ruling.state is not None else {}
+            nodes = shell.state.nodes if shell.state is not None else {}
             here = {NodeId(node): nodes[NodeId(node)].info.incarnation for node in named if node in nodes}
             if self.deps.trace is not None:
                 self.deps.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
             self.checks.promises.answered(wish, granted, here)
             heard(granted)
 
-        master.run(ruling.feed, Ask(wish, answered))
+        master.loop.create_task(ask())
 
     @property
     def scaled(self) -> int:
         """Revision of the size that somebody sees who looks now."""
-        return self.store.modified(SCALE_KEY)
-
-    def _poll(self, launcher: Launcher) -> None:
-        """An agent looks for the switches' files, again and again while they are there. As in
-        ``edl.agent.switch_watch`` only the first node of a world in training asks for a checkpoint."""
-        if self.directory.kill_asked:
-            launcher.tell_agent(ag.Report(Asked(Purpose.KILL, self.directory.kill_asked)))
-        if self.directory.save_asked and launcher.writes:
-            launcher.tell_agent(ag.Report(Asked(Purpose.SAVE, self.directory.save_asked)))
-        if self.directory.kill_asked or self.directory.save_asked:
-            launcher.after(POLL_S, self._poll, launcher)
+        return self.store.modified(self.deps.keys.scale)
 
     def hang(self, after_s: float) -> None:
         """The collectives of the running round hang; its agents notice after a while, and say so until it is over."""
@@ -271,7 +264,7 @@ class SimWorld:
     @property
     def master(self) -> Launcher | None:
         """The launcher that rules by the store's word."""
-        token = self.store.token(MASTER_KEY)
+        token = self.store.created(self.deps.keys.master)
         for launcher in self.launchers.values():
             if launcher.alive and launcher.ruling is not None and launcher.ruling.token == token:
                 return launcher
@@ -292,8 +285,8 @@ class SimWorld:
         for launcher in self.launchers.values():
             agent = launcher.agent
             seen = f"{agent.phase.value} seen {agent.seen_round} connected {agent.connected}" if agent else "joining"
-            role = f"{launcher.election.role.value} token {launcher.election.token}"
-            lines.append(f"{launcher.node}: alive {launcher.alive}, {seen}, {role}, outcome {launcher.outcome}")
+            ruler = launcher.candidate.ruler if launcher.candidate is not None else None
+            lines.append(f"{launcher.node}: alive {launcher.alive}, {seen}, follows {ruler}, outcome {launcher.outcome}")
             if launcher.ruling is not None and launcher.alive:
                 lines.append(f"    rules {launcher.ruling.token}: {describe(launcher.ruling.state)}")
         return "\n".join(lines)
@@ -309,10 +302,6 @@ class SimWorld:
         self.run(within_s, holds)
         if not holds():
             self.checks.fail(f"not within {within_s:g} s: {what}\n{self.picture()}")
-
-    def _store_changed(self) -> None:
-        for launcher in [*self.launchers.values()]:
-            launcher.look_at_store()
 
     def _look_around(self) -> None:
         """Now and then: nobody works on who has been cut off for long, or whose launcher is frozen (B11)."""
@@ -547,3 +536,19 @@ class SimWorld:
                 self.checks.fail(f"{launcher.node} exits with {own}, the job with {expected}")
         if self.training.alive():
             self.checks.fail(f"workers outlive the job: {self.training.alive()}")
+
+
+def _discard(answer: object) -> None:
+    """An answer that nobody waits for."""
+
+
+def describe(state: MasterState | None) -> str:
+    """A Master's view in one line, for messages of failed checks."""
+    if state is None:
+        return "no state"
+    nodes = ", ".join(
+        f"{n}:{e.status.value}{'' if e.attached else ' away'}{'' if e.registered else ' unregistered'}"
+        for n, e in state.nodes.items()
+    )
+    record = dataclasses.replace(state.record, failures=(), world=None)
+    return f"{record} | {nodes} | {state.reason}"

@@ -1,0 +1,400 @@
+"""What an agent's shell is given on a simulated node: processes, workers, their connections, ports and checkpoints.
+
+Each class stands for an adapter, or for the room of the agent that talks to processes; see ``edl.agent.shell``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from typing import Protocol
+
+from edl.agent.machine import events as ag
+from edl.agent.workers.hang import Watched
+from edl.ports import ForkServerLost, ProcessEvent, WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
+from edl.testing.sim.keepers import Directory, SimKeeper
+from edl.testing.sim.process import SimDeps, SimProcess
+from edl.testing.sim.workers import SIGKILL, Parent, Worker
+from edl.types import Round
+from edl.wire import local
+from edl.wire.messages import Asked, Holding, KeepWith, NodeInfo, Purpose, ServiceTold, Version, World
+
+REPORT_S = 0.001
+"""From the end of a worker until its launcher hears of it."""
+SPAWN_S = 0.005
+POLL_S = 1.0
+
+
+class WorkerParent(Parent, Protocol):
+    """The launcher, as its workers' room needs it."""
+
+    deps: SimDeps
+    info: NodeInfo
+    workers: list[Worker]
+    lost: int
+    """How often its fork server was lost."""
+
+    def now_s(self) -> float:
+        """Seconds on this host's own clock."""
+        ...
+
+
+class SimProcesses:
+    """``Processes``: a fork server that lives beside the launcher, and does not freeze with it."""
+
+    def __init__(self, process: SimProcess, warm_s: float, workers: Callable[[], Iterable[Worker]]) -> None:
+        self._process = process
+        self._warm_s = warm_s
+        self._workers = workers
+        self._happened: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+        self._until_s = float("inf")
+        self.starts = 0
+        """How often it has been started."""
+
+    async def warm(self) -> str:
+        """Bring it up."""
+        self.starts += 1
+        await asyncio.sleep(self._warm_s * self._process.deps.rng.uniform(0.5, 1.5))
+        return "warm"
+
+    async def events(self) -> AsyncIterator[ProcessEvent]:
+        """What happens to the workers, in order."""
+        while True:
+            yield await self._happened.get()
+
+    def report(self, event: ProcessEvent) -> None:
+        """Something has happened; the launcher hears soon."""
+        self._process.after(REPORT_S, self._happened.put_nowait, event)
+
+    def entitle(self, until_s: float) -> None:
+        """Workers may run until then."""
+        self._until_s = until_s
+        self._process.deps.timeline.after(until_s - self._process.now_s(), self.silent, until_s)
+
+    def entitle_aside(self, until_s: float) -> None:
+        """The same; there are no threads here."""
+        self.entitle(until_s)
+
+    def silent(self, until_s: float) -> None:
+        """The time has come up to which workers may run without a word from their launcher."""
+        if not self._process.alive or until_s < self._until_s:
+            return
+        workers = [worker for worker in self._workers() if worker.alive]
+        if workers:
+            self._process.say("fork server: the launcher is silent")
+            self.report(WorkersStopped("the launcher was silent"))
+        for worker in workers:
+            self._process.deps.training.end(worker, -SIGKILL)
+
+    def lose(self) -> None:
+        """The fork server is killed; what it had started dies with it."""
+        for worker in self._workers():
+            if worker.alive:
+                self._process.deps.checks.worker_failures += 1
+                self._process.deps.training.end(worker, -SIGKILL)
+        self.report(ForkServerLost("killed by SIGKILL"))
+
+    async def spawn(
+        self, environment: dict[str, str], stdout: int, stderr: int, local_rank: int = 0, cores: tuple[int, ...] = ()
+    ) -> int:
+        """Workers are started by ``SimWorkers``."""
+        raise NotImplementedError
+
+    async def signal(self, pid: int, number: int) -> None:
+        """Workers are signalled by ``SimWorkers``."""
+        raise NotImplementedError
+
+    async def dump(self, pid: int) -> None:
+        """There are no stacks here."""
+
+    async def forward(self, pid: int, number: int) -> None:
+        """No worker here has a handler."""
+
+    async def close(self) -> None:
+        """SIGKILL whatever is left."""
+        for worker in self._workers():
+            if worker.alive:
+                self._process.deps.training.signal(worker, SIGKILL)
+
+
+class SimWorkers:
+    """``edl.agent.shell.Workers``: this node's part of the simulated job."""
+
+    def __init__(self, parent: WorkerParent, processes: SimProcesses) -> None:
+        self._parent = parent
+        self._processes = processes
+        self._pids = itertools.count(1000)
+        self._running: dict[int, Worker] = {}
+        self._losses: set[int] = set()
+        """Processes that ended because they had lost a peer."""
+        self.worlds: dict[Round, World] = {}
+        """Those in which seats were given."""
+
+    def meet_at(self, worker_server: str) -> None:
+        """Workers find their agent by themselves here."""
+
+    def warn_by(self, warn: Callable[[str], None]) -> None:
+        """Output always finds a disk here."""
+
+    async def start(self, world: World, slots: tuple[int, ...]) -> list[ag.WorkerEnded]:
+        """Start workers of a world in these slots."""
+        parent = self._parent
+        member = world.member(parent.info.node)
+        assert member is not None  # noqa: S101 - the machine starts only worlds it is in
+        if not await self._spawns():
+            return [ag.WorkerEnded(world.round, slot, -SIGKILL) for slot in slots]
+        self._add(parent.deps.training.start(parent, world, member, slots))
+        return []
+
+    async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[ag.WorkerEnded]:
+        """Start workers that wait for their world."""
+        parent = self._parent
+        if not await self._spawns():
+            return [ag.WorkerEnded(born, slot, -SIGKILL) for slot in slots]
+        owner = parent.info.node, parent.info.incarnation
+        self._add([parent.deps.training.start_ahead(parent, owner, born, slot) for slot in slots])
+        return []
+
+    async def _spawns(self) -> bool:
+        """Whether the fork server lives until the workers are there."""
+        lost = self._processes.starts, self._parent.lost
+        await asyncio.sleep(SPAWN_S * self._parent.deps.rng.random())
+        return lost == (self._processes.starts, self._parent.lost)
+
+    def _add(self, workers: list[Worker]) -> None:
+        taken = [worker.slot for worker in self._running.values() if worker.alive]
+        for worker in workers:
+            if worker.slot in taken:
+                self._parent.deps.checks.fail(f"{worker.node} has two processes in slot {worker.slot}")
+            self._running[next(self._pids)] = worker
+        self._parent.workers = [*(one for one in self._parent.workers if one.alive), *workers]
+
+    def seat(self, world: World, slot: int, secret: str) -> local.Seat:
+        """The place of a worker that lives."""
+        self.worlds[world.round] = world
+        member = world.member(self._parent.info.node)
+        assert member is not None  # noqa: S101 - as above
+        rank, restore = member.first_rank + member.used.index(slot), world.restore
+        return local.Seat(
+            *(world.round, rank, member.used.index(slot), world.size, len(member.used), member.node),
+            *(len(world.members), 0, (), "", world.era, restore.era, restore.commit, world.shards, world.stored),
+            *("", secret, world.settings, slot),
+        )
+
+    async def signal(self, number: int, slots: tuple[int, ...]) -> None:
+        """Signal these workers, or all."""
+        for worker in list(self._running.values()):
+            if worker.alive and (not slots or worker.slot in slots):
+                self._parent.deps.training.signal(worker, number)
+
+    async def forward(self, number: int) -> None:
+        """No worker here has a handler."""
+
+    async def dump_stacks(self) -> None:
+        """There are no stacks here."""
+
+    def watched(self) -> dict[int, Watched]:
+        """The workers that have a process."""
+        return {worker.slot: Watched(pid, 0) for pid, worker in self._running.items()}
+
+    def place(self, pid: int) -> tuple[Round, int] | None:
+        """The round a process was born in, and its slot."""
+        worker = self._running.get(pid)
+        return (worker.born, worker.slot) if worker is not None else None
+
+    async def look_for_last_words(self, pid: int, code: int) -> None:
+        """What a worker says about its end is in ``ended``."""
+
+    def ended(self, pid: int, code: int) -> ag.WorkerEnded | None:
+        """A process is gone."""
+        worker = self._running.pop(pid, None)
+        if worker is None:
+            return None
+        return ag.WorkerEnded(worker.born, worker.slot, code, peer_loss=pid in self._losses, pid=pid)
+
+    async def done(self, limit_s: float) -> None:
+        """Output is always written here."""
+
+    # --- what the simulated processes tell -----------------------------------------------------------------------
+
+    def _pid(self, worker: Worker) -> int:
+        return next(pid for pid, one in self._running.items() if one is worker)
+
+    def worker_ended(self, worker: Worker, code: int, peer_loss: bool) -> None:
+        """The kernel tells the fork server."""
+        pid = self._pid(worker)
+        if peer_loss:
+            self._losses.add(pid)
+        self._processes.report(WorkerExited(pid, code))
+
+    def froze(self, worker: Worker) -> None:
+        """A worker was stopped."""
+        self._processes.report(WorkerSuspended(self._pid(worker)))
+
+    def thawed(self, worker: Worker) -> None:
+        """A stopped worker goes on."""
+        self._processes.report(WorkerResumed(self._pid(worker)))
+
+    def alive(self, slots: tuple[int, ...] = ()) -> list[Worker]:
+        """Those that live, in these slots or in any."""
+        return [one for one in self._running.values() if one.alive and (not slots or one.slot in slots)]
+
+
+class SimWorkerLink:
+    """``edl.agent.shell.WorkerLink``: reaches the workers of the simulated job."""
+
+    def __init__(self, parent: WorkerParent, workers: SimWorkers) -> None:
+        self._parent = parent
+        self._workers = workers
+        self.address = ""
+        self.progress: dict[int, int] = {}
+        self.newest: tuple[int, float] | None = None
+
+    def open(self) -> None:
+        """Accept connections."""
+
+    def close(self) -> None:
+        """Workers end with their launcher anyway."""
+
+    def tell(self, message: local.ToWorker, slots: tuple[int, ...]) -> None:
+        """Send to these workers."""
+        for worker in self._workers.alive(slots) if slots else ():
+            self._parent.deps.training.hear(worker, message)
+
+    def pass_on(self, told: ServiceTold) -> None:
+        """No worker here uses a service."""
+
+    def reattached(self, token: int) -> None:
+        """No worker here uses a service."""
+
+    def give_place(self, slot: int, seat: local.Seat) -> None:
+        """Send a waiting worker its place."""
+        for worker in self._workers.alive((slot,)):
+            self._parent.deps.training.give_place(worker, self._workers.worlds[Round(seat.round)])
+
+    def progressed(self, slot: int, commit: int) -> None:
+        """A worker has committed."""
+        self.progress[slot] = commit
+        if self.newest is None or commit > self.newest[0]:
+            self.newest = (commit, self._parent.now_s())
+
+
+class SimPorts:
+    """``edl.agent.shell.Ports``: numbers that nobody has had before."""
+
+    def __init__(self, fresh: Callable[[int], tuple[int, ...]]) -> None:
+        self._fresh = fresh
+        self._ports: tuple[int, ...] = ()
+
+    def ports(self, count: int) -> tuple[int, ...]:
+        """The ports reserved for the next round."""
+        if len(self._ports) != count:
+            self._ports = self._fresh(count)
+        return self._ports
+
+    def use(self) -> None:
+        """A round has started with these."""
+        self._ports = ()
+
+    def release(self) -> None:
+        """Give them back."""
+        self._ports = ()
+
+
+class AgentKeeper:
+    """``edl.agent.shell.StateKeeper`` over a simulated keeper."""
+
+    def __init__(self, keeper: SimKeeper) -> None:
+        self._keeper = keeper
+        self._rng = keeper.net.rng
+
+    @property
+    def stored(self) -> tuple[Version, bool]:
+        """Newest commit known to lie complete in the checkpoint directory, and whether it lies in shards."""
+        return self._keeper.stored
+
+    @property
+    def refused(self) -> str:
+        """Why none of the checkpoints that lie there can be used."""
+        return self._keeper.refused
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that workers have written is still being looked at."""
+        return self._keeper.busy
+
+    async def settled(self) -> None:
+        """Until that is over."""
+        while self._keeper.busy:
+            await asyncio.sleep(0.02)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What this node has in memory."""
+        return self._keeper.holdings()
+
+    def enter(self, world: World) -> None:
+        """A world begins in which this node has a part."""
+        self._keeper.enter(world)
+
+    def keep_with(self, peer: KeepWith) -> None:
+        """Where copies of commits go from now on."""
+        self._keeper.keep_with(peer)
+
+    async def look(self) -> None:
+        """See what lies in the checkpoint directory."""
+        self._keeper.look()
+
+    async def load(self) -> None:
+        """Read the newest usable commit from there."""
+        self._keeper.loading = True
+        try:
+            await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+        finally:
+            self._keeper.loading = False
+        self._keeper.load()
+
+    async def write(self, version: Version, reason: str) -> None:
+        """Write what is here of a commit, if that is newer than what is there."""
+        await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+        self._keeper.flush(version)
+
+    @property
+    def saving(self) -> bool:
+        """Whether something that workers have saved has yet to be written by this node."""
+        return self._keeper.busy or self._keeper.saving
+
+    @property
+    def unsaved(self) -> str:
+        """Why the newest commit that workers have saved is not in the checkpoint directory, if this node writes."""
+        return self._keeper.unsaved
+
+    async def flush_saves(self) -> str:
+        """Wait until what workers have saved is written, or cannot be."""
+        self._keeper.try_again()
+        while self._keeper.writing:
+            await asyncio.sleep(0.05)
+        return self._keeper.unsaved
+
+    async def save_what_is_left(self, reason: str) -> None:
+        """Before the launcher ends: bring the newest commit where it survives."""
+        self._keeper.save_what_is_left()
+
+
+class SimSwitchFiles:
+    """``edl.agent.switch_watch.SwitchFiles``: the switches of the simulated checkpoint directory."""
+
+    poll_s = POLL_S
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+
+    def poll(self) -> Collection[Asked]:
+        """What is asked for now."""
+        if self._directory.kill_asked:
+            return [Asked(Purpose.KILL, self._directory.kill_asked)]
+        return [Asked(Purpose.SAVE, self._directory.save_asked)] if self._directory.save_asked else []
+
+    def clear_save(self) -> None:
+        """A checkpoint was written."""
+        self._directory.save_asked = ""

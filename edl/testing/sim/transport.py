@@ -1,0 +1,170 @@
+"""Streams between agents and Masters in memory: in order, delayed, cut in one direction or both, and lost with the cut.
+
+Stands where ``edl.adapters.transport`` is in a launcher. Messages are passed as objects; their codec has tests of its
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from edl.testing.sim.network import End, Stream
+from edl.testing.sim.process import SimDeps, SimProcess
+from edl.wire.messages import AgentMessage, MasterMessage
+
+UNREACHABLE_S = 0.3, 1.2
+"""How long a call lasts that does not get through."""
+KNOCK_S = 1.0
+
+
+class Joinable(Protocol):
+    """A Master's shell, as a stream needs it."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes streams."""
+        ...
+
+    def join(self, said: AsyncIterator[AgentMessage]) -> AsyncIterator[MasterMessage]:
+        """Serve one agent's stream until either side ends it."""
+        ...
+
+
+class SimServer:
+    """What a launcher listens with."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self._ends: list[tuple[Stream, End]] = []
+        self._service: Joinable | None = None
+        self.sent: Callable[[MasterMessage], None] = lambda message: None
+        """Observes what the Master sends."""
+
+    def serve(self, service: Joinable | None) -> None:
+        """Answer with this Master from now on, or with none."""
+        self._service = service
+
+    async def stop(self) -> None:
+        """Stop listening; open streams end."""
+        process = self._process
+        if process.deps.listening.get((process.host, process.port)) is process:
+            del process.deps.listening[process.host, process.port]
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """End every stream."""
+        for stream, end in self._ends:
+            stream.close(end)
+
+    @property
+    def service(self) -> Joinable | None:
+        """The Master that answers."""
+        return self._service if self._service is not None and self._service.serving else None
+
+    def accept(self, agent: End) -> Stream:
+        """Take an agent's stream."""
+        service = self.service
+        assert service is not None  # noqa: S101 - the caller has looked
+        incoming: asyncio.Queue[AgentMessage | None] = asyncio.Queue()
+        end = End(self._process, incoming.put_nowait, lambda: incoming.put_nowait(None))
+        stream = Stream(self._process.deps.network, agent, end)
+        self._ends = [(one, its) for one, its in self._ends if its.open]
+        self._ends.append((stream, end))
+        self._process.loop.create_task(self._serve(service, incoming, stream, end))
+        return stream
+
+    async def _serve(
+        self, service: Joinable, incoming: asyncio.Queue[AgentMessage | None], stream: Stream, end: End
+    ) -> None:
+        async def said() -> AsyncIterator[AgentMessage]:
+            while (message := await incoming.get()) is not None:
+                yield message
+
+        try:
+            async for message in service.join(said()):
+                self.sent(message)
+                stream.send(end, message)
+        finally:
+            stream.close(end)
+
+
+class SimConnection:
+    """An agent's stream to a Master. See ``edl.agent.shell.Stream``."""
+
+    def __init__(self, process: SimProcess, host: str, port: int, server_of: Callable[[SimProcess], SimServer]) -> None:
+        self._process = process
+        self._host = host
+        self._port = port
+        self._server_of = server_of
+        self._stream: Stream | None = None
+        self._end: End | None = None
+
+    @property
+    def other(self) -> SimProcess | None:
+        """The process at the other end, while the stream is open."""
+        if self._stream is None or self._end is None or not self._end.open:
+            return None
+        owner = self._stream.ends[1].owner
+        return owner if isinstance(owner, SimProcess) else None
+
+    def hang_up(self) -> None:
+        """The process is gone."""
+        if self._stream is not None and self._end is not None:
+            self._stream.close(self._end)
+
+    def send(self, message: AgentMessage) -> None:
+        """Send if the stream still stands."""
+        if self._stream is not None and self._end is not None:
+            self._stream.send(self._end, message)
+
+    async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
+        """Stay until the stream ends; returns why it ended."""
+        deps = self._process.deps
+        network = deps.network
+        if not network.both(self._process.host, self._host):
+            await asyncio.sleep(deps.rng.uniform(*UNREACHABLE_S))
+            return "no answer"
+        await asyncio.sleep(network.delay_s())
+        other = deps.listening.get((self._host, self._port))
+        if other is None:
+            return "connection refused"
+        if other.paused or not network.both(self._process.host, self._host):
+            await asyncio.sleep(deps.rng.uniform(*UNREACHABLE_S))
+            return "no answer"
+        server = self._server_of(other)
+        if server.service is None:
+            await asyncio.sleep(network.delay_s())
+            return "unavailable: this launcher is not the Master"
+        coming: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
+        self._end = end = End(self._process, coming.put_nowait, lambda: coming.put_nowait(None))
+        self._stream = stream = server.accept(end)
+        try:
+            await asyncio.sleep(network.delay_s())
+            if end.open:
+                opened()
+            while (message := await coming.get()) is not None:
+                await heard(message)
+            return "the Master closed the stream"
+        finally:
+            stream.close(end)
+
+
+async def refuses(deps: SimDeps, source: str, host: str, port: int, timeout_s: float = KNOCK_S) -> bool:
+    """Whether the host answers that nobody listens on the port."""
+    if not deps.network.both(source, host):
+        await asyncio.sleep(timeout_s)
+        return False
+    await asyncio.sleep(2 * deps.network.delay_s())
+    return (host, port) not in deps.listening and deps.network.both(source, host)
+
+
+async def answers(deps: SimDeps, source: str, host: str, port: int, timeout_s: float = KNOCK_S) -> bool:
+    """Whether a launcher lives there that answers."""
+    other = deps.listening.get((host, port))
+    if other is None or other.paused or not deps.network.both(source, host):
+        await asyncio.sleep(timeout_s)
+        return False
+    await asyncio.sleep(2 * deps.network.delay_s())
+    return True
