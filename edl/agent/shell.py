@@ -598,6 +598,10 @@ class AgentShell:
             self._deps.log(f"commit {message.version.commit} could not be written: {message.error}")
         self._say(message)
 
+    def copied(self) -> None:
+        """A part of another node's commit is here: the next world may begin from it."""
+        self.post(ev.StateChanged())
+
     def room(self, why: str) -> None:
         """Commits find no memory any more, or find it again (empty)."""
         self.post(ev.KeepingChanged(why))

@@ -304,6 +304,8 @@ class _Place:
     """Told of each commit that has been written, or could not be."""
     room: Callable[[str], None] = field(init=False, default=lambda why: None)
     """Told why commits find no memory, and when they do again."""
+    copied: Callable[[], None] = field(init=False, default=lambda: None)
+    """Told when a part of another node's commit is here."""
 
 
 async def _take_place(
@@ -394,6 +396,7 @@ async def _state_keeper(settings: LaunchSettings, place: _Place, log: Callable[[
         checkpoint_storage=checkpoint_storage,
         on_kept=lambda version, where, error, took_s: place.kept(Kept(version, where, error, took_s)),
         on_room=lambda why: place.room(why),
+        on_copy=lambda: place.copied(),
         copying=wanted.copying,
     )
     place.checkpoint_manager = CheckpointManager(node, keeper, checkpoint_storage, log)
@@ -448,7 +451,7 @@ def _put_together(
         ),
     )
     agent = _agent(settings, place, candidate, processes, warming, lambda: launcher.register_again(), log)
-    place.kept, place.room = agent.kept, agent.room
+    place.kept, place.room, place.copied = agent.kept, agent.room, agent.copied
     launcher = Launcher(
         Parts(
             job=spec.job,

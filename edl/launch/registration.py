@@ -30,6 +30,7 @@ class JobEnded(JobConflict):
 
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
+        self.exit_code = outcome.exit_code  # a node that was cut off ends as the job did
         super().__init__(f"the job has already ended: {outcome.reason}")
 
 

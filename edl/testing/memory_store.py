@@ -97,6 +97,10 @@ class MemoryStore:
         for lease in self._leases.values():
             lease.ends_s = self._clock.now_s() + lease.ttl_s
 
+    def peek(self, prefix: str) -> list[KeyValue]:
+        """What lies under a prefix, without ending leases whose time is over."""
+        return [entry for key, entry in self._entries.items() if key.startswith(prefix)]
+
     def read_now(self, prefix: str) -> Snapshot:
         """``Store.read`` without waiting."""
         self._look()

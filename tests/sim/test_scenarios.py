@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from edl.config import FaultTolerance, JobSpec, NodeRange, Timeouts
@@ -36,6 +38,7 @@ class Story:
         timeouts = Timeouts(recover_s=20.0, shutdown_s=1.0, rejoin_s=2.0, boundary_s=5.0)
         spec = JobSpec(JobId("story"), nodes, restarts, level, timeouts)
         self.world = SimWorld(seed, spec, total_s=1000.0, script=script, directory=directory)
+        weakref.finalize(self, self.world.close)
 
     def start(self, *names: str) -> None:
         """One after the other, so that the first one of all becomes the Master."""

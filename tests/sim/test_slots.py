@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -113,6 +114,7 @@ class Story:
         timeouts = Timeouts(recover_s=20.0, shutdown_s=1.0, rejoin_s=2.0, boundary_s=5.0)
         spec = JobSpec(JobId("story"), bounds, timeouts=timeouts, slots=rules)
         self.world = SimWorld(7, spec, total_s=1000.0, script=script)
+        weakref.finalize(self, self.world.close)
 
     def start(self, *names: str, spare: int = 0) -> None:
         for name in names:

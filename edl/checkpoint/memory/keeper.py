@@ -72,18 +72,21 @@ class Keeper:
         checkpoint_storage: CheckpointStorage | None,
         on_kept: Callable[[Version, str, str, float], None],
         on_room: Callable[[str], None] = lambda why: None,
+        on_copy: Callable[[], None] = lambda: None,
         copying: Copying = Copying.AUTO,
     ) -> None:
         """``on_kept(version, where, error, took_s)``: a commit lies in the checkpoint directory, or was not written.
-        ``on_room(why)``: a worker's commits find no memory, or find it again (empty)."""
+        ``on_room(why)``: a worker's commits find no memory, or find it again (empty). ``on_copy()``: a part of another
+        node's commit is here."""
         self._checkpoint_storage = checkpoint_storage
         self._on_kept = on_kept
+        self._on_copy = on_copy
         self._refusals = Refusals(on_room)
         self.too_large = Version()
         """A checkpoint that there is no memory for here: workers read it from the directory by themselves."""
         self._loop = asyncio.get_running_loop()
         self._released = asyncio.Event()
-        self._snapshot_pool = SnapshotPool(node, job, limit_bytes, self._let_go, self._owes_for_another, self._owing)
+        self._snapshot_pool = SnapshotPool(node, job, limit_bytes, self._let_go, self._copy_came, self._owing)
         self._slots: dict[int, _Slot] = {}
         self._turns: dict[Stream, asyncio.Lock] = {}
         self._parts: dict[Stream, int] = {}
@@ -293,11 +296,13 @@ class Keeper:
         if self._writer:
             self._to_save.set()
 
-    def _owes_for_another(self, version: Version) -> None:
-        """The node that a commit has come from has yet to write this one, which its workers saved. Any thread."""
-        if version != Version() and self._checkpoint_storage is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._inherit, version)
+    def _copy_came(self, owed: Version) -> None:
+        """A part of another node's commit is here; that node's workers saved ``owed``, and it has yet to write that.
+        Any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            if owed != Version() and self._checkpoint_storage is not None:
+                self._loop.call_soon_threadsafe(self._inherit, owed)
+            self._loop.call_soon_threadsafe(self._on_copy)
 
     def _inherit(self, version: Version) -> None:
         """A newcomer that is to write learns with the state that it fetches what has been promised."""

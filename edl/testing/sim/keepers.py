@@ -100,6 +100,10 @@ class Owner(Protocol):
         """A commit lies in the checkpoint directory, or could not be written."""
         ...
 
+    def copied(self) -> None:
+        """A part of another node's commit is here."""
+        ...
+
     def progressed(self, slot: int, commit: int) -> None:
         """A worker has committed."""
         ...
@@ -303,6 +307,7 @@ class SimKeeper:
         self._put(stream, holding)
         if owed is not None:
             self._owed.take(owed)
+        self.owner.copied()
         return True
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------

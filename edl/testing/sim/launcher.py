@@ -277,6 +277,11 @@ class Launcher(SimProcess):
         if self.shell is not None and self.alive:
             self.run(self.shell.kept, message)
 
+    def copied(self) -> None:
+        """A part of another node's commit is here."""
+        if self.shell is not None and self.alive:
+            self.run(self.shell.copied)
+
     def progressed(self, slot: int, commit: int) -> None:
         """A worker has committed."""
         if self._link is not None:

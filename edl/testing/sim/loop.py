@@ -19,6 +19,8 @@ from edl.testing.sim.timeline import ScheduledCall, Timeline
 
 TURN_S = 20e-6
 """The longest time until an iteration begins."""
+CLOSES = 20
+"""A coroutine may await so often on its way out."""
 SLOWEST_CALL_S = 0.02
 """A function handed to a thread takes up to so long."""
 
@@ -88,10 +90,23 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
 
     def finish(self) -> None:
-        """After the simulation: let go of the tasks without running any of them."""
+        """After the simulation: close what still waits, without a word to anybody."""
         self.kill()
-        for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        around = asyncio._get_running_loop()  # another world's, when this one is collected
+        asyncio._set_running_loop(self)
+        try:
+            for task in self._tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                for _ in range(0 if task.done() or coroutine is None else CLOSES):
+                    try:
+                        coroutine.close()  # type: ignore[union-attr]
+                        break
+                    except Exception:  # noqa: BLE001, S112 - it may await something on its way out; go on from there
+                        continue
+        finally:
+            asyncio._set_running_loop(around)
+        self._tasks.clear()
 
     # --- what asyncio calls --------------------------------------------------------------------------------------
 

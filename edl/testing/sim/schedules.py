@@ -207,6 +207,8 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         world.judge()
     except Violation as violation:
         result.violation = f"at {world.timeline.now_s:.3f} s: {violation}"
+    finally:
+        world.close()
     result.steps = world.checks.steps
     result.events = world.timeline.events
     result.virtual_s = world.timeline.now_s

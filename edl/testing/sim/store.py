@@ -89,15 +89,15 @@ class SimStore:
 
     def values(self, prefix: str) -> dict[str, bytes]:
         """What lies under a prefix, without asking over the network."""
-        return {entry.key: entry.value for entry in self.memory.read_now(prefix).entries}
+        return {entry.key: entry.value for entry in self.memory.peek(prefix)}
 
     def created(self, key: str) -> int:
         """Create revision of a key, 0 when it does not exist."""
-        return next((one.create_revision for one in self.memory.read_now(key).entries if one.key == key), 0)
+        return next((one.create_revision for one in self.memory.peek(key) if one.key == key), 0)
 
     def modified(self, key: str) -> int:
         """Revision of the last write of a key, 0 when it does not exist."""
-        return next((one.mod_revision for one in self.memory.read_now(key).entries if one.key == key), 0)
+        return next((one.mod_revision for one in self.memory.peek(key) if one.key == key), 0)
 
 
 class Caller(Protocol):

@@ -98,6 +98,11 @@ class SimWorld:
             return LoneJob(*parts, lambda: self.checks.record.world if self.checks.record else None)
         return PlainJob(*parts) if script is None else SteppingJob(*parts, script)
 
+    def close(self) -> None:
+        """The simulation is over: let go of all processes."""
+        for launcher in [*self.retired, *self.launchers.values()]:
+            launcher.loop.finish()
+
     # --- people's doings ---------------------------------------------------------------------------------------------
 
     def start(
