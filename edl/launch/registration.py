@@ -194,8 +194,11 @@ class Registration:
         await self._store.write(operations, [condition])
 
     async def rejoin(self, info: NodeInfo) -> NodeInfo:
-        """``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` when the job has ended."""
-        if not (await self._store.read(self._keys.spec)).entries:
+        """``join`` again after the lease was lost. Raises ``JobEnded`` or ``JobConflict`` when the job has ended, also
+        if another one of its id has begun."""
+        stored = {entry.key: entry.value for entry in (await self._store.read(self._keys.token)).entries}
+        token = stored.get(self._keys.token)
+        if token is None or token_of(token, self._secret, self._spec.job) != self.token:
             await self._raise_if_ended()
             raise JobConflict(f"job {self._spec.job} has ended while this node was cut off")
         return await self.join(info)

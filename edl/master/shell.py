@@ -108,8 +108,8 @@ class MasterDeps:
     """Makes the lines to helper processes, for one rule; None: services of this job want none."""
     companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
     """What runs beside the Master while it rules; see ``Ruling``."""
-    decided: Callable[[MasterState | None, ev.Decision], None] = lambda before, decision: None
-    """Observes each decision before it is carried out."""
+    decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda before, events, decision: None
+    """Observes each decision before it is carried out, and the events that led to it: none for the take-over."""
 
 
 class MasterShell:
@@ -177,7 +177,7 @@ class MasterShell:
                         continue  # one write for many
                 else:
                     await self._rest()
-                    await self._carry_out(self._decide(event))
+                    await self._carry_out(*self._decide(event))
                 await self._serve()
                 self._news.tell()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
@@ -189,7 +189,7 @@ class MasterShell:
         event, self._held = self._held, None
         return event if event is not None else await self._events.get()
 
-    def _decide(self, event: ev.Event | Asking) -> ev.Decision:
+    def _decide(self, event: ev.Event | Asking) -> tuple[Sequence[ev.Event], ev.Decision]:
         """What this event leads to, and those that have come meanwhile: one decision and one write are enough for all,
         since nobody hears of any before. A wish is taken by itself: its answer tells the revision it was written with.
         """
@@ -204,7 +204,7 @@ class MasterShell:
         began_s = self._deps.clock.now_s()
         decision = step_all(self._state, events, began_s)
         self._rest_s = RESTS * (self._deps.clock.now_s() - began_s)
-        return decision
+        return events, decision
 
     async def _rest(self) -> None:
         """Let events gather where deciding is costly: in a job of a thousand nodes, when all of them come at once."""
@@ -237,7 +237,7 @@ class MasterShell:
             for name, value in helpers.items():
                 self._lines.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
-        await self._carry_out(take_over(self._deps.spec, record, nodes, now_s))
+        await self._carry_out((), take_over(self._deps.spec, record, nodes, now_s))
         await self._serve()
 
     async def _readable(self, kind: type[T], values: Mapping[str, bytes], prefix: str) -> list[T]:
@@ -258,9 +258,9 @@ class MasterShell:
                 return Record(Phase.ENDED, reason=outcome.reason, outcome=outcome)
         return None
 
-    async def _carry_out(self, decision: ev.Decision) -> None:
+    async def _carry_out(self, events: Sequence[ev.Event], decision: ev.Decision) -> None:
         """Write what changed, then run the effects in order."""
-        self._deps.decided(self._state, decision)
+        self._deps.decided(self._state, events, decision)
         record = decision.state.record
         notes = folded([effect for effect in decision.effects if isinstance(effect, ev.Note)])
         wall_s = self._deps.wall_clock_s()
@@ -305,8 +305,7 @@ class MasterShell:
             return
         gathered = self._hosting.gathered()
         for flaw in gathered.flaws:
-            assert self._state is not None  # noqa: S101 - set by _take_over
-            await self._carry_out(step(self._state, ev.Flawed(flaw.name, flaw.text), self._deps.clock.now_s()))
+            await self._step(ev.Flawed(flaw.name, flaw.text))
         assert self._stored is not None  # noqa: S101 - as above
         wall_s, number = self._deps.wall_clock_s(), self._stored.round
         notes = [ev.Note(ev.Kind.SERVICE, note.text) for note in gathered.notes]
@@ -332,8 +331,11 @@ class MasterShell:
             for service, sent in gathered.sent:
                 self._lines.send(f"{service}/{sent.name}", sent.body)
         for failure in gathered.failures:
-            assert self._state is not None  # noqa: S101 - as above
-            await self._carry_out(step(self._state, ev.Failed(failure.text), self._deps.clock.now_s()))
+            await self._step(ev.Failed(failure.text))
+
+    async def _step(self, event: ev.Event) -> None:
+        assert self._state is not None  # noqa: S101 - set by _take_over
+        await self._carry_out((event,), step(self._state, event, self._deps.clock.now_s()))
 
     async def _write(self, record: Record, added: list[JournalEntry]) -> None:
         keys = self._deps.keys

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
+from edl.testing.sim.pairs import Pair, every_pair
 from edl.testing.sim.schedules import Result, Schedule, play, play_seed, shrink
 
 
@@ -35,6 +36,20 @@ def results(seeds: range, jobs: int) -> Iterator[Result]:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
         yield from pool.map(play_seed, seeds, chunksize=20)
+
+
+def unseen(done: Iterable[Result]) -> str:
+    """Which pairs of state and event these runs have not come to, a line for each event."""
+    seen: Counter[Pair] = Counter()
+    for result in done:
+        seen += result.pairs
+    every = list(every_pair())
+    missing: dict[tuple[str, str], list[str]] = {}
+    for machine, state, event in every:
+        if not seen[machine, state, event]:
+            missing.setdefault((machine, event), []).append(state)
+    lines = [f"  {machine} {event}: {', '.join(states)}" for (machine, event), states in missing.items()]
+    return "\n".join([f"{len(seen)} of {len(every)} pairs of state and event reached; not reached:", *lines])
 
 
 def summary(done: Iterable[Result]) -> str:
@@ -63,8 +78,9 @@ def summary(done: Iterable[Result]) -> str:
 @click.option("--trace", is_flag=True, help="With --seed: show everything that happens.")
 @click.option("--runs", type=click.IntRange(1), default=1000, show_default=True, help="How many schedules to run.")
 @click.option("--first-seed", type=int, default=0, show_default=True, help="Seed of the first one.")
+@click.option("--pairs", is_flag=True, help="List the pairs of state and event that were not reached.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes to use.")
-def main(seed: int | None, shorten: bool, trace: bool, runs: int, first_seed: int, jobs: int) -> None:
+def main(seed: int | None, shorten: bool, trace: bool, runs: int, first_seed: int, pairs: bool, jobs: int) -> None:
     """Run random schedules of faults against the real machines, in virtual time.
 
     Ends with status 1 when something that must hold did not; each such schedule is printed as a line to replay.
@@ -80,6 +96,8 @@ def main(seed: int | None, shorten: bool, trace: bool, runs: int, first_seed: in
         if result.violation:
             click.echo(f"python -m edl.testing --seed={result.seed} --trace    # {result.violation.splitlines()[0]}")
     click.echo(summary(done))
+    if pairs:
+        click.echo(unseen(done))
     sys.exit(any(result.violation for result in done))
 
 

@@ -22,8 +22,8 @@ from edl.master import forming, machine, planning, resizing
 from edl.master.restoring import Unusable, choose
 from edl.master.state import NodeStatus, Phase
 from edl.master.turn import Turn
-from edl.testing.sim import ruling
-from edl.testing.sim.launcher import Launcher
+from edl.ports import CreatedAt, Guard
+from edl.testing.sim.node import SimProcesses
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
 from edl.wire.messages import StartRound
@@ -82,7 +82,7 @@ def stale_master_address() -> contextlib.AbstractContextManager[Any]:
 
 def writes_without_fence() -> contextlib.AbstractContextManager[Any]:
     """A Master that has been replaced, and does not know it, writes on."""
-    return mock.patch.object(ruling, "fence_holds", lambda store, token: True)
+    return mock.patch.object(Guard, "condition", lambda self: CreatedAt("/edl/no/such/key", 0))
 
 
 def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
@@ -185,7 +185,7 @@ def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:
 def fork_server_trusts_its_launcher() -> contextlib.AbstractContextManager[Any]:
     """A launcher that is frozen stops no workers, and nobody else does (ours, before the fork server had a
     watchdog)."""
-    return mock.patch.object(Launcher, "silent", lambda self, until_s: None)
+    return mock.patch.object(SimProcesses, "silent", lambda self, until_s: None)
 
 
 def life_is_taken_for_a_lease() -> contextlib.AbstractContextManager[Any]:

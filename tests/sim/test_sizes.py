@@ -14,7 +14,7 @@ from edl.agent.machine.turn import Turn as AgentTurn
 from edl.master import forming, machine, planning, resizing, sizing
 from edl.master.events import Grant
 from edl.master.turn import Turn
-from edl.testing.sim import ruling
+from edl.master import shell
 from edl.testing.sim.faults import SIZES
 from edl.testing.sim.schedules import Schedule, play
 from edl.wire.wishes import Granted
@@ -51,18 +51,18 @@ def test_schedules_meet_every_wish() -> None:
 
 def _size_is_answered_before_it_is_stored() -> Any:
     """Somebody is told while the write is on its way, and the Master dies."""
-    carry_out = ruling.Ruling._carry_out
+    carry_out = shell.MasterShell._carry_out
 
-    def hasty(self: Any, before: Any, decision: Any) -> None:
+    async def hasty(self: Any, events: Any, decision: Any) -> None:
         asking = self._asking
         grants = [effect for effect in decision.effects if isinstance(effect, Grant)]
         if asking is not None and grants:
             generation = decision.state.record.sizing.generation
-            asking.answer(Granted(grants[0].verdict, grants[0].text, self._scaled, generation))
+            asking.settle(Granted(grants[0].verdict, grants[0].text, self._scaled, generation))
             self._asking = None
-        carry_out(self, before, decision)
+        await carry_out(self, events, decision)
 
-    return mock.patch.object(ruling.Ruling, "_carry_out", hasty)
+    return mock.patch.object(shell.MasterShell, "_carry_out", hasty)
 
 
 def _stale_wishes_are_taken() -> Any:
@@ -105,7 +105,7 @@ def _size_is_forgotten_by_the_next_master() -> Any:
         record = dataclasses.replace(record, sizing=sizing.NO_SIZING, observed=0) if record is not None else None
         return take_over(spec, record, nodes, now_s)
 
-    return mock.patch.object(ruling, "take_over", forgetful)
+    return mock.patch.object(shell, "take_over", forgetful)
 
 
 def _nothing_shrinks() -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.agent.machine import events as ag
@@ -16,6 +16,7 @@ from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
 from edl.testing.sim.keepers import Directory, SimKeeper
+from edl.testing.sim.pairs import Pair, agent_pair, master_pair
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, Worker
 from edl.types import Round, Token
@@ -104,11 +105,15 @@ class Checks:
         """Until when the consequences of a fault may show."""
         self.rotten = False
         """A checkpoint has been spoilt."""
+        self.gave_up = False
+        """A worker has said that its job cannot go on."""
         self.lost_memories = 0
         """Keepers that went without writing what they had."""
         self.owed: tuple[Version, int] | None = None
         """What the kill switch must leave in the checkpoint directory, as long as no more memories are lost."""
         self.steps = 0
+        self.pairs: Counter[Pair] = Counter()
+        """Which events have met which states."""
         self.promises = Promises(spec.nodes, self.fail)
         self.settings: dict[int, Settings] = {0: NO_SETTINGS}
         """All that were ever recorded, by number."""
@@ -149,9 +154,13 @@ class Checks:
 
     # --- told by the shells ------------------------------------------------------------------------------------------
 
-    def master_stepped(self, before: MasterState, decision: ev.Decision, where: str) -> None:
+    def master_stepped(
+        self, before: MasterState, events: Sequence[ev.Event], decision: ev.Decision, where: str
+    ) -> None:
         """A Master has decided; nothing is written or sent yet."""
         self.steps += 1
+        for event in events:
+            self.pairs[master_pair(before, event)] += 1
         for violation in step_violations(before, decision):
             self.fail(f"Master on {where}: {violation}")
 
@@ -262,6 +271,7 @@ class Checks:
     def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
         """An agent has decided."""
         self.steps += 1
+        self.pairs[agent_pair(before, event)] += 1
         after = decision.state
         node = after.info.node
         if self.spec.independent:

@@ -76,10 +76,20 @@ class FaultKind(enum.Enum):
     """Somebody has a slot take no part, or take part again."""
     UNFIT = "unfit"
     """A check names a slot."""
+    NOTICE = "notice"
+    """A cloud announces that it takes a node away, and does."""
+    NO_ROOM = "no-room"
+    """A node has no memory for commits for a while."""
+    NO_LOGS = "no-logs"
+    """A node's disk takes no output of workers for a while."""
+    GIVE_UP = "give-up"
+    """A worker says that its job cannot go on (``edl.fail``), and ends."""
 
 
 SIZES = (FaultKind.RESIZE, FaultKind.REBOUND, FaultKind.EVICT, FaultKind.CORDON, FaultKind.SUSPEND)
 """Nothing goes wrong with these: they change what is wanted."""
+SIGNS = (FaultKind.NOTICE, FaultKind.NO_ROOM, FaultKind.NO_LOGS, FaultKind.GIVE_UP)
+"""What nodes and workers say about themselves."""
 SLOTS = (FaultKind.BAD_SLOT, FaultKind.DROP_SLOT, FaultKind.UNFIT)
 """They need nodes of several slots, and have schedules of their own. Only with the first one something goes wrong."""
 
@@ -156,6 +166,15 @@ class FaultPlan:
                 break
         longest_s = max(fault.at_s + fault.for_s for fault in faults)
         return cls(tuple(faults), longest_s + 0.1)
+
+    def with_signs(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
+        """The plan, and now and then a node or a worker that says something about itself."""
+        kinds = rng.choices(SIGNS, (4, 3, 3, 1), k=rng.choice((0, 0, 0, 1, 2)))
+        more = [
+            Fault(rng.uniform(1.0, span_s), kind, rng.choice((0.5, 3.0, 12.0)), rng.random(), rng.random())
+            for kind in kinds
+        ]
+        return FaultPlan((*self.faults, *more), max([self.quiet_s, *(one.at_s + one.for_s + 0.1 for one in more)]))
 
     def with_wishes(self, rng: random.Random, span_s: float = 40.0) -> FaultPlan:
         """The plan, and now and then somebody who changes settings; more often when much else happens."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from edl.agent.machine import events as ag
+from edl.exit_codes import ExitCode
 from edl.master import events as ms
 from edl.master.policies.slots import slots_of
 from edl.testing.sim.faults import SIZES, SLOTS, Fault, FaultKind, FaultPlan
@@ -288,6 +290,36 @@ def _unfit(world: SimWorld, fault: Fault) -> None:
         master.run(master.ruling._events.put_nowait, event)  # no part of edl checks cards yet
 
 
+def _notice(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None and victim.shell is not None:
+        victim.run(victim.shell.post, ag.Noticed("the cloud takes it away", fault.for_s))
+        world.timeline.after(fault.for_s, victim.crash)
+
+
+def _no_room(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None and victim.shell is not None:
+        victim.run(victim.shell.room, "no memory")
+        victim.after(fault.for_s, victim.shell.room, "")
+
+
+def _no_logs(world: SimWorld, fault: Fault) -> None:
+    victim = _launcher(world, fault)
+    if victim is not None and victim.shell is not None:
+        victim.run(victim.group.warn, "no room on the disk")
+        victim.after(fault.for_s, victim.group.warn, "")
+
+
+def _give_up(world: SimWorld, fault: Fault) -> None:
+    victim = _worker(world, fault)
+    if victim is not None and not victim.frozen:
+        world.checks.gave_up = True
+        victim.parent.run(victim.parent.tell_agent, ag.WorkerGaveUp(victim.born, victim.slot, ExitCode.WORKER_FAILED))
+        world.checks.worker_failures += 1
+        world.timeline.after(0.02, world.training.end, victim, 1)
+
+
 def _suspend(world: SimWorld, fault: Fault) -> None:
     world.ask_for(Suspend(True, _WHO))
     if fault.pick2 < 0.7:
@@ -348,4 +380,8 @@ _HANDLERS: dict[FaultKind, Callable[[SimWorld, Fault], None]] = {
     FaultKind.BAD_SLOT: _bad_slot,
     FaultKind.DROP_SLOT: _drop_slot,
     FaultKind.UNFIT: _unfit,
+    FaultKind.NOTICE: _notice,
+    FaultKind.NO_ROOM: _no_room,
+    FaultKind.NO_LOGS: _no_logs,
+    FaultKind.GIVE_UP: _give_up,
 }

@@ -177,15 +177,19 @@ class Launcher(SimProcess):
 
     # --- what the shells decide --------------------------------------------------------------------------------------
 
-    def _master_decided(self, before: MasterState | None, decision: ev.Decision) -> None:
+    def _master_decided(self, before: MasterState | None, events: Sequence[ev.Event], decision: ev.Decision) -> None:
         if before is not None:
-            self.deps.checks.master_stepped(before, decision, self.host)
+            self.deps.checks.master_stepped(before, events, decision, self.host)
         self._decision, self._decided_s = decision, self.deps.timeline.now_s
 
     def _wrote(self, operations: Sequence[Operation], conditions: Sequence[Condition]) -> None:
         """A write has taken effect. If it is one of a Master's record, that is what its last decision has led to."""
         deps, keys, decision = self.deps, self.deps.keys, self._decision
         written = {operation.key for operation in operations}
+        ended = deps.checks.record is not None and deps.checks.record.outcome is not None
+        if keys.spec in written and ended and self.candidate is None:
+            self.say("begins another job of the same id, which is not looked at")
+            self.end()
         shell = self.candidate.shell if self.candidate is not None else None
         if decision is None or shell is None or not written & {keys.record, keys.scale}:
             return

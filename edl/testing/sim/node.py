@@ -128,6 +128,7 @@ class SimWorkers:
         self._running: dict[int, Worker] = {}
         self._losses: set[int] = set()
         """Processes that ended because they had lost a peer."""
+        self.warn: Callable[[str], None] = lambda why: None
         self.worlds: dict[Round, World] = {}
         """Those in which seats were given."""
 
@@ -135,7 +136,8 @@ class SimWorkers:
         """Workers find their agent by themselves here."""
 
     def warn_by(self, warn: Callable[[str], None]) -> None:
-        """Output always finds a disk here."""
+        """``warn`` hears of a full disk, and that there is room again."""
+        self.warn = warn
 
     async def start(self, world: World, slots: tuple[int, ...]) -> list[ag.WorkerEnded]:
         """Start workers of a world in these slots."""

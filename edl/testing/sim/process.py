@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import Job
 from edl.wire.keys import JobKeys
+
+MOST_REQUESTS = 100
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class SimProcess:
         self.port = port
         self.alive = True
         self._clock_offset_s = deps.rng.uniform(0.0, 1e5)
+        self._requests: deque[float] = deque()
         self.loop = SimLoop(deps.timeline, deps.rng, self._clock_offset_s, self._loop_failed)
         deps.listening[host, port] = self
 
@@ -74,6 +78,15 @@ class SimProcess:
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> ScheduledCall:
         """Call later, on this process's own terms."""
         return self.deps.timeline.after(delay_s, self.run, call, *args)
+
+    def asks(self) -> None:
+        """It turns to another process or to the store. One that does so without any pause would take a host down."""
+        now_s, requests = self.deps.timeline.now_s, self._requests
+        requests.append(now_s)
+        while requests[0] < now_s - 1.0:
+            requests.popleft()
+        if len(requests) > MOST_REQUESTS:
+            self.deps.checks.fail(f"{self.host} makes more than {MOST_REQUESTS} requests in a second")
 
     def pause(self) -> None:
         """SIGSTOP: the process does nothing; its sockets stay open."""

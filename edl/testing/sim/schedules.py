@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.keepers import Directory
+from edl.testing.sim.pairs import Pair
 from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
@@ -98,6 +100,7 @@ class Schedule:
         if script is not None and others.random() < 0.4:
             spec = dataclasses.replace(spec, hyper=_draw_policy(others))
             plan = plan.with_wishes(others)
+        plan = plan.with_signs(random.Random(f"signs {seed}"))  # noqa: S311 - as above
         return cls(seed, spec, starts_s, total_s, warm_s, slowness, ranked, plan, script, saved, racks)
 
     @classmethod
@@ -173,6 +176,8 @@ class Result:
     worlds: int = 0
     faults: int = 0
     outcome: str = ""
+    pairs: Counter[Pair] = field(default_factory=Counter)
+    """Which events have met which states."""
 
 
 def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Result:
@@ -210,6 +215,7 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
     finally:
         world.close()
     result.steps = world.checks.steps
+    result.pairs = world.checks.pairs
     result.events = world.timeline.events
     result.virtual_s = world.timeline.now_s
     result.worlds = len(world.checks.worlds)

@@ -106,6 +106,10 @@ class Caller(Protocol):
     host: str
     loop: SimLoop
 
+    def asks(self) -> None:
+        """It makes a request."""
+        ...
+
 
 class StoreClient:
     """``Store`` for one process. When no answer comes, a write may have happened all the same."""
@@ -126,6 +130,7 @@ class StoreClient:
         """When the store has last answered, by the process's clock."""
 
     async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
+        self._caller.asks()
         answer: asyncio.Future[T] = self._caller.loop.create_future()
         self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer)
         result = await answer

@@ -58,6 +58,11 @@ class SimServer:
         for stream, end in self._ends:
             stream.close(end)
 
+    def clients(self) -> set[SimProcess]:
+        """The processes whose streams are open."""
+        owners = (stream.ends[0].owner for stream, end in self._ends if end.open)
+        return {owner for owner in owners if isinstance(owner, SimProcess)}
+
     @property
     def service(self) -> Joinable | None:
         """The Master that answers."""
@@ -121,6 +126,7 @@ class SimConnection:
 
     async def run(self, opened: Callable[[], None], heard: Callable[[MasterMessage], Awaitable[None]]) -> str:
         """Stay until the stream ends; returns why it ended."""
+        self._process.asks()
         deps = self._process.deps
         network = deps.network
         if not network.both(self._process.host, self._host):

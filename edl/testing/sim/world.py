@@ -36,14 +36,17 @@ from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose, Versi
 from edl.wire.wishes import Cordon, Drain, Granted, Suspend, Wish
 
 LOOK_EVERY_S = 0.5
+DEAF_S = 3.0
+"""A Master that can write knows after so long that a stream has ended."""
 COPYING_SEEDS = 3
 """Of four jobs one has ``--copies=always``: those with seeds of this remainder."""
 KEEPALIVE_S = 5.0
 """The longest a cut stream goes unnoticed here."""
 
 
-_OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE)
-"""How a launcher may end while its job goes on: it was told to, or it was cut off for too long."""
+_OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE, ExitCode.JOB_CONFLICT)
+"""How a launcher may end otherwise than its job: it was told to, it was cut off for too long, or so long that the
+job's outcome is no longer in the store."""
 
 
 class SimWorld:
@@ -87,6 +90,8 @@ class SimWorld:
         """People ask for sizes here: the job goes on until what they want holds."""
         self.slotted = False
         """Slots are dropped here: when all is well again, all of them take part again."""
+        self._deaf_s: dict[tuple[NodeId, NodeId], float] = {}
+        """Since when a Master has taken a node for attached that has no stream to it."""
         self._world_since = (Round(0), 0.0)
         """The newest world that was seen, and since when."""
         self.network.changed.append(self.store.wake)
@@ -317,6 +322,7 @@ class SimWorld:
             self._note_contact(launcher, master)
             self._look_at_spare(launcher, limit_s)
             self._look_at_frozen(launcher)
+            self._look_at_streams(launcher)
             since_s = launcher.cut_off_s
             if since_s is None or self.timeline.now_s - since_s <= limit_s:
                 continue
@@ -325,6 +331,20 @@ class SimWorld:
         if self._healed:
             self._replenish()
         self.timeline.after(LOOK_EVERY_S, self._look_around)
+
+    def _look_at_streams(self, launcher: Launcher) -> None:
+        """A Master does not take a node for attached whose stream has ended."""
+        shell = launcher.ruling
+        attached: set[NodeId] = set()
+        writes = not self.store.away and not launcher.paused and self.network.both(launcher.host, STORE)
+        if writes and shell is not None and shell.serving and shell.state is not None:
+            clients = {one.node for one in launcher.server.clients() if isinstance(one, Launcher)}
+            attached = {node for node, entry in shell.state.nodes.items() if entry.attached and node not in clients}
+        since_s = {node: self._deaf_s.get((launcher.node, node), self.timeline.now_s) for node in attached}
+        self._deaf_s = {key: at_s for key, at_s in self._deaf_s.items() if key[0] != launcher.node}
+        self._deaf_s |= {(launcher.node, node): at_s for node, at_s in since_s.items()}
+        if any(self.timeline.now_s - at_s > DEAF_S for at_s in since_s.values()):
+            self.checks.fail(f"the Master on {launcher.node} takes {sorted(attached)} for attached without a stream")
 
     def _look_at_spare(self, launcher: Launcher, limit_s: float) -> None:
         """Independent workers are not stopped with their round; those of a node without a place must not go on."""
@@ -533,7 +553,8 @@ class SimWorld:
             missing = max(self.directory.entries, default=NO_STATE) < saved
             if missing != (expected == ExitCode.INCOMPLETE):
                 self.checks.fail(f"{outcome.reason}, and {saved}, saved by the workers, is {'not ' * missing}there")
-        if expected == ExitCode.WORKER_FAILED and self.checks.worker_failures <= self.spec.max_restarts:
+        few = self.checks.worker_failures <= self.spec.max_restarts
+        if expected == ExitCode.WORKER_FAILED and few and not self.checks.gave_up:
             self.checks.fail(f"{outcome.reason}, but only {self.checks.worker_failures} workers failed")
         for launcher in [*self.launchers.values(), *self.retired]:
             own = launcher.outcome

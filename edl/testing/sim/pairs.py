@@ -1,0 +1,41 @@
+"""Which events met which states: what a number of schedules has driven the two machines through, and what it has not."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from collections.abc import Iterable
+
+from edl.agent.machine import events as ag
+from edl.agent.machine.state import AgentPhase, AgentState
+from edl.master import events as ms
+from edl.master.state import MasterState, Phase
+from edl.wire.messages import AgentMessage, MasterMessage
+
+Pair = tuple[str, str, str]
+"""Machine, state, event."""
+
+
+def master_pair(state: MasterState, event: ms.Event) -> Pair:
+    """For an event of the Master's machine."""
+    name = type(event.message).__name__ if isinstance(event, ms.NodeSaid) else type(event).__name__
+    return "master", state.record.phase.value, name
+
+
+def agent_pair(state: AgentState, event: ag.Event) -> Pair:
+    """For an event of an agent's machine."""
+    name = type(event.message).__name__ if isinstance(event, ag.Heard) else type(event).__name__
+    return "agent", state.phase.value, name
+
+
+def _names(events: object, wrapper: type, messages: object) -> list[str]:
+    kinds = [kind for kind in typing.get_args(events) if kind is not wrapper]
+    return [kind.__name__ for kind in (*kinds, *typing.get_args(messages))]
+
+
+def every_pair() -> Iterable[Pair]:
+    """All that can be written down, possible or not."""
+    for phase, name in itertools.product(Phase, _names(ms.Event, ms.NodeSaid, AgentMessage)):
+        yield "master", phase.value, name
+    for state, name in itertools.product(AgentPhase, _names(ag.Event, ag.Heard, MasterMessage)):
+        yield "agent", state.value, name

@@ -1,0 +1,222 @@
+"""Bugs planted in the shells: mistakes of asyncio code around a machine that is right.
+
+``python -m tests.sim.shell_bugs`` prints after how many schedules each is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from edl import tasks
+from edl.agent import shell as agent_shell
+from edl.agent.shell import AgentShell
+from edl.errors import LeaseLost, StoreError
+from edl.launch import launcher
+from edl.launch.registration import Registration
+from edl.master import candidate, events, guarded
+from edl.master.candidate import Candidate
+from edl.master.shell import MasterShell
+from edl.testing.sim.schedules import Schedule
+from edl.testing.sim.store import StoreClient
+from edl.types import Incarnation
+from tests.sim.planted import Planted, seeds_needed
+
+Plant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def sends_before_it_writes() -> contextlib.AbstractContextManager[Any]:
+    """The Master's shell sends what it has decided, and writes it then."""
+    carry_out = MasterShell._carry_out
+
+    async def hasty(self: Any, caused: Any, decision: events.Decision) -> None:
+        for effect in decision.effects:
+            if isinstance(effect, events.Tell):
+                await self._run(effect, decision.state.record)
+        await carry_out(self, caused, decision)
+
+    return mock.patch.object(MasterShell, "_carry_out", hasty)
+
+
+def wakes_nobody_for_a_new_master() -> contextlib.AbstractContextManager[Any]:
+    """The agent clears the order to redial after it has looked for one: it may clear one that it has not seen."""
+
+    async def stay(self: Any) -> None:
+        while True:
+            await self._redial.wait()
+            pauses = tasks.Backoff(agent_shell.RECONNECT_PAUSE_S, agent_shell.LONGEST_RECONNECT_PAUSE_S)
+            while self._ruler is not None:
+                await self._call(*self._ruler, pauses)
+                if self._redial.is_set():
+                    break
+            await asyncio.sleep(0.3)
+            self._redial.clear()
+
+    return mock.patch.object(AgentShell, "_stay_attached", stay)
+
+
+def alarm_is_not_set_again() -> contextlib.AbstractContextManager[Any]:
+    """The Master's timer keeps the time that it was set to first."""
+    set_timer = tasks.Timer.set
+
+    def once(self: Any, at_s: float | None) -> None:
+        if at_s is None or self._handle is None:
+            set_timer(self, at_s)
+
+    return mock.patch.object(tasks.Timer, "set", once)
+
+
+def stream_is_kept_after_its_end() -> contextlib.AbstractContextManager[Any]:
+    """The Master does not forget the queue of a stream that has broken."""
+    return mock.patch.object(MasterShell, "_detach", lambda self, info, outgoing: None)
+
+
+def events_are_handled_twice() -> contextlib.AbstractContextManager[Any]:
+    """The Master's watch of the nodes begins some revisions too early, and tells what was read already again."""
+    events_of = MasterShell._watch_nodes
+
+    async def repeated(self: Any, revision: int, present: Any) -> None:
+        await events_of(self, max(0, revision - 3), present)
+
+    return mock.patch.object(MasterShell, "_watch_nodes", repeated)
+
+
+def tries_without_a_pause() -> contextlib.AbstractContextManager[Any]:
+    """A call to a Master that is gone is made again at once, for ever."""
+    return mock.patch.object(tasks.Backoff, "next", lambda self: 0.0)
+
+
+def lease_outlives_its_loop() -> contextlib.AbstractContextManager[Any]:
+    """Something renews the lease of a launcher whose event loop is stopped."""
+    keep = Registration.keep
+
+    async def eternal(self: Any, renewed: Any, missed: Any) -> None:
+        store = self._store._store
+        lease = self.lease
+
+        def again() -> None:
+            with contextlib.suppress(StoreError):
+                store.do(lambda memory: memory.renew_now(lease))
+                store.timeline.after(0.5, again)
+
+        again()
+        await keep(self, renewed, missed)
+
+    return mock.patch.object(Registration, "keep", eternal)
+
+
+def watch_goes_on_at_the_wrong_revision() -> contextlib.AbstractContextManager[Any]:
+    """After an outage a watch begins with what comes, and misses what came meanwhile."""
+
+    async def watch(self: Any, prefix: str, after_revision: int) -> AsyncIterator[Any]:
+        news, seen = asyncio.Event(), after_revision
+        self._store.watches[news] = prefix
+        try:
+            while True:
+                news.clear()
+                await asyncio.sleep(self._network.delay_s())
+                if self._store.away or not self._network.both("store", self._caller.host):
+                    await news.wait()
+                    seen = self._store.memory.revision
+                    continue
+                for change in self._store.memory.changes_since(seen, prefix):
+                    seen = change.entry.mod_revision
+                    yield change
+                await news.wait()
+        finally:
+            self._store.watches.pop(news, None)
+
+    return mock.patch.object(StoreClient, "watch", watch)
+
+
+def nobody_reads_a_failed_task() -> contextlib.AbstractContextManager[Any]:
+    """The Master's watch of the nodes ends with an error in a task that has no reader."""
+    watch = MasterShell._watch_nodes
+
+    async def quiet(self: Any, revision: int, present: Any) -> None:
+        feed = asyncio.ensure_future(watch(self, revision, present))
+        await asyncio.sleep(6.0)
+        feed.cancel()
+
+    return mock.patch.object(MasterShell, "_watch_nodes", quiet)
+
+
+def end_waits_for_itself() -> contextlib.AbstractContextManager[Any]:
+    """A launcher that leaves waits for the end of its own lease."""
+    leave = Registration.leave
+
+    async def until_gone(self: Any) -> None:
+        key = self._keys.node(self._node)
+        while any(entry.key == key for entry in (await self._store.read(key)).entries):
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(StoreError):
+                await self._store.renew_lease(self.lease)
+        await leave(self)
+
+    return mock.patch.object(Registration, "leave", until_gone)
+
+
+def answer_of_the_store_is_believed_to_be_no() -> contextlib.AbstractContextManager[Any]:
+    """A campaign whose write had no answer counts as lost, and its key stays."""
+
+    async def create(self: Any, depose: Any) -> Any:
+        token = await created(self, depose)
+        self._uncertain = False
+        return token
+
+    created = Candidate._create
+    return mock.patch.object(Candidate, "_create", create)
+
+
+def write_is_done_again_after_a_fence() -> contextlib.AbstractContextManager[Any]:
+    """A write that another Master's election has refused is tried again without the fence."""
+
+    async def write(self: Any, operations: Any) -> int:
+        done = await self._retrying(lambda: self._store.write(operations, [self._guard.condition()]))
+        if done is None:
+            done = await self._retrying(lambda: self._store.write(operations))
+        return int(done)
+
+    return mock.patch.object(guarded.GuardedStore, "write", write)
+
+
+def old_lease_is_renewed() -> contextlib.AbstractContextManager[Any]:
+    """After the lease was lost the launcher goes on without a new one."""
+    async def deaf(self: Any) -> None:
+        parts = self._parts
+        while True:
+            with contextlib.suppress(LeaseLost):
+                await parts.registration.keep(self._renewed, self._missed)
+            parts.registration.lease = Incarnation(0)
+            await asyncio.sleep(3600.0)
+
+    return mock.patch.object(launcher.Launcher, "_keep_lease", deaf)
+
+
+BUGS: dict[str, Planted] = {
+    plant.__name__: Planted(plant, within, *known)
+    for plant, within, *known in (
+        (sends_before_it_writes, 300),
+        (wakes_nobody_for_a_new_master, 300),
+        (alarm_is_not_set_again, 300),
+        (stream_is_kept_after_its_end, 300),
+        (events_are_handled_twice, 300),
+        (tries_without_a_pause, 300),
+        (lease_outlives_its_loop, 300),
+        (watch_goes_on_at_the_wrong_revision, 300),
+        (nobody_reads_a_failed_task, 300),
+        (end_waits_for_itself, 300),
+        (answer_of_the_store_is_believed_to_be_no, 1000),
+        (write_is_done_again_after_a_fence, 1000),
+        (old_lease_is_renewed, 300),
+    )
+}
+
+
+if __name__ == "__main__":
+    for name, bug in BUGS.items():
+        count, violation = seeds_needed(bug)
+        print(f"{name:42} {count:5}  {violation[:150]}", flush=True)
