@@ -44,9 +44,10 @@ from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.transport import Connection, MasterServer, refuses
+from edl.agent.deps import AgentDeps
 from edl.agent.machine.events import Heard
 from edl.agent.machine.state import AgentState
-from edl.agent.shell import AgentDeps, AgentShell
+from edl.agent.shell import AgentShell
 from edl.agent.switches import Switches
 from edl.agent.worker_server import WorkerServer
 from edl.agent.workers.environment import Local, fork_server_environment
@@ -65,8 +66,8 @@ from edl.launch.accelerators import paddle_devices, slot_identities, visible_dev
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelpersBeside, Kind, Kit
-from edl.launch.lease_guard import LeaseGuard
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
+from edl.launch.lease_guard import LeaseGuard
 from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
 from edl.launch.ps_options import training_of

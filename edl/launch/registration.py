@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from edl.config import JobSpec
 from edl.errors import ForeignJob, JobConflict, LeaseLost, StoreError, StoreUnavailable
+from edl.exit_codes import ExitCode
 from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
@@ -30,7 +31,7 @@ class JobEnded(JobConflict):
 
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
-        self.exit_code = outcome.exit_code  # a node that was cut off ends as the job did
+        self.exit_code = ExitCode(outcome.exit_code)  # a node that was cut off ends as the job did
         super().__init__(f"the job has already ended: {outcome.reason}")
 
 

@@ -108,7 +108,9 @@ class MasterDeps:
     """Makes the lines to helper processes, for one rule; None: services of this job want none."""
     companions: Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]] = lambda ruling: ()
     """What runs beside the Master while it rules; see ``Ruling``."""
-    decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda before, events, decision: None
+    decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda before, events, decision: (
+        None
+    )
     """Observes each decision before it is carried out, and the events that led to it: none for the take-over."""
 
 

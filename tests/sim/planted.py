@@ -16,6 +16,7 @@ from edl.agent.entitlement import Entitlement
 from edl.agent.machine import rounds
 from edl.agent.machine.events import Start
 from edl.agent.machine.state import AgentPhase, Worker
+from edl.agent.shell import AgentShell
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
 from edl.master import forming, machine, planning, resizing
@@ -146,9 +147,13 @@ def era_begins_anew() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Turn, "write", write)
 
 
-def spares_are_not_asked() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def spares_are_not_asked() -> Iterator[None]:
     """What a spare said when it came counts, whatever copies it has got since (ours, before it was a day old)."""
-    return mock.patch.object(forming, "_ask_spares", lambda turn: None)
+    copied = mock.patch.object(AgentShell, "copied", lambda self: None)
+    asked = mock.patch.object(forming, "_ask_spares", lambda turn: None)
+    with copied, asked:
+        yield
 
 
 def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
 
@@ -17,10 +17,9 @@ from edl.agent.shell import AgentShell
 from edl.errors import LeaseLost, StoreError
 from edl.launch import launcher
 from edl.launch.registration import Registration
-from edl.master import candidate, events, guarded
+from edl.master import events, guarded
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
-from edl.testing.sim.schedules import Schedule
 from edl.testing.sim.store import StoreClient
 from edl.types import Incarnation
 from tests.sim.planted import Planted, seeds_needed
@@ -185,6 +184,7 @@ def write_is_done_again_after_a_fence() -> contextlib.AbstractContextManager[Any
 
 def old_lease_is_renewed() -> contextlib.AbstractContextManager[Any]:
     """After the lease was lost the launcher goes on without a new one."""
+
     async def deaf(self: Any) -> None:
         parts = self._parts
         while True:
@@ -197,21 +197,21 @@ def old_lease_is_renewed() -> contextlib.AbstractContextManager[Any]:
 
 
 BUGS: dict[str, Planted] = {
-    plant.__name__: Planted(plant, within, *known)
-    for plant, within, *known in (
-        (sends_before_it_writes, 300),
-        (wakes_nobody_for_a_new_master, 300),
-        (alarm_is_not_set_again, 300),
-        (stream_is_kept_after_its_end, 300),
-        (events_are_handled_twice, 300),
-        (tries_without_a_pause, 300),
-        (lease_outlives_its_loop, 300),
-        (watch_goes_on_at_the_wrong_revision, 300),
-        (nobody_reads_a_failed_task, 300),
-        (end_waits_for_itself, 300),
-        (answer_of_the_store_is_believed_to_be_no, 1000),
-        (write_is_done_again_after_a_fence, 1000),
-        (old_lease_is_renewed, 300),
+    plant.__name__: Planted(plant, within, known)
+    for plant, within, known in (
+        (sends_before_it_writes, 300, 0),
+        (wakes_nobody_for_a_new_master, 300, 0),
+        (alarm_is_not_set_again, 300, 0),
+        (stream_is_kept_after_its_end, 300, 0),
+        (events_are_handled_twice, 300, 0),
+        (tries_without_a_pause, 300, 0),
+        (lease_outlives_its_loop, 300, 0),
+        (watch_goes_on_at_the_wrong_revision, 300, 0),
+        (nobody_reads_a_failed_task, 300, 0),
+        (end_waits_for_itself, 300, 0),
+        (answer_of_the_store_is_believed_to_be_no, 1000, 0),
+        (write_is_done_again_after_a_fence, 1000, 0),
+        (old_lease_is_renewed, 300, 0),
     )
 }
 

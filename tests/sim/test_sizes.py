@@ -11,10 +11,9 @@ import pytest
 
 from edl.agent.machine import leaving, rounds
 from edl.agent.machine.turn import Turn as AgentTurn
-from edl.master import forming, machine, planning, resizing, sizing
+from edl.master import forming, machine, planning, resizing, shell, sizing
 from edl.master.events import Grant
 from edl.master.turn import Turn
-from edl.master import shell
 from edl.testing.sim.faults import SIZES
 from edl.testing.sim.schedules import Schedule, play
 from edl.wire.wishes import Granted

@@ -14,10 +14,12 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.agent import shell as shell_module
+from edl.agent.deps import AgentDeps, StateKeeper, Workers
 from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState, Outcome
-from edl.agent.shell import AgentDeps, AgentShell, StateKeeper
-from edl.agent.workers.workers import WorkerGroup
+from edl.agent.shell import AgentShell
+from edl.agent.worker_server import Keeper, WorkerServer
+from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
 from edl.ports import Processes, ProcessEvent, WorkersStopped
 from edl.tasks import end
@@ -89,7 +91,11 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         clock=SystemClock(),
         processes=cast(Processes, stuck),
         warming=warming,
-        workers=cast(WorkerGroup, stuck),
+        workers=cast(Workers, stuck),
+        worker_server=lambda heard, relay: WorkerServer(
+            stuck.place, cast(Keeper, stuck), heard, relay, stuck.said.append
+        ),
+        ports=PortReservation(),
         keeper=cast(StateKeeper, stuck),
         secret=nobody,
         connect=nobody,
@@ -130,7 +136,7 @@ def test_whatever_the_agent_waits_for_is_given_up_on_the_second_signal(
         stuck = Stuck()
         shell = shell_of(stuck)
         monkeypatch.setattr(shell, "_enter", lambda world: None)
-        doing = asyncio.ensure_future(shell._carry_out(ev.Decision(shell.state, (effect,), "")))
+        doing = asyncio.ensure_future(shell._carry_out(None, ev.Decision(shell.state, (effect,), "")))
         await stuck.waiting.wait()
         shell.post(ev.Interrupted(signal.SIGTERM, again=False))
         await asyncio.sleep(0)
@@ -149,7 +155,7 @@ def test_the_agent_does_not_wait_for_stacks_for_ever(monkeypatch: pytest.MonkeyP
         stuck = Stuck()
         shell = shell_of(stuck)
         monkeypatch.setattr(shell_module, "STACKS_S", 0.0)
-        await shell._carry_out(ev.Decision(shell.state, (ev.DumpStacks(),), ""))
+        await shell._carry_out(None, ev.Decision(shell.state, (ev.DumpStacks(),), ""))
         assert stuck.said == ["the time is up: not waiting for stacks that are not written yet"]
         stuck.released = True
         shell._worker_server.close()

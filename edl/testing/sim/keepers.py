@@ -89,8 +89,12 @@ class Owner(Protocol):
 
     host: str
     alive: bool
-    paused: bool
     info: NodeInfo
+
+    @property
+    def paused(self) -> bool:
+        """Stopped by SIGSTOP."""
+        ...
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> object:
         """Call later, on this process's own terms."""

@@ -1,4 +1,4 @@
-"""One simulated launcher: the shells that ship, put together as ``edl.launch.compose`` does, on a loop in virtual time."""
+"""A simulated launcher: the shells that ship, put together as in ``edl.launch.compose``, on a loop in virtual time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from edl.agent.deps import AgentDeps
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase, AgentState, Outcome
-from edl.agent.shell import AgentDeps, AgentShell
+from edl.agent.shell import AgentShell
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch import launcher as real

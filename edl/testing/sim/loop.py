@@ -25,13 +25,14 @@ SLOWEST_CALL_S = 0.02
 """A function handed to a thread takes up to so long."""
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+class SimLoop(asyncio.BaseEventLoop):
     """The event loop of one process. ``offset_s``: how far its clock is ahead of the timeline. ``failed`` gets what
     asyncio would log: exceptions of callbacks, and of tasks that have no reader."""
 
     def __init__(
         self, timeline: Timeline, rng: random.Random, offset_s: float, failed: Callable[[dict[str, Any]], None]
     ) -> None:
+        super().__init__()
         self._timeline = timeline
         self._rng = rng
         self._offset_s = offset_s
@@ -100,7 +101,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 coroutine = task.get_coro()
                 for _ in range(0 if task.done() or coroutine is None else CLOSES):
                     try:
-                        coroutine.close()  # type: ignore[union-attr]
+                        coroutine.close()
                         break
                     except Exception:  # noqa: BLE001, S112 - it may await something on its way out; go on from there
                         continue

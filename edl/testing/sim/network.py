@@ -20,7 +20,11 @@ class Process(Protocol):
 
     host: str
     alive: bool
-    paused: bool
+
+    @property
+    def paused(self) -> bool:
+        """Stopped by SIGSTOP."""
+        ...
 
     def run(self, call: Callable[..., None], *args: Any) -> None:
         """Call now, or when the process goes on, or never when it is dead."""

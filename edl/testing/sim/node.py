@@ -1,6 +1,6 @@
 """What an agent's shell is given on a simulated node: processes, workers, their connections, ports and checkpoints.
 
-Each class stands for an adapter, or for the room of the agent that talks to processes; see ``edl.agent.shell``.
+Each class stands for an adapter, or for the room of the agent that talks to processes; see ``edl.agent.deps``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SimProcesses:
 
 
 class SimWorkers:
-    """``edl.agent.shell.Workers``: this node's part of the simulated job."""
+    """``edl.agent.deps.Workers``: this node's part of the simulated job."""
 
     def __init__(self, parent: WorkerParent, processes: SimProcesses) -> None:
         self._parent = parent
@@ -179,9 +179,25 @@ class SimWorkers:
         assert member is not None  # noqa: S101 - as above
         rank, restore = member.first_rank + member.used.index(slot), world.restore
         return local.Seat(
-            *(world.round, rank, member.used.index(slot), world.size, len(member.used), member.node),
-            *(len(world.members), 0, (), "", world.era, restore.era, restore.commit, world.shards, world.stored),
-            *("", secret, world.settings, slot),
+            round=world.round,
+            rank=rank,
+            local_rank=member.used.index(slot),
+            world_size=world.size,
+            local_world_size=len(member.used),
+            node=member.node,
+            nodes=len(world.members),
+            position=world.position(member.node),
+            endpoints=(),
+            master="",
+            era=world.era,
+            restore_era=restore.era,
+            restore_commit=restore.commit,
+            shards=world.shards,
+            stored=world.stored,
+            checkpoint_dir="",
+            token=secret,
+            settings=world.settings,
+            slot=slot,
         )
 
     async def signal(self, number: int, slots: tuple[int, ...]) -> None:
@@ -244,7 +260,7 @@ class SimWorkers:
 
 
 class SimWorkerLink:
-    """``edl.agent.shell.WorkerLink``: reaches the workers of the simulated job."""
+    """``edl.agent.deps.WorkerLink``: reaches the workers of the simulated job."""
 
     def __init__(self, parent: WorkerParent, workers: SimWorkers) -> None:
         self._parent = parent
@@ -283,7 +299,7 @@ class SimWorkerLink:
 
 
 class SimPorts:
-    """``edl.agent.shell.Ports``: numbers that nobody has had before."""
+    """``edl.agent.deps.Ports``: numbers that nobody has had before."""
 
     def __init__(self, fresh: Callable[[int], tuple[int, ...]]) -> None:
         self._fresh = fresh
@@ -305,7 +321,7 @@ class SimPorts:
 
 
 class AgentKeeper:
-    """``edl.agent.shell.StateKeeper`` over a simulated keeper."""
+    """``edl.agent.deps.StateKeeper`` over a simulated keeper."""
 
     def __init__(self, keeper: SimKeeper) -> None:
         self._keeper = keeper
@@ -328,7 +344,7 @@ class AgentKeeper:
 
     async def settled(self) -> None:
         """Until that is over."""
-        while self._keeper.busy:
+        while self._keeper.busy:  # noqa: ASYNC110 - virtual time costs nothing
             await asyncio.sleep(0.02)
 
     def holdings(self) -> tuple[Holding, ...]:
@@ -374,7 +390,7 @@ class AgentKeeper:
     async def flush_saves(self) -> str:
         """Wait until what workers have saved is written, or cannot be."""
         self._keeper.try_again()
-        while self._keeper.writing:
+        while self._keeper.writing:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.05)
         return self._keeper.unsaved
 

@@ -1,4 +1,4 @@
-"""Which events met which states: what a number of schedules has driven the two machines through, and what it has not."""
+"""Which events met which states: what schedules have driven the two machines through, and what they have not."""
 
 from __future__ import annotations
 

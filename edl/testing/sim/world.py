@@ -296,7 +296,9 @@ class SimWorld:
             agent = launcher.agent
             seen = f"{agent.phase.value} seen {agent.seen_round} connected {agent.connected}" if agent else "joining"
             ruler = launcher.candidate.ruler if launcher.candidate is not None else None
-            lines.append(f"{launcher.node}: alive {launcher.alive}, {seen}, follows {ruler}, outcome {launcher.outcome}")
+            lines.append(
+                f"{launcher.node}: alive {launcher.alive}, {seen}, follows {ruler}, outcome {launcher.outcome}"
+            )
             if launcher.ruling is not None and launcher.alive:
                 lines.append(f"    rules {launcher.ruling.token}: {describe(launcher.ruling.state)}")
         return "\n".join(lines)
