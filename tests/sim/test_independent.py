@@ -17,7 +17,7 @@ from edl.types import Rank
 from tests.sim.batches import play_all
 
 BATCH = 100
-BATCHES = 3
+BATCHES = 1
 WITHIN = 100
 """Schedules in which a planted bug has to show."""
 

@@ -19,9 +19,9 @@ from edl.testing.sim.schedules import Schedule, play
 from edl.wire.wishes import Granted
 from tests.sim.batches import play_all
 
-BATCH = 300
+BATCH = 100
 BATCHES = 2
-BATCHES_OF_SOAK = 34
+BATCHES_OF_SOAK = 100
 WITHIN = 200
 """Schedules in which a planted bug has to show."""
 KNOWN = (

@@ -22,9 +22,9 @@ from edl.types import JobId, NodeId
 from edl.wire.wishes import Cordon
 from tests.sim.batches import play_all
 
-BATCH = 250
+BATCH = 80
 BATCHES = 1
-BATCHES_OF_SOAK = 16
+BATCHES_OF_SOAK = 50
 KNOWN = (262, 1380, 1683, 2999, 6850, 10313)
 """Schedules that have found something before."""
 

@@ -32,7 +32,11 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(
         self, timeline: Timeline, rng: random.Random, offset_s: float, failed: Callable[[dict[str, Any]], None]
     ) -> None:
+        self.dead = True  # asyncio's own start is not to run anything
         super().__init__()
+        self.dead = False
+        self.stopped = False
+        """SIGSTOP."""
         self._timeline = timeline
         self._rng = rng
         self._offset_s = offset_s
@@ -43,9 +47,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks: list[asyncio.Task[Any]] = []
         """Every task that may still run: those of a dead process must not be collected, which would run their ends."""
         self._signals: dict[int, Callable[[], object]] = {}
-        self.stopped = False
-        """SIGSTOP."""
-        self.dead = False
+
+    def __del__(self, _warn: object = None) -> None:
+        """There is nothing to close: no descriptors, no threads."""
 
     # --- time ----------------------------------------------------------------------------------------------------
 
