@@ -123,6 +123,8 @@ class Bench:
         self.network = MemoryNetwork()
         self.checkpoint_storage = FakeCheckpointStorage()
         self.told: asyncio.Queue[tuple[Version, str, str]] = asyncio.Queue()
+        self.copied: asyncio.Queue[NodeId] = asyncio.Queue()
+        """Nodes that have said that a copy came to them."""
         self.keepers: list[Keeper] = []
 
     def node(
@@ -141,6 +143,7 @@ class Bench:
             checkpoint_storage=self.checkpoint_storage,
             on_kept=self._on_kept,
             on_room=on_room,
+            on_copy=lambda: self.copied.put_nowait(node),
         )
         self.keepers.append(keeper)
         keeper.start(node, 1)

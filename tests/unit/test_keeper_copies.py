@@ -34,6 +34,17 @@ def test_each_commit_reaches_the_other_node() -> None:
     run(test)
 
 
+def test_the_node_that_a_copy_comes_to_says_so() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        here.keep_with(B, B, 1)
+        await Worker(here).commit(1)
+        assert await bench.copied.get() == B
+        assert there.holdings() == (h(1),), "it is there by then"
+
+    run(test)
+
+
 def test_a_dead_node_loses_nothing() -> None:
     """The values are compared, not only their size."""
 
