@@ -514,7 +514,8 @@ class TestRejoin:
             await bench.registration().agree()
             with pytest.raises(JobConflict, match="has ended while this node was cut off"):
                 await joining.rejoin(info("a"))
-            assert KEYS.node(NodeId("a")) not in bench.keys()
+            names = bench.keys()
+            assert KEYS.node(NodeId("a")) not in names
 
         play(scene)
 
