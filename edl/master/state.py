@@ -56,6 +56,30 @@ class NodeStatus(enum.Enum):
     """Goes away on purpose; counted out."""
 
 
+NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.FORMING: frozenset({Phase.RUNNING, Phase.ENDED}),
+    Phase.RUNNING: frozenset({Phase.FORMING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""Which phase may follow which. ``tests/sim/test_transitions.py`` holds the machine to this table and the next one."""
+
+_S = NodeStatus
+NEXT_STATUSES: dict[NodeStatus, frozenset[NodeStatus]] = {
+    # RUNNING, STOPPING: a new Master hears of a node that it had not known, or that comes back after a cut.
+    _S.WARMING: frozenset({_S.READY, _S.PREPARING, _S.RUNNING, _S.STOPPING, _S.LEAVING}),
+    # WARMING: its fork server was lost. STOPPING: it is asked to report again.
+    _S.READY: frozenset({_S.RUNNING, _S.PREPARING, _S.LOADING, _S.STOPPING, _S.WARMING, _S.LEAVING}),
+    _S.RUNNING: frozenset({_S.STOPPING, _S.DONE, _S.WARMING, _S.LEAVING}),
+    _S.STOPPING: frozenset({_S.READY, _S.PREPARING, _S.WARMING, _S.LEAVING}),
+    # STOPPING: another node failed before all were done, so this one repeats the round.
+    _S.DONE: frozenset({_S.STOPPING, _S.LEAVING}),
+    _S.PREPARING: frozenset({_S.READY, _S.STOPPING, _S.LEAVING}),
+    _S.LOADING: frozenset({_S.READY, _S.PREPARING, _S.LEAVING}),
+    _S.LEAVING: frozenset(),
+}
+"""Which status of a node may follow which. A node that is lost has no status: its entry goes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flaw:
     """Something that the end of the job has to tell, even if all workers end well."""

@@ -29,6 +29,22 @@ class AgentPhase(enum.Enum):
     """The exit has been decided and carried out."""
 
 
+_P = AgentPhase
+NEXT_PHASES: dict[AgentPhase, frozenset[AgentPhase]] = {
+    _P.WARMING: frozenset({_P.IDLE, _P.PREPARING, _P.LEAVING}),
+    # WARMING, from here on: the fork server was lost.
+    _P.PREPARING: frozenset({_P.IDLE, _P.RUNNING, _P.WARMING, _P.LEAVING}),
+    # STOPPING: workers that wait are ended, because they are not to be used.
+    _P.IDLE: frozenset({_P.RUNNING, _P.PREPARING, _P.STOPPING, _P.WARMING, _P.LEAVING}),
+    # IDLE: the round is over and no worker has to be stopped.
+    _P.RUNNING: frozenset({_P.STOPPING, _P.IDLE, _P.WARMING, _P.LEAVING}),
+    _P.STOPPING: frozenset({_P.IDLE, _P.PREPARING, _P.WARMING, _P.LEAVING}),
+    _P.LEAVING: frozenset({_P.OVER}),
+    _P.OVER: frozenset(),
+}
+"""Which phase may follow which. ``tests/sim/test_transitions.py`` holds the machine to it."""
+
+
 class WorkerStatus(enum.Enum):
     """What one worker does."""
 
