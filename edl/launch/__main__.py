@@ -18,7 +18,7 @@ from edl import __version__
 from edl.config import CREDENTIALS, adopt, environment
 from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
-from edl.launch import paddle_options, torchrun_options, worlds
+from edl.launch import cluster_env, paddle_options, torchrun_options
 from edl.launch.cli import (
     launcher_options,
     pserver_settings_from,
@@ -28,8 +28,8 @@ from edl.launch.cli import (
     with_both_spellings,
 )
 from edl.launch.console import let_go_of_console, open_console, unblocked_console
-from edl.launch.settings import Called
-from edl.launch.told import Told, forget_exports, inside_worker
+from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
+from edl.launch.settings import FunctionLaunch
 
 THREADS_S = 5.0
 """How long threads may take to end when everything else is over."""
@@ -53,18 +53,18 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
-    told = Told.by(click.get_current_context(), script, arguments)
+    resolved = ResolvedOptions.by(click.get_current_context(), script, arguments)
     try:
-        settle(told, environment())
-        adopt(told.environment)
-        _start(told)
+        settle(resolved, environment())
+        adopt(resolved.environment)
+        _start(resolved)
     except SettingError as error:
-        raise told.named(error) from error
+        raise resolved.named(error) from error
 
 
-def _start(told: Told) -> None:
-    """Do what has been told, and exit."""
-    options, script = told.values, told.script
+def _start(resolved: ResolvedOptions) -> None:
+    """Run what the options ask for, and exit with its status."""
+    options, script = resolved.values, resolved.script
     if options["role"] in ("reader", "pserver") and script:
         raise click.UsageError(f"--role={options['role']} runs no script: drop {script}")
     if serves_only(options):
@@ -75,18 +75,20 @@ def _start(told: Told) -> None:
         from edl.launch.readers import serve_readers
 
         _to_the_end(serve_readers(reader_settings_from(options)))
-    called = click.get_current_context().find_object(Called) or Called()
-    if called.report_file and options["scheduler"] == "process":
+    function_launch = click.get_current_context().find_object(FunctionLaunch) or FunctionLaunch()
+    if function_launch.report_file and options["scheduler"] == "process":
         what = "a job that was started from Python has no command line by which more launchers could be started"
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
-    if not script and called.command is None:
+    if not script and function_launch.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
 
-    settings = settings_from(options, script, told.arguments, called.command)
-    given, remarks = tuple(with_both_spellings(sys.argv[1:])), (*told.remarks, *settings.remarks)
-    told_all = dataclasses.replace(settings, arguments=given, remarks=remarks, report_file=called.report_file)
-    _to_the_end(launch(dataclasses.replace(told_all, for_workers={**dict.fromkeys(CREDENTIALS), **told.for_workers})))
+    settings = settings_from(options, script, resolved.arguments, function_launch.command)
+    given, remarks = tuple(with_both_spellings(sys.argv[1:])), (*resolved.remarks, *settings.remarks)
+    told_all = dataclasses.replace(settings, arguments=given, remarks=remarks, report_file=function_launch.report_file)
+    _to_the_end(
+        launch(dataclasses.replace(told_all, for_workers={**dict.fromkeys(CREDENTIALS), **resolved.for_workers}))
+    )
 
 
 def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
@@ -117,12 +119,12 @@ async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
     return status
 
 
-def settle(told: Told, env: Mapping[str, str]) -> None:
+def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Put what other launchers' options and variables say in terms of our own. Raises ``UsageError``."""
-    torchrun_options.apply(told, env)
-    paddle_options.apply(told, env)
+    torchrun_options.apply(resolved, env)
+    paddle_options.apply(resolved, env)
     if not inside_worker(env):
-        worlds.apply(told, env)
+        cluster_env.apply(resolved, env)
 
 
 def main(dialect: str = "") -> None:

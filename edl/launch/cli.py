@@ -35,6 +35,7 @@ from edl.config import (
 )
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
+from edl.launch.cluster_env import CLUSTER_ENV_OPTIONS
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.http_options import HTTP_OPTIONS, http_from
 from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
@@ -62,7 +63,6 @@ from edl.launch.state_options import STATE_OPTIONS, bytes_from, state_from
 from edl.launch.torchrun_options import OWN_ROLES, TORCHRUN_OPTIONS, python_from, workers_from
 from edl.launch.torchrun_table import NAMES
 from edl.launch.verify_options import VERIFY_OPTIONS, verify_from
-from edl.launch.worlds import WORLD_OPTIONS
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
@@ -156,7 +156,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         help="How workers are kept warm. Default: fork.",
     ),
     click.option("--preload", default="", metavar="MODULE[,…]", help="More modules to import ahead of the workers."),
-    *WORLD_OPTIONS,
+    *CLUSTER_ENV_OPTIONS,
     click.option("--local-addr", default="", help="Address of this node. Default: the one that leads to the store."),
     *LOG_OPTIONS,
     click.option("-m", "--module", is_flag=True, help="The script is a module name, as in python -m."),

@@ -60,14 +60,14 @@ from edl.config import JobSpec, changed, environment
 from edl.errors import EdlError, StoreRefused, StoreUnavailable
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
+from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
-from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
+from edl.launch.preemption_notices import poller_of
 from edl.launch.ps_options import training_of
-from edl.launch.reach import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings

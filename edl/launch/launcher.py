@@ -20,7 +20,7 @@ from edl.agent.shell import AgentShell
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.launch.lease_guard import LeaseGuard, Leases
-from edl.launch.notices import Poller
+from edl.launch.preemption_notices import Poller
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LeaveSettings

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from edl.errors import SettingError
-from edl.launch.notices import PROVIDERS
+from edl.launch.preemption_notices import PROVIDERS
 from edl.launch.settings import LeaveSettings, NoticeSettings
 
 MOST_STATUS = 125

@@ -11,9 +11,9 @@ from typing import Any
 from edl.adapters.clock import SystemClock
 from edl.adapters.host_notes import notes, runtime_folder
 from edl.config import environment
+from edl.launch.addresses import etcd_store
 from edl.launch.cli import value_options
 from edl.launch.paddle_table import row_of
-from edl.launch.reach import etcd_store
 from edl.launch.scale_options import launcher_again, make_scheduler, wanted_of
 from edl.launch.settings import LaunchSettings
 from edl.ports import Ruling, Store

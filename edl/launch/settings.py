@@ -188,7 +188,7 @@ class LaunchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class FunctionLaunch:
     """What ``edl.launch.api`` adds to a command line."""
 
     command: WorkerCommand | None = None

@@ -20,7 +20,7 @@ from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
 from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
-from edl.launch.told import Source, Told
+from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
 
 TORCH_LAUNCH = "torch.distributed.launch"
@@ -29,9 +29,9 @@ OWN_ROLES = ("reader", "trainer", "pserver")
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
-def _accepted(*names: str, **told: Any) -> Callable[[Any], Any]:
+def _accepted(*names: str, **settings: Any) -> Callable[[Any], Any]:
     """One that changes nothing, and so has no variable of ours."""
-    return click.option(*names, allow_from_autoenv=False, **told)
+    return click.option(*names, allow_from_autoenv=False, **settings)
 
 
 def _print_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
@@ -99,25 +99,25 @@ TORCHRUN_OPTIONS: list[Callable[[Any], Any]] = [
 ]
 
 
-def apply(told: Told, env: Mapping[str, str]) -> None:
+def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
-    _take_variables(told, env)
+    _take_variables(resolved, env)
     for answer in (_event_handler, _how_often, _what_runs, _prefix, _local_rank, torchrun_store.apply):
-        answer(told)
-    if told.values["nproc_per_node"] == "xpu":
-        told.values["nproc_per_node"] = "gpu"
-    told.values["role"] = told.values["role"] or "default"
-    _look_at_other_variables(told, env)
+        answer(resolved)
+    if resolved.values["nproc_per_node"] == "xpu":
+        resolved.values["nproc_per_node"] = "gpu"
+    resolved.values["role"] = resolved.values["role"] or "default"
+    _look_at_other_variables(resolved, env)
 
 
-def _take_variables(told: Told, env: Mapping[str, str]) -> None:
+def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     for row in TORCHRUN_ROWS:
         for variable in row.variables:
             text = env.get(variable, "")
             if text:
-                told.offer(row.name, _flag(variable, text) if row.name in FLAGS else text, Source.PET, variable)
-    if env.get(_SHUTDOWN) and not told.given("shutdown_timeout"):
-        told.offer("shutdown_timeout", env[_SHUTDOWN], Source.PET, _SHUTDOWN)
+                resolved.offer(row.name, _flag(variable, text) if row.name in FLAGS else text, Source.PET, variable)
+    if env.get(_SHUTDOWN) and not resolved.given("shutdown_timeout"):
+        resolved.offer("shutdown_timeout", env[_SHUTDOWN], Source.PET, _SHUTDOWN)
 
 
 def _flag(variable: str, text: str) -> bool:
@@ -126,53 +126,53 @@ def _flag(variable: str, text: str) -> bool:
     return text.strip() == "1"
 
 
-def _event_handler(told: Told) -> None:
-    name, row = told.values["event_log_handler"], row_of("event_log_handler")
+def _event_handler(resolved: ResolvedOptions) -> None:
+    name, row = resolved.values["event_log_handler"], row_of("event_log_handler")
     if name in ("", "null"):
         return
     if name not in ("console", "dynamic_rendezvous"):
         raise SettingError("--event-log-handler", name, "torch has no such handler of its own", row.advice)
-    _explain(told, "event_log_handler")
+    _explain(resolved, "event_log_handler")
 
 
-def _how_often(told: Told) -> None:
-    interval = told.values["monitor_interval"]
+def _how_often(resolved: ResolvedOptions) -> None:
+    interval = resolved.values["monitor_interval"]
     if not interval > 0:
         raise SettingError("--monitor-interval", f"{interval:g}", "must be more than 0", "Or drop it")
     for name, default in (("monitor_interval", 0.1), ("start_method", "spawn")):
-        if told.given(name) and told.values[name] != default:
-            _explain(told, name)
+        if resolved.given(name) and resolved.values[name] != default:
+            _explain(resolved, name)
 
 
-def _what_runs(told: Told) -> None:
+def _what_runs(resolved: ResolvedOptions) -> None:
     """``--run-path`` names a file of Python, whatever else was said."""
-    if told.values["run_path"]:
-        told.values["no_python"] = told.values["module"] = False
+    if resolved.values["run_path"]:
+        resolved.values["no_python"] = resolved.values["module"] = False
 
 
-def _prefix(told: Told) -> None:
+def _prefix(resolved: ResolvedOptions) -> None:
     name = "log_line_prefix_template"
-    if told.values[name]:
-        told.offer("log_prefix", told.values[name], told.source(name), told.said(name))
+    if resolved.values[name]:
+        resolved.offer("log_prefix", resolved.values[name], resolved.source(name), resolved.said(name))
 
 
-def _local_rank(told: Told) -> None:
+def _local_rank(resolved: ResolvedOptions) -> None:
     """``torch.distributed.launch`` tells each worker its rank as the first argument."""
-    if told.values["dialect"] == TORCH_LAUNCH and not told.values["use_env"]:
-        told.arguments = ("--local-rank=${local_rank}", *told.arguments)
+    if resolved.values["dialect"] == TORCH_LAUNCH and not resolved.values["use_env"]:
+        resolved.arguments = ("--local-rank=${local_rank}", *resolved.arguments)
 
 
-def _explain(told: Told, name: str) -> None:
-    option = told.origin(name) or row_of(name).option
-    told.remark(f"{option}={told.values[name]} changes nothing: {row_of(name).why}")
+def _explain(resolved: ResolvedOptions, name: str) -> None:
+    option = resolved.origin(name) or row_of(name).option
+    resolved.remark(f"{option}={resolved.values[name]} changes nothing: {row_of(name).why}")
 
 
-def _look_at_other_variables(told: Told, env: Mapping[str, str]) -> None:
+def _look_at_other_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     for variable in VARIABLES:
         text = env.get(variable.name, "")
         if variable.fate is Fate.EXPLAINED and not variable.quiet and text not in ("", "0"):
             instead = f". See {variable.becomes}" if variable.becomes else ""
-            told.remark(f"{variable.name}={text} changes nothing: {variable.why}{instead}")
+            resolved.remark(f"{variable.name}={text} changes nothing: {variable.why}{instead}")
 
 
 def workers_from(options: Mapping[str, Any], slots: int, env: Mapping[str, str]) -> dict[str, Any]:

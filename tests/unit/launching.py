@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from edl.errors import SettingError
 from edl.launch import __main__ as program
 from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import LaunchSettings
-from edl.launch.told import Told
 
 SCRIPTS = (".py", ".sh", "json.tool")
 
 
-def tell(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
+def tell(*arguments: str, env: Mapping[str, str] | None = None) -> ResolvedOptions:
     """What it is told. The script is ``train.py`` unless one is named."""
     given = [*arguments] if any(one.endswith(SCRIPTS) for one in arguments) else [*arguments, "train.py"]
     context = program.run.make_context("edl-run", with_both_spellings(given))
-    told = Told.by(context, context.params["script"], context.params["arguments"])
+    told = ResolvedOptions.by(context, context.params["script"], context.params["arguments"])
     try:
         program.settle(told, env or {})
     except SettingError as error:

@@ -16,8 +16,8 @@ from edl.launch import paddle_options
 from edl.launch.cli import settings_from, value_options, with_both_spellings
 from edl.launch.dropin_table import Fate, Row
 from edl.launch.paddle_table import OTHER_VARIABLES, PADDLE_ROWS, WEAK_VARIABLES
+from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import LaunchSettings
-from edl.launch.told import Source, Told
 from scripts import dropin_paddle
 from scripts.dropin_paddle import Theirs
 
@@ -66,9 +66,9 @@ VALUES = {
 """A value that each option takes in Paddle; for the others 1."""
 
 
-def tell(*arguments: str, **env: str) -> Told:
+def tell(*arguments: str, **env: str) -> ResolvedOptions:
     context = program.run.make_context("edl-run", with_both_spellings([*arguments, "train.py"]))
-    told = Told.by(context, "train.py", ())
+    told = ResolvedOptions.by(context, "train.py", ())
     program.settle(told, env)
     return told
 

@@ -15,9 +15,9 @@ from edl.exit_codes import ExitCode
 from edl.launch import paddle_devices, paddle_options
 from edl.launch.cli import value_options
 from edl.launch.launcher import status_of_worker
+from edl.launch.resolved_options import Source
 from edl.launch.scale_options import launcher_again
 from edl.launch.settings import Backend
-from edl.launch.told import Source
 from edl.ports import CommandKind
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure

@@ -14,14 +14,14 @@ from edl.errors import SettingError
 from edl.launch import __main__ as program
 from edl.launch import scale_options, scaling
 from edl.launch.cli import value_options
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import KINDS, launcher_again, node_index, scheduler_from, wanted_of
-from edl.launch.told import Told
 from edl.ports import Store
 from edl.schedulers.order import Wanted, with_options
 from edl.schedulers.port import Owner
 from edl.types import JobId
+from tests.unit.test_cluster_env import SLURM
 from tests.unit.test_launch_cli import folder, read, refused
-from tests.unit.test_worlds import SLURM
 
 __all__ = ["folder"]
 
@@ -198,7 +198,7 @@ class TestAnotherLauncher:
             for name in {*environment(), *env}:
                 patch.setenv(name, env[name]) if name in env else patch.delenv(name)
             context = program.run.make_context("edl-run", list(arguments))
-            told = Told.by(context, "train.py")
+            told = ResolvedOptions.by(context, "train.py")
         program.settle(told, env)
         return told.values["node_rank"]
 

@@ -19,8 +19,8 @@ from edl.launch import __main__ as program
 from edl.launch import torchrun_options
 from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
+from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import CONF_KEYS, Backend, LaunchSettings
-from edl.launch.told import Source, Told
 from edl.launch.torchrun_table import CONF_KEYS as THEIR_KEYS
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
 from edl.ports import CommandKind
@@ -88,7 +88,7 @@ def test_every_spelling_and_choice_is_accepted(theirs: dict[str, Theirs]) -> Non
                 given = [spelling] if one.is_flag else [spelling, value]
                 assert WRITTEN.keys() | ENDS >= theirs.keys()
                 context = program.run.make_context("edl-run", with_both_spellings([*given, "train.py"]))
-                assert Told.by(context).source(one.name) is Source.COMMAND_LINE, given
+                assert ResolvedOptions.by(context).source(one.name) is Source.COMMAND_LINE, given
 
 
 ENDS = {"print_completion"}

@@ -1,4 +1,4 @@
-"""The examples of deploy/worlds: valid for Kubernetes, and one job each with the variables that their operators set."""
+"""The examples of deploy/cluster-env: valid for Kubernetes, and one job each with its operator's variables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import yaml
 
 from edl.launch import __main__ as program
 from edl.launch.cli import settings_from
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
-from edl.launch.told import Told
 from tests.unit.test_deploy import VERSIONS, template_of, validate, workload
 from tests.unit.test_launch_cli import folder
 from tests.unit.test_slurm import program as make_program
@@ -24,7 +24,7 @@ __all__ = ["folder"]
 
 Json = dict[str, Any]
 Env = dict[str, str]
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "worlds"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "cluster-env"
 MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 TRAINER_PORT = "29500"
@@ -141,7 +141,7 @@ def launched(arguments: list[str], env: Env, monkeypatch: pytest.MonkeyPatch) ->
             patch.setenv(name, value)
         *options, _ = arguments
         context = program.run.make_context("edl-run", [*options, "train.py"])
-        told = Told.by(context, "train.py")
+        told = ResolvedOptions.by(context, "train.py")
         program.settle(told, env)
         return settings_from(told.values, told.script, told.arguments), told.remarks
 
