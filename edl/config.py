@@ -1,20 +1,20 @@
 """Settings, checked once, then trusted.
 
 ``JobSpec`` is what all launchers of a job must agree on; the first one writes it to the store and the others
-compare. ``NodeSettings`` is what one launcher may choose for itself. Both refuse impossible values when they are
-made, with a message that names the value. This is also the one place, besides click, that reads the environment.
+compare. It refuses impossible values when it is made, with a message that names the value. This is also the one place,
+besides click, that reads the environment.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.errors import SettingError
+from edl.job_records import DataFiles, SchedulerChoice, SizeOwner, Training
 from edl.types import JobId
 
 MAX_NODES = 100_000
@@ -346,16 +346,15 @@ class JobSpec:
     """Worker failures the whole job survives. Nodes that come and go do not count."""
     fault_tolerance: FaultTolerance = FaultTolerance.ELASTIC
     timeouts: Timeouts = field(default_factory=Timeouts)
-    data: str = ""
-    """Data sets that workers find by name, as JSON; empty for none."""
+    data: tuple[DataFiles, ...] = ()
+    """Data sets that workers find by name."""
     hyper: HyperPolicy = field(default_factory=HyperPolicy)
-    servers: str = ""
-    """How a job with parameter servers trains, as JSON: options of the launcher and their values. Empty: it has none,
-    and its workers step together."""
+    servers: Training | None = None
+    """How a job with parameter servers trains. None: it has none, and its workers step together."""
     script_servers: ScriptServers = ScriptServers()
     """Those that run the script."""
-    scheduler: str = ""
-    """Which scheduler its nodes come from, as JSON: options of the launcher and their values. Empty: none is known."""
+    scheduler: SchedulerChoice | None = None
+    """Which scheduler its nodes come from; None: none is known."""
     cooldown_s: float = 0.0
     """After a resize the next one waits so long."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
@@ -365,24 +364,17 @@ class JobSpec:
     @property
     def size_owner(self) -> str:
         """Which scheduler, and who decides on the size: ``statefulset/train (external)``; empty: there is none."""
-        told = self._scheduling
-        return f"{told['--scheduler']} ({told['--scale-owner']})" if told else ""
+        return f"{self.scheduler.text} ({self.scheduler.owner.value})" if self.scheduler else ""
 
     @property
     def sized_outside(self) -> bool:
         """The scheduler decides how many nodes there are; nobody else may."""
-        return bool(self.scheduler) and self._scheduling["--scale-owner"] == "external"
-
-    @property
-    def _scheduling(self) -> dict[str, str]:
-        """``scheduler``, read."""
-        told: dict[str, str] = json.loads(self.scheduler) if self.scheduler else {}
-        return told
+        return self.scheduler is not None and self.scheduler.owner is SizeOwner.EXTERNAL
 
     @property
     def independent(self) -> bool:
         """Workers need no others: when the world changes, those that live train on."""
-        return bool(self.servers)
+        return self.servers is not None
 
     def __post_init__(self) -> None:
         check_job_id(self.job)
@@ -417,18 +409,18 @@ class JobSpec:
             "--restart-pause": f"{self.timeouts.restart_s:g}",
             "--warming-timeout": f"{self.timeouts.warming_s:g}",
             "--loading-timeout": f"{self.timeouts.loading_s:g}",
-            "--data": self.data or "''",
+            "--data": " ".join(sorted(one.text for one in self.data)) or "''",
             **self.hyper.flags(),
             "--run-mode": "ps" if self.servers or self.script_servers else "collective",
             "--pservers": "script" if self.script_servers else "edl",
-            **(json.loads(self.servers) if self.servers else {}),
+            **(self.servers.flags() if self.servers else {}),
             **self.script_servers.flags(),
             "--scheduler": "''",
             "--scale-cooldown": f"{self.cooldown_s:g}",
             **self.autoscale.flags(),
             **self.slots.flags(),
             **self.verify.flags(),
-            **self._scheduling,
+            **(self.scheduler.flags() if self.scheduler else {}),
         }
 
 

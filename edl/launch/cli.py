@@ -34,6 +34,7 @@ from edl.config import (
     parse_nnodes,
 )
 from edl.errors import ScriptError, SettingError, UsageError
+from edl.job_records import SchedulerChoice, Training
 from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
 from edl.launch.cluster_env import CLUSTER_ENV_OPTIONS
 from edl.launch.data_option import data_sets, functions_from
@@ -45,7 +46,7 @@ from edl.launch.naming import private_name
 from edl.launch.origin import ORIGIN_OPTIONS, allowed_from
 from edl.launch.paddle_options import PADDLE_OPTIONS
 from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
-from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
+from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, wanted_from
 from edl.launch.script_servers import roles_from
 from edl.launch.settings import (
     CONF_KEYS,
@@ -187,7 +188,7 @@ def settings_from(
     scheduler, state = wanted_from(options), state_from(options)
     job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
     store = _with_secret(store, options, job)
-    spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler_from(scheduler))
+    spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler)
     if roles is not None:
         spec = dataclasses.replace(spec, script_servers=roles.job)
     _check_node_rank(options["node_rank"], nodes)
@@ -216,7 +217,7 @@ def settings_from(
         outer_error_file=environment().get("TORCHELASTIC_ERROR_FILE", ""),
         readers=_readers(options),
         reader_capacity=options["reader_capacity"],
-        reader_functions=functions_from(options["reader_functions"], options["data"]),
+        reader_functions=functions_from(options["reader_functions"], data_sets(options["data"])),
         servers=servers,
         http=http,
         index=node_index(options, scheduler, environment()),
@@ -235,7 +236,13 @@ def _with_secret(store: StoreSettings, options: Mapping[str, Any], job: str) -> 
 
 
 def _spec(
-    options: Mapping[str, Any], job: JobId, nodes: NodeRange, slots: int, *, servers: str, scheduler: str
+    options: Mapping[str, Any],
+    job: JobId,
+    nodes: NodeRange,
+    slots: int,
+    *,
+    servers: Training | None,
+    scheduler: SchedulerChoice | None,
 ) -> JobSpec:
     """What all launchers of the job have to agree on. Raises ``SettingError``."""
     return JobSpec(
@@ -271,14 +278,14 @@ def _is_private(options: Mapping[str, Any], nodes: NodeRange, store: StoreSettin
     return bool(private)
 
 
-def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, str]:
+def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, Training | None]:
     """Nodes of the job, workers here, pservers here, and how a job with pservers of edl's own trains."""
     roles = roles_from(options, slots_from)
     if roles is not None:
-        return roles.nodes, roles.slots, ServerSettings(), ""
+        return roles.nodes, roles.slots, ServerSettings(), None
     if not wants_servers(options):
         nodes = parse_nnodes(options["nnodes"], options["node_unit"])
-        return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), ""
+        return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), None
     found = sizes(options, slots_from, bytes_from("--pserver-memory", options["pserver_memory"]))
     return found.nodes, found.slots, found.here, training_from(options)
 
@@ -293,7 +300,7 @@ def serves_only(options: Mapping[str, Any]) -> bool:
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
     common = _helper_settings(options, "readers")
-    functions = functions_from(options["reader_functions"], options["data"])
+    functions = functions_from(options["reader_functions"], data_sets(options["data"]))
     return ReaderSettings(
         **common, count=_readers(options) or 1, capacity=options["reader_capacity"], functions=functions
     )

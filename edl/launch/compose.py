@@ -67,7 +67,6 @@ from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
-from edl.launch.ps_options import training_of
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
@@ -496,7 +495,7 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     from ps.coordinator.state import Limits
 
     limits = Limits(recover_s=spec.timeouts.recover_s)
-    return (leases, PlacementMachine(training_of(spec.servers), limits=limits))
+    return (leases, PlacementMachine(spec.servers, limits=limits))
 
 
 def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:

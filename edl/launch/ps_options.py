@@ -1,11 +1,10 @@
 """The launcher's options for parameter servers, with the spellings of ``paddle.distributed.launch``.
 
-What all launchers of a job must agree on becomes ``JobSpec.servers``: options and their values, as JSON.
+What all launchers of a job must agree on becomes ``JobSpec.servers``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ import click
 
 from edl.config import NodeRange, parse_nnodes
 from edl.errors import SettingError
+from edl.job_records import MOST_SERVERS, Mode, Replication, Training
 from edl.launch.settings import ServerSettings
 from edl.wire.address import address
-from ps.spec import Mode, Replication, Training
 
 MOST_SERVERS_HERE = 256
 """Pservers of one launcher."""
-MOST_SERVERS = 1000
 
 RUN_MODES = ("collective", "ps", "ps-heter", "rpc")
 
@@ -80,17 +78,6 @@ PS_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--replication-lag", default="0.5", metavar="SECONDS", help="Most with --replication=async."),
     click.option("--ps-save-every", default="0", metavar="SECONDS", help="A checkpoint so often; 0 for none."),
 ]
-_FLAGS = {
-    "mode": "--ps-mode",
-    "staleness": "--staleness",
-    "staleness_lr": "--staleness-lr",
-    "geo_steps": "--geo-steps",
-    "replication": "--replication",
-    "lag_s": "--replication-lag",
-    "servers": "--servers",
-    "save_every_s": "--ps-save-every",
-}
-"""The option for each field of ``Training``."""
 ONLY_OURS = {
     "ps_mode": Mode.ASYNC.value,
     "staleness": "0",
@@ -165,40 +152,19 @@ def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: in
     return Sizes(nodes, slots, here)
 
 
-def training_from(options: Mapping[str, Any]) -> str:
-    """What all launchers of the job agree on, as JSON. Raises ``SettingError``."""
-    told = {
-        "--servers": ":".join(map(str, _bounds(options))),
-        "--ps-mode": options["ps_mode"],
-        "--staleness": options["staleness"],
-        "--staleness-lr": "yes" if options["staleness_lr"] else "no",
-        "--geo-steps": options["geo_steps"],
-        "--replication": options["replication"],
-        "--replication-lag": options["replication_lag"],
-        "--ps-save-every": options["ps_save_every"],
-    }
-    text = json.dumps(told)
-    training_of(text)  # what nobody could follow is refused here
-    return text
-
-
-def training_of(text: str) -> Training:
-    """The inverse of ``training_from``: how the job trains. Raises ``SettingError``."""
-    told = json.loads(text)
-    low, high = (int(part) for part in told["--servers"].split(":"))
-    try:
-        return Training(
-            mode=Mode(told["--ps-mode"]),
-            staleness=_whole("--staleness", told["--staleness"]),
-            staleness_lr=told["--staleness-lr"] == "yes",
-            geo_steps=_whole("--geo-steps", told["--geo-steps"]),
-            replication=Replication(told["--replication"]),
-            lag_s=_seconds("--replication-lag", told["--replication-lag"]),
-            servers=(low, high),
-            save_every_s=_seconds("--ps-save-every", told["--ps-save-every"]),
-        )
-    except SettingError as error:
-        raise error.renamed(_FLAGS.get(error.setting, error.setting)) from None
+def training_from(options: Mapping[str, Any]) -> Training:
+    """How the job trains, as all its launchers agree. Raises ``SettingError``."""
+    low, high = _bounds(options)
+    return Training(
+        mode=Mode(options["ps_mode"]),
+        staleness=_whole("--staleness", options["staleness"]),
+        staleness_lr=options["staleness_lr"],
+        geo_steps=_whole("--geo-steps", options["geo_steps"]),
+        replication=Replication(options["replication"]),
+        lag_s=_seconds("--replication-lag", options["replication_lag"]),
+        servers=(low, high),
+        save_every_s=_seconds("--ps-save-every", options["ps_save_every"]),
+    )
 
 
 # --- counts and addresses --------------------------------------------------------------------------------------------

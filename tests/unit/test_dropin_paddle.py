@@ -148,7 +148,7 @@ def test_defaults_have_the_same_effect(row: Row) -> None:
 def test_what_is_nothing_by_default_is_nothing_here() -> None:
     """Options without a default, and those that only count where they are given."""
     alone = settings("--dialect=paddle")
-    assert (alone.store.endpoints, alone.local_addr, alone.spec.servers, alone.slots) == ((), "", "", 1)
+    assert (alone.store.endpoints, alone.local_addr, alone.spec.servers, alone.slots) == ((), "", None, 1)
     told = tell("--dialect=paddle")
     assert (told.environment, told.remarks) == ({}, [])
     for row in PADDLE_ROWS:

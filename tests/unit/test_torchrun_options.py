@@ -407,7 +407,7 @@ class TestConf:
 class TestRole:
     def test_a_trainer_is_nothing_special_without_parameter_servers(self) -> None:
         made = read("--role=trainer")
-        assert (made.role, made.spec.servers, made.servers.count) == ("trainer", "", 0)
+        assert (made.role, made.spec.servers, made.servers.count) == ("trainer", None, 0)
 
     def test_by_default_it_has_no_name(self) -> None:
         assert read().role == ""
