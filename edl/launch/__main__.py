@@ -20,7 +20,6 @@ from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch import cluster_env, paddle_options, torchrun_options
 from edl.launch.cli import (
-    launcher_options,
     pserver_settings_from,
     reader_settings_from,
     serves_only,
@@ -28,6 +27,7 @@ from edl.launch.cli import (
     with_both_spellings,
 )
 from edl.launch.console import let_go_of_console, open_console, unblocked_console
+from edl.launch.options import SectionedCommand, launcher_options
 from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
 from edl.launch.settings import FunctionLaunch
 
@@ -37,7 +37,13 @@ THREADS_S = 5.0
 
 @click.command(
     name="edl-run",
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False, "auto_envvar_prefix": "EDL"},
+    cls=SectionedCommand,
+    context_settings={
+        "ignore_unknown_options": False,
+        "allow_interspersed_args": False,
+        "auto_envvar_prefix": "EDL",
+        "max_content_width": 120,
+    },
 )
 @launcher_options
 # Not from the environment: EDL_VERSION is what images call the version of edl in them.

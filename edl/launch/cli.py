@@ -14,11 +14,9 @@ import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from edl.adapters.etcd_plan import parse_endpoints
 from edl.adapters.secret_file import secret_from
@@ -27,26 +25,26 @@ from edl.config import (
     FaultTolerance,
     JobSpec,
     NodeRange,
-    Standby,
+    SlotRules,
     Timeouts,
+    VerifyRules,
     check_job_id,
     environment,
     parse_nnodes,
 )
 from edl.errors import ScriptError, SettingError, UsageError
 from edl.job_records import SchedulerChoice, Training
-from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
-from edl.launch.cluster_env import CLUSTER_ENV_OPTIONS
+from edl.launch.autoscale_options import autoscale_from
 from edl.launch.data_option import data_sets, functions_from
-from edl.launch.http_options import HTTP_OPTIONS, http_from
-from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
-from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
-from edl.launch.log_options import LOG_OPTIONS, log_plan, server_folder
+from edl.launch.http_options import http_from
+from edl.launch.hyper_options import policy_from
+from edl.launch.leave_options import leave_from
+from edl.launch.log_options import log_plan, server_folder
 from edl.launch.naming import private_name
-from edl.launch.origin import ORIGIN_OPTIONS, allowed_from
-from edl.launch.paddle_options import PADDLE_OPTIONS
-from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
-from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, wanted_from
+from edl.launch.options import OPTIONS, record, value
+from edl.launch.origin import allowed_from
+from edl.launch.ps_options import sizes, training_from, wants_servers
+from edl.launch.scale_options import node_index, node_name, wanted_from
 from edl.launch.script_servers import roles_from
 from edl.launch.settings import (
     CONF_KEYS,
@@ -56,18 +54,15 @@ from edl.launch.settings import (
     PserverSettings,
     ReaderSettings,
     ServerSettings,
+    StateSettings,
     StoreSettings,
 )
-from edl.launch.slot_options import SLOT_OPTIONS, rules_from, slots_from, with_spares
+from edl.launch.slot_options import slots_from, with_spares
 from edl.launch.spelling import Spelling, one_spelling
-from edl.launch.state_options import STATE_OPTIONS, bytes_from, state_from
-from edl.launch.torchrun_options import OWN_ROLES, TORCHRUN_OPTIONS, python_from, workers_from
+from edl.launch.torchrun_options import OWN_ROLES, python_from, workers_from
 from edl.launch.torchrun_table import NAMES
-from edl.launch.verify_options import VERIFY_OPTIONS, verify_from
 from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 BACKENDS = {
     "etcd": Backend.ETCD,
@@ -78,98 +73,9 @@ BACKENDS = {
     "static": Backend.EMBEDDED,
 }
 
-MOST_READERS = 1024
-"""Reader processes of one launcher."""
 REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
 """A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
 dies, too. Members next door answer in milliseconds."""
-
-
-def _seconds(name: str, default: float, what: str) -> Callable[[Any], Any]:
-    return click.option(name, type=float, default=default, metavar="SECONDS", help=f"{what} Default: {default:g}.")
-
-
-_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--nnodes", default="1:1", metavar="N|MIN:MAX", help="Nodes the job may have. Default: 1."),
-    *SLOT_OPTIONS,
-    click.option("--node-rank", type=int, default=-1, help="Position of this node, 0 first. Default: as it comes."),
-    click.option("--node-unit", type=int, default=1, help="A world's node count is a multiple of this. Default: 1."),
-    click.option("--node-id", default="", help="Name of this node. Default: host name and a random suffix."),
-    click.option("--rdzv-id", default="", help="Name of the job, the same on every node."),
-    click.option("--rdzv-backend", default="", metavar="etcd|etcd-embedded", help="Kind of store. Default: embedded."),
-    click.option("--rdzv-endpoint", default="", metavar="HOST:PORT[,…]", help="Members of the store."),
-    click.option("--rdzv-conf", default="", metavar="K=V[,…]", help=f"Store settings: {', '.join(CONF_KEYS)}."),
-    click.option(
-        "--secret-file",
-        default="",
-        metavar="FILE|shared",
-        help="The job's secret, the same on every node; shared: the first launcher makes one in ./.edl.",
-    ),
-    *ORIGIN_OPTIONS,
-    click.option("--standalone", is_flag=True, help="One node with a store of its own."),
-    click.option("--max-restarts", type=int, default=3, help="Worker failures the whole job survives. Default: 3."),
-    click.option(
-        "--fault-tolerance",
-        type=click.Choice([level.value for level in FaultTolerance]),
-        default=FaultTolerance.ELASTIC.value,
-        help="When a node is lost: recover (wait for another), shrink, or elastic (shrink and grow). Default: elastic.",
-    ),
-    _seconds("--recover-timeout", 600.0, "How long to wait for enough nodes."),
-    _seconds("--join-grace", 1.0, "How long the first world waits for more nodes than MIN."),
-    _seconds("--lease-ttl", 3.0, "Silence after which a node is dead."),
-    _seconds("--shutdown-timeout", 30.0, "Between SIGTERM and SIGKILL."),
-    _seconds("--rejoin-timeout", 10.0, "How long a worker with edl.run may take to leave a broken round."),
-    _seconds("--boundary-timeout", 60.0, "How long workers may take to an agreed step boundary."),
-    _seconds("--hang-timeout", 0.0, "Restart a round without progress after this time; 0 for never."),
-    _seconds("--restart-pause", 30.0, "Longest pause before workers that keep failing at once are started again."),
-    _seconds("--spawn-timeout", 10.0, "How long the process that starts workers may take to answer."),
-    _seconds("--warming-timeout", 120.0, "How long others wait for a node that imports its framework."),
-    _seconds("--loading-timeout", 1800.0, "How long a world waits for the state to be read from storage."),
-    *STATE_OPTIONS,
-    click.option(
-        "--data",
-        multiple=True,
-        metavar="NAME=PATTERN[,…][;K=V…]",
-        help="Files of a data set that workers find by name. May be given more than once.",
-    ),
-    click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
-    click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
-    click.option(
-        "--reader-functions",
-        default="",
-        metavar="MODULE:FUNCTION[,…]",
-        help="What trainers may have readers call: decode=, read=, shards=. Those of --data count as well.",
-    ),
-    *TORCHRUN_OPTIONS,
-    *PADDLE_OPTIONS,
-    *PS_OPTIONS,
-    *HYPER_OPTIONS,
-    *VERIFY_OPTIONS,
-    *SCALE_OPTIONS,
-    *AUTOSCALE_OPTIONS,
-    *HTTP_OPTIONS,
-    *LEAVE_OPTIONS,
-    click.option("--rack", default="", help="Where this node stands: copies of its state go to another rack."),
-    click.option(
-        "--standby",
-        type=click.Choice([kind.value for kind in Standby]),
-        default=Standby.FORK.value,
-        help="How workers are kept warm. Default: fork.",
-    ),
-    click.option("--preload", default="", metavar="MODULE[,…]", help="More modules to import ahead of the workers."),
-    *CLUSTER_ENV_OPTIONS,
-    click.option("--local-addr", default="", help="Address of this node. Default: the one that leads to the store."),
-    *LOG_OPTIONS,
-    click.option("-m", "--module", is_flag=True, help="The script is a module name, as in python -m."),
-    click.option("--no-python", is_flag=True, help="The script is any program."),
-]
-
-
-def launcher_options(function: F) -> F:
-    """Give a click command all options of the launcher."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def settings_from(
@@ -185,7 +91,7 @@ def settings_from(
     slots = beside.workers
     store = _store(options)
     private = _is_private(options, nodes, store)
-    scheduler, state = wanted_from(options), state_from(options)
+    scheduler, state = wanted_from(options), record(StateSettings, options)
     job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
     store = _with_secret(store, options, job)
     spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler)
@@ -209,14 +115,14 @@ def settings_from(
         node=node,
         node_rank=options["node_rank"],
         local_addr=options["local_addr"],
-        standby=Standby(options["standby"]),
-        preload=tuple(name for name in options["preload"].split(",") if name),
+        standby=value("standby", options),
+        preload=value("preload", options),
         logs=logs,
         state=state,
         rack=options["rack"],
         outer_error_file=environment().get("TORCHELASTIC_ERROR_FILE", ""),
-        readers=_readers(options),
-        reader_capacity=options["reader_capacity"],
+        readers=value("readers", options),
+        reader_capacity=value("reader_capacity", options),
         reader_functions=functions_from(options["reader_functions"], data_sets(options["data"])),
         servers=servers,
         http=http,
@@ -250,15 +156,15 @@ def _spec(
         nodes,
         options["max_restarts"],
         FaultTolerance(options["fault_tolerance"]),
-        _timeouts(options),
+        record(Timeouts, options),
         data=data_sets(options["data"]),
         hyper=policy_from(options, nodes, slots),
         servers=servers,
         scheduler=scheduler,
         cooldown_s=options["scale_cooldown"],
         autoscale=autoscale_from(options, nodes),
-        slots=rules_from(options),
-        verify=verify_from(options),
+        slots=record(SlotRules, options),
+        verify=record(VerifyRules, options),
     )
 
 
@@ -286,7 +192,7 @@ def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, 
     if not wants_servers(options):
         nodes = parse_nnodes(options["nnodes"], options["node_unit"])
         return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), None
-    found = sizes(options, slots_from, bytes_from("--pserver-memory", options["pserver_memory"]))
+    found = sizes(options, slots_from, value("pserver_memory", options))
     return found.nodes, found.slots, found.here, training_from(options)
 
 
@@ -302,7 +208,7 @@ def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     common = _helper_settings(options, "readers")
     functions = functions_from(options["reader_functions"], data_sets(options["data"]))
     return ReaderSettings(
-        **common, count=_readers(options) or 1, capacity=options["reader_capacity"], functions=functions
+        **common, count=value("readers", options) or 1, capacity=value("reader_capacity", options), functions=functions
     )
 
 
@@ -313,7 +219,7 @@ def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:
     if not servers.count:
         raise SettingError("--servers-per-node", servers.count, "--role=pserver needs at least 1")
     servers = dataclasses.replace(servers, log_folder=server_folder(options))
-    return PserverSettings(**common, servers=servers, checkpoint_dir=state_from(options).checkpoint_dir)
+    return PserverSettings(**common, servers=servers, checkpoint_dir=record(StateSettings, options).checkpoint_dir)
 
 
 def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -325,7 +231,7 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not options["rdzv_id"]:
         raise SettingError("--rdzv-id", "''", f"--role={role} needs the name of the job", "Give the job's --rdzv-id")
     check_job_id(options["rdzv_id"])
-    timeouts = _timeouts(options)
+    timeouts = record(Timeouts, options)
     node = _node(options)
     common = HelperSettings(
         job=JobId(options["rdzv_id"]),
@@ -336,30 +242,6 @@ def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
         grace_s=timeouts.shutdown_s,
     )
     return {field.name: getattr(common, field.name) for field in dataclasses.fields(common)}
-
-
-def _readers(options: Mapping[str, Any]) -> int:
-    if not 0 <= options["readers"] <= MOST_READERS:
-        raise SettingError("--readers", options["readers"], f"must be from 0 to {MOST_READERS}")
-    if options["reader_capacity"] < 1:
-        raise SettingError("--reader-capacity", options["reader_capacity"], "must be at least 1")
-    return int(options["readers"])
-
-
-def _timeouts(options: Mapping[str, Any]) -> Timeouts:
-    return Timeouts(
-        recover_s=options["recover_timeout"],
-        join_grace_s=options["join_grace"],
-        lease_ttl_s=options["lease_ttl"],
-        shutdown_s=options["shutdown_timeout"],
-        rejoin_s=options["rejoin_timeout"],
-        boundary_s=options["boundary_timeout"],
-        hang_s=options["hang_timeout"],
-        spawn_s=options["spawn_timeout"],
-        restart_s=options["restart_pause"],
-        warming_s=options["warming_timeout"],
-        loading_s=options["loading_timeout"],
-    )
 
 
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
@@ -496,20 +378,7 @@ def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
 
 def with_both_spellings(arguments: list[str]) -> list[str]:
     """The command line with each option by its own name in full: see ``spelling``. Raises ``UsageError``."""
-    options = [Spelling(tuple(option.opts), not option.is_flag) for option in _click_options()]
+    options = [Spelling((option.flag, *option.others), not option.flag_only) for option in OPTIONS]
     # Neither is among the launcher's own; torchrun has no --version.
     options += [Spelling((name,), False) for name in ("--help", "--version")]
     return one_spelling(arguments, options, NAMES)
-
-
-def value_options() -> dict[str, bool]:
-    """Each option of the launcher, and whether a value belongs to it."""
-    return {name: not option.is_flag for option in _click_options() for name in option.opts}
-
-
-def _click_options() -> list[click.Option]:
-    @click.command()
-    @launcher_options
-    def probe(**_: Any) -> None: ...
-
-    return [parameter for parameter in probe.params if isinstance(parameter, click.Option)]

@@ -8,11 +8,9 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import click
 
 from edl import __version__
 from edl.config import environment
@@ -21,15 +19,6 @@ from edl.ports import CommandKind, WorkerCommand
 from edl.wire.origin import ASPECTS, Origin
 
 FRAMEWORKS = ("torch", "paddlepaddle", "paddlepaddle-gpu")
-
-ORIGIN_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--allow-differences",
-        default="",
-        metavar="NAME[,…]",
-        help=f"Join a job although these differ from its first launcher's: {', '.join(ASPECTS)}.",
-    ),
-]
 
 
 def allowed_from(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,14 +11,6 @@ from edl.launch.accelerators import count_gpus, paddle_devices
 from edl.launch.resolved_options import ResolvedOptions
 
 CUDA = "CUDA_VISIBLE_DEVICES"
-DEVICE_OPTIONS: dict[tuple[str, ...], str] = {
-    ("--devices",): "devices",
-    ("--gpus",): "GPUs",
-    ("--selected-gpus",): "GPUs",
-    ("--npus", "--selected-npus"): "NPUs",
-    ("--xpus", "--selected-xpus"): "XPUs",
-}
-"""Spellings, and what they name."""
 VARIABLE_OF = {"gpus": CUDA, "selected_gpus": CUDA, "npus": "ASCEND_RT_VISIBLE_DEVICES", "xpus": "XPU_VISIBLE_DEVICES"}
 _ORDER = ("ASCEND_RT_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", CUDA)
 """Which kind ``--devices`` means where several lists are set: as Paddle looks for them. Without any it is the kind that

@@ -8,96 +8,25 @@ left of Paddle's ways (folder of logs, status of the launcher, number of workers
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import click
 
 from edl.config import parse_nnodes
 from edl.errors import SettingError
 from edl.launch import script_servers
 from edl.launch.accelerators import paddle_devices
 from edl.launch.dropin_table import Fate
-from edl.launch.paddle_devices import DEVICE_OPTIONS, choose
+from edl.launch.options.workers import TORCH_LAUNCH
+from edl.launch.paddle_devices import VARIABLE_OF, choose
 from edl.launch.paddle_table import PADDLE_ROWS, WEAK_VARIABLES, row_of
 from edl.launch.resolved_options import ResolvedOptions, Source, inside_worker
-from edl.launch.torchrun_options import TORCH_LAUNCH
 from edl.wire.address import address
 
-DIALECTS = ("auto", "edl", "paddle", TORCH_LAUNCH)
 DEFAULT_MASTER_PORT = "6768"
 """Paddle's, of an endpoint in a variable that has none."""
 TIMES_WHEN_FIXED = 10
 """So much longer Paddle waits for the nodes of a job whose number is fixed."""
 
-
-def _own(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """An option of Paddle's. It has variables of its own, so none of ours."""
-    return click.option(*names, allow_from_autoenv=False, **settings)
-
-
-def _no(name: str, **settings: Any) -> Callable[[Any], Any]:
-    """One that is only explained or refused."""
-    return _own(name, hidden=True, **{"default": "", "metavar": "TEXT", **settings})
-
-
-PADDLE_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--dialect",
-        type=click.Choice(DIALECTS),
-        default="auto",
-        help="paddle: defaults of paddle.distributed.launch; torch.distributed.launch: scripts get --local-rank=N; "
-        "with that and with edl PADDLE_* is not read. Default: as it is spoken.",
-    ),
-    click.option(
-        "--exit-code",
-        type=click.Choice(["edl", "worker"]),
-        default="edl",
-        help="Status when a worker has failed: 1, or the worker's own. Default: edl; worker in Paddle's dialect.",
-    ),
-    _own("--master", default="", metavar="HOST:PORT|etcd://…", help="Paddle's: where nodes meet."),
-    _own("--rank", type=int, default=-1, help="Paddle's name of --node-rank."),
-    _own("--job-id", default="", help="Paddle's name of --rdzv-id."),
-    *(
-        _own(*names, default="", metavar="LIST", help=f"Paddle's: {what} to use, such as 0,1; one worker each.")
-        for names, what in DEVICE_OPTIONS.items()
-    ),
-    _own("--host", default="", help="Paddle's name of --local-addr."),
-    _own("--ips", default="", metavar="HOST,…", help="Paddle's: addresses of all nodes."),
-    _own("--start-port", type=click.IntRange(1, 65535), default=6070, help="With --ips: port of the store."),
-    _own("--max-restart", type=int, default=3, help="Paddle's name of --max-restarts."),
-    _own("--elastic-level", type=click.IntRange(-1, 1), default=-1, help="Paddle's: -1 for no restart of workers."),
-    _own(
-        *("--elastic-timeout", "elastic_timeout"),
-        type=click.IntRange(1),
-        default=30,
-        help="Paddle's: --recover-timeout, and --join-grace of a range of nodes.",
-    ),
-    _own("--auto-parallel-config", default="", metavar="FILE", help="Paddle's: for the workers."),
-    _own("--auto-cluster-config", type=bool, default=False, help="Paddle's: for the workers."),
-    _own("--gloo-port", type=click.IntRange(1, 65535), default=6767, help="With lists of pservers: port of the store."),
-    _own("--backend", default="auto", metavar="gloo|nccl|bkcl|auto", help="Paddle's: for the workers."),
-    _own("--elastic-server", default="", metavar="HOST:PORT", help="Paddle's: etcd, with --job-id and --np."),
-    _own("--np", default="", metavar="N|MIN:MAX", help="Paddle's name of --nnodes."),
-    _no("--log-level", default="INFO"),
-    _no("--sort-ip", type=bool, default=False),
-    _no("--enable-gpu-log", type=bool, default=True),
-    _no("--legacy", type=bool, default=False),
-    _no("--auto-tuner-json"),
-    _no("--with-gloo", default="1"),
-    _no("--cluster-topo-path"),
-    _no("--rank-mapping-path"),
-    _no("--enable-auto-mapping", type=bool, default=False),
-    _no("--coordinators"),
-    _no("--coordinator-num"),
-    _no("--heter-workers"),
-    _no("--heter-devices"),
-    _no("--heter-worker-num"),
-    _no("--elastic-pre-hook"),
-    _no("--hosts"),
-    _no("--scale", type=int, default=0),
-    _no("--force", type=bool, default=False),
-]
 
 SHARED = {
     "nnodes": "nnodes",
@@ -163,8 +92,7 @@ def _telling(resolved: ResolvedOptions, env: Mapping[str, str]) -> list[str]:
 
 def _names() -> list[str]:
     """Values of all of Paddle's options, as far as they are options of their own."""
-    devices = [names[0].removeprefix("--") for names in DEVICE_OPTIONS]
-    return [row.name for row in PADDLE_ROWS if row.name not in ("devices", "http_port")] + devices
+    return [row.name for row in PADDLE_ROWS if row.name not in ("devices", "http_port")] + ["devices", *VARIABLE_OF]
 
 
 def said(resolved: ResolvedOptions, name: str) -> str:

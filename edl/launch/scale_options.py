@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import click
 
 from edl.errors import SettingError
 from edl.job_records import WITH_COLON, SchedulerChoice, SizeOwner
@@ -91,21 +89,6 @@ KINDS: dict[str, Kind] = {
     "slurm": Kind("slurm", "edl.schedulers.slurm", conf=_SLURM),
 }
 """One line each; ``edl.schedulers.order`` says what its module has to offer."""
-
-SCALE_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--scheduler", default="", metavar="KIND", help="Where nodes come from: see docs/schedulers.md."),
-    click.option("--scheduler-conf", default="", metavar="K=V[,…]", help="Settings of that scheduler."),
-    click.option(
-        "--scale-owner",
-        default="",
-        metavar="|".join(owner.value for owner in SizeOwner),
-        help="Who decides how many nodes there are. Default: as the scheduler is used most.",
-    ),
-    click.option(
-        "--scale-cooldown", type=float, default=0.0, metavar="SECONDS", help="Between two resizes. Default: 0."
-    ),
-    click.option("--node-index", default="", metavar="N", help="The scheduler's number for this node."),
-]
 
 
 def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:

@@ -13,7 +13,7 @@ from edl.adapters.host_notes import notes, runtime_folder
 from edl.config import environment
 from edl.job_records import SchedulerChoice
 from edl.launch.addresses import etcd_store
-from edl.launch.cli import value_options
+from edl.launch.options import value_options
 from edl.launch.paddle_table import row_of
 from edl.launch.scale_options import launcher_again, make_scheduler
 from edl.launch.settings import LaunchSettings

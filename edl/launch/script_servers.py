@@ -13,6 +13,7 @@ from typing import Any
 from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import NodeRange, ScriptServers, parse_nnodes
 from edl.errors import SettingError
+from edl.launch.options import is_default
 from edl.launch.ps_options import ONLY_OURS, count_from, endpoints_of, is_list, of_this_host, slots_of_trainers
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.torchrun_options import OWN_ROLES
@@ -81,8 +82,8 @@ def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Ro
     """None where pservers, if there are any, are edl's own. Raises ``SettingError``."""
     if options["pservers"] != "script":
         return None
-    for name, default in ONLY_OURS.items():
-        if options[name] != default:
+    for name in ONLY_OURS:
+        if not is_default(name, options):
             flag = "--" + name.replace("_", "-")
             raise SettingError(flag, options[name], "is for edl's own pservers", "Drop it, or say --pservers=edl")
     gloo = str(options["with_gloo"])

@@ -7,96 +7,21 @@ options that are only torchrun's are answered one by one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import click
-from click.shell_completion import get_completion_class
-
-from edl.agent.workers import torch_environment
-from edl.arithmetic.affinity import MODES
 from edl.errors import SettingError, UsageError
 from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
 from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
+from edl.launch.options import is_default
+from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
 
-TORCH_LAUNCH = "torch.distributed.launch"
-"""The dialect of torchrun's elder sister."""
 OWN_ROLES = ("reader", "trainer", "pserver")
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-
-
-def _accepted(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """One that changes nothing, and so has no variable of ours."""
-    return click.option(*names, allow_from_autoenv=False, **settings)
-
-
-def _print_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    if not shell:
-        return
-    kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - click has these three
-    click.echo(kind(context.command, {}, "edl-run", "_EDL_RUN_COMPLETE").source())
-    context.exit()
-
-
-TORCHRUN_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--role",
-        default="default",
-        metavar="NAME",
-        help="reader, pserver: run no script, only have such processes for the job; trainer, in a job with pservers: "
-        "have none of them. Any other name is for the workers, as ROLE_NAME. Default: default.",
-    ),
-    click.option("--master-addr", default="", metavar="HOST", help="With more than one node: host of the store."),
-    click.option(
-        *("--master-port",),
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="With more than one node: its port. Default: 29500.",
-    ),
-    click.option("--run-path", is_flag=True, help="The script is a file of Python, whatever --no-python says."),
-    click.option("--virtual-local-rank", is_flag=True, help="Workers see one accelerator each, and find LOCAL_RANK=0."),
-    click.option(
-        "--numa-binding",
-        type=click.Choice(["none", *MODES]),
-        default="none",
-        help="Bind workers to the processor cores next to their GPUs. Default: none.",
-    ),
-    click.option(
-        "--signals-to-handle",
-        default=torch_environment.SIGNALS,
-        metavar="NAME[,…]",
-        help="Signals that stop this node and are passed to its workers: TERM, INT, HUP, QUIT and these.",
-    ),
-    _accepted("--monitor-interval", type=float, default=0.1, metavar="SECONDS", help="Accepted from torchrun."),
-    _accepted(
-        "--start-method",
-        type=click.Choice(["spawn", "fork", "forkserver"]),
-        default="spawn",
-        help="Accepted from torchrun; see --standby.",
-    ),
-    _accepted("--event-log-handler", default="null", metavar="NAME", help="Accepted from torchrun; see edl events."),
-    _accepted(
-        "--use-env",
-        is_flag=True,
-        help="With --dialect=torch.distributed.launch: scripts get no --local-rank=N. Else it always holds.",
-    ),
-    _accepted("--log-line-prefix-template", default="", metavar="TEMPLATE", help="torchrun's name of --log-prefix."),
-    _accepted(
-        "--print-completion",
-        type=click.Choice(["bash", "zsh", "fish"]),
-        default=None,
-        expose_value=False,
-        is_eager=True,
-        callback=_print_completion,
-        help="Print what makes this shell complete edl-run's options, and exit.",
-    ),
-]
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
@@ -139,8 +64,8 @@ def _how_often(resolved: ResolvedOptions) -> None:
     interval = resolved.values["monitor_interval"]
     if not interval > 0:
         raise SettingError("--monitor-interval", f"{interval:g}", "must be more than 0", "Or drop it")
-    for name, default in (("monitor_interval", 0.1), ("start_method", "spawn")):
-        if resolved.given(name) and resolved.values[name] != default:
+    for name in ("monitor_interval", "start_method"):
+        if resolved.given(name) and not is_default(name, resolved.values):
             _explain(resolved, name)
 
 

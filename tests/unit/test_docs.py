@@ -17,8 +17,8 @@ from edl.agent.workers.paddle_environment import KINDS, ScriptPlaces, shortened
 from edl.checkpoint.directory.manifest import MARKER_FILE, OWNER_FILE
 from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
 from edl.job_records import Training
-from edl.launch.cli import launcher_options
 from edl.launch.data_option import data_sets
+from edl.launch.options import launcher_options
 from edl.launch.pservers import environment_of
 from edl.launch.settings import CONF_KEYS, ServerSettings
 from edl.master.events import Kind

@@ -13,8 +13,9 @@ import pytest
 from edl.errors import SettingError
 from edl.launch import __main__ as program
 from edl.launch import paddle_options
-from edl.launch.cli import settings_from, value_options, with_both_spellings
+from edl.launch.cli import settings_from, with_both_spellings
 from edl.launch.dropin_table import Fate, Row
+from edl.launch.options import value_options
 from edl.launch.paddle_table import OTHER_VARIABLES, PADDLE_ROWS, WEAK_VARIABLES
 from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import LaunchSettings

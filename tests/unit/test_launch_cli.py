@@ -15,8 +15,9 @@ from edl.config import FaultTolerance, HyperPolicy, LogPlan, LrRule, NodeRange, 
 from edl.errors import ScriptError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import __main__ as program
-from edl.launch import accelerators, cli, slot_options
+from edl.launch import accelerators, slot_options
 from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.options import OPTIONS
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
 
@@ -440,8 +441,8 @@ def imported(log: str) -> set[str]:
 def test_help_comes_without_network_libraries_or_frameworks() -> None:
     ended = launcher("--help")
     assert ended.returncode == 0
-    shown = [kind for kind in cli._click_options() if not kind.hidden]
-    missing = [option for kind in shown for option in kind.opts if option not in ended.stdout]
+    shown = [option for option in OPTIONS if not option.hidden]
+    missing = [name for option in shown for name in option.names if name not in ended.stdout]
     assert missing == []
     found = imported(ended.stderr)
     assert "click" in found

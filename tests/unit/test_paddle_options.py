@@ -12,8 +12,8 @@ from edl.config import LogLayout, NodeRange, changed
 from edl.errors import SettingError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import paddle_devices, paddle_options
-from edl.launch.cli import value_options
 from edl.launch.launcher import status_of_worker
+from edl.launch.options import value_options
 from edl.launch.resolved_options import Source
 from edl.launch.scale_options import launcher_again
 from edl.launch.settings import Backend

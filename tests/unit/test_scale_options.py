@@ -13,7 +13,7 @@ from edl.errors import SettingError
 from edl.job_records import SchedulerChoice, SizeOwner
 from edl.launch import __main__ as program
 from edl.launch import scale_options, scaling
-from edl.launch.cli import value_options
+from edl.launch.options import value_options
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import KINDS, launcher_again, make_scheduler, node_index
 from edl.ports import Store

@@ -15,7 +15,7 @@ import pytest
 from edl.errors import SchedulerError, SettingError
 from edl.exit_codes import ExitCode
 from edl.job_records import SchedulerChoice
-from edl.launch.cli import launcher_options
+from edl.launch.options import launcher_options
 from edl.launch.scale_options import KINDS
 from edl.schedulers.port import Size
 from edl.schedulers.slurm import MARK, Queued, check, make, node_name, queue_from

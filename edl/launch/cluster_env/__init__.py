@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import click
 
 from edl.config import parse_nnodes
 from edl.errors import SettingError
@@ -46,16 +43,6 @@ CLUSTER_ENVS: dict[str, ClusterEnv] = {
     "env": ClusterEnv(pods.find_variables, "MASTER_ADDR, WORLD_SIZE and RANK, which count launchers", on_request=True),
 }
 """The nearest to the process first: mpirun is started in a batch job, and a batch job in a pod, not the other way."""
-
-CLUSTER_ENV_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        *("--cluster-env", "--world"),
-        type=click.Choice(["auto", "none", *CLUSTER_ENVS]),
-        default="auto",
-        envvar=["EDL_CLUSTER_ENV", "EDL_WORLD"],
-        help="Whose variables say how many nodes there are and where they meet; docs/cluster-env.md. Default: auto.",
-    ),
-]
 
 
 def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
