@@ -216,17 +216,6 @@ class HyperPolicy:
         """Whether anything is to be followed at all."""
         return self != HyperPolicy(warmup=self.warmup, reference=self.reference)
 
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {
-            "--global-batch": str(self.global_batch),
-            "--local-batch": str(self.local_batch),
-            "--lr-rule": self.rule.value,
-            "--lr-warmup": str(self.warmup),
-            "--lr-reference": str(self.reference),
-            "--logical-ranks": str(self.logical_ranks),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleRules:
@@ -243,14 +232,6 @@ class AutoscaleRules:
             raise SettingError("--autoscale-efficiency", f"{self.efficiency:g}", "must be more than 0, and at most 1")
         _positive("--autoscale-cooldown", self.cooldown_s, zero_allowed=True)
 
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {
-            "--autoscale": "throughput" if self.enabled else "off",
-            "--autoscale-efficiency": f"{self.efficiency:g}",
-            "--autoscale-cooldown": f"{self.cooldown_s:g}",
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class SlotRules:
@@ -265,10 +246,6 @@ class SlotRules:
         if self.strikes < 0:
             raise SettingError("--slot-strikes", self.strikes, "must be 0 or more", "0 never drops a slot by itself")
         _positive("--slot-cooldown", self.cooldown_s, zero_allowed=True)
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {"--slot-strikes": str(self.strikes), "--slot-cooldown": f"{self.cooldown_s:g}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +262,6 @@ class ScriptServers:
 
     def __bool__(self) -> bool:
         return bool(self.each or self.servers)
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        if not self:
-            return {}
-        listed = {"--servers": ",".join(self.servers), "--trainers": ",".join(self.trainers)}
-        return {"--with_gloo": self.gloo, **(listed if self.servers else {"--server_num": str(self.each)})}
 
 
 class OnMismatch(enum.Enum):
@@ -316,10 +286,6 @@ class VerifyRules:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise SettingError("--verify-state", self.every, "must be 0 or more", "0 compares after each restore only")
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {"--verify-state": str(self.every), "--on-state-mismatch": self.on_mismatch.value}
 
     @property
     def text(self) -> str:
@@ -381,47 +347,6 @@ class JobSpec:
         if self.max_restarts < 0:
             raise SettingError("--max-restarts", self.max_restarts, "must be 0 or more")
         _positive("--scale-cooldown", self.cooldown_s, zero_allowed=True)
-
-    def differences(self, other: JobSpec) -> list[str]:
-        """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
-        mine, theirs = self._flags(), other._flags()
-        return [
-            f"{flag}={mine[flag]} (the running job has {theirs[flag]})"
-            for flag in mine
-            if flag in theirs and mine[flag] != theirs[flag]
-        ]
-
-    def _flags(self) -> dict[str, str]:
-        bounds = f"{self.nodes.minimum}:{self.nodes.maximum}"
-        return {
-            "--nnodes": bounds,
-            "--node-unit": str(self.nodes.unit),
-            "--max-restarts": str(self.max_restarts),
-            "--fault-tolerance": self.fault_tolerance.value,
-            "--recover-timeout": f"{self.timeouts.recover_s:g}",
-            "--join-grace": f"{self.timeouts.join_grace_s:g}",
-            "--lease-ttl": f"{self.timeouts.lease_ttl_s:g}",
-            "--shutdown-timeout": f"{self.timeouts.shutdown_s:g}",
-            "--rejoin-timeout": f"{self.timeouts.rejoin_s:g}",
-            "--boundary-timeout": f"{self.timeouts.boundary_s:g}",
-            "--hang-timeout": f"{self.timeouts.hang_s:g}",
-            "--spawn-timeout": f"{self.timeouts.spawn_s:g}",
-            "--restart-pause": f"{self.timeouts.restart_s:g}",
-            "--warming-timeout": f"{self.timeouts.warming_s:g}",
-            "--loading-timeout": f"{self.timeouts.loading_s:g}",
-            "--data": " ".join(sorted(one.text for one in self.data)) or "''",
-            **self.hyper.flags(),
-            "--run-mode": "ps" if self.servers or self.script_servers else "collective",
-            "--pservers": "script" if self.script_servers else "edl",
-            **(self.servers.flags() if self.servers else {}),
-            **self.script_servers.flags(),
-            "--scheduler": "''",
-            "--scale-cooldown": f"{self.cooldown_s:g}",
-            **self.autoscale.flags(),
-            **self.slots.flags(),
-            **self.verify.flags(),
-            **(self.scheduler.flags() if self.scheduler else {}),
-        }
 
 
 def check_job_id(job: str) -> None:

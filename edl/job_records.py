@@ -99,19 +99,6 @@ class Training:
             shown = ":".join(map(str, self.servers))
             raise SettingError("--servers", shown, f"needs MIN:MAX with 1 <= MIN <= MAX <= {MOST_SERVERS}")
 
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {
-            "--servers": ":".join(map(str, self.servers)),
-            "--ps-mode": self.mode.value,
-            "--staleness": str(self.staleness),
-            "--staleness-lr": "yes" if self.staleness_lr else "no",
-            "--geo-steps": str(self.geo_steps),
-            "--replication": self.replication.value,
-            "--replication-lag": f"{self.lag_s:g}",
-            "--ps-save-every": f"{self.save_every_s:g}",
-        }
-
 
 # --- scheduler -------------------------------------------------------------------------------------------------------
 
@@ -147,8 +134,3 @@ class SchedulerChoice:
         if not self.target:
             return self.kind
         return f"{self.kind}{':' if self.kind in WITH_COLON else '/'}{self.target}"
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        conf = ",".join(f"{key}={value}" for key, value in sorted(self.conf.items()))
-        return {"--scheduler": self.text, "--scheduler-conf": conf, "--scale-owner": self.owner.value}

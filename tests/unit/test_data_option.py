@@ -12,6 +12,7 @@ from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError
 from edl.job_records import environment_text
 from edl.launch.data_option import data_sets, functions_from
+from edl.launch.options.agreement import differences
 from edl.types import JobId, NodeId
 from edl.wire import plain
 
@@ -54,7 +55,7 @@ def test_all_launchers_agree_on_it_and_workers_are_told() -> None:
     data = data_sets(("train=/d/x;shuffle=no",))
     spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data)
     other = JobSpec(JobId("job"), NodeRange(1, 1))
-    assert spec.differences(other) == ["--data=train=/d/x;shuffle=no (the running job has '')"]
+    assert differences(spec, other) == ["--data=train=/d/x;shuffle=no (the running job has '')"]
     environment = ahead_environment({}, spec, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
     assert environment["EDL_DATA_SETS"] == environment_text(data)
     assert plain.loads(JobSpec, plain.dumps(spec)) == spec

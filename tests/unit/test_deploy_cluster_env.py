@@ -14,6 +14,7 @@ import yaml
 
 from edl.launch import __main__ as program
 from edl.launch.cli import settings_from
+from edl.launch.options.agreement import differences
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
 from tests.unit.test_deploy import VERSIONS, template_of, validate, workload
@@ -166,7 +167,7 @@ def test_all_pods_are_one_job(name: str, folder: Path, monkeypatch: pytest.Monke
     operator, pods, store = CASES[name]
     found = [launched(arguments, env, monkeypatch)[0] for arguments, env in operator(manifest(name))]
     assert len(found) == pods
-    assert not any(one.spec.differences(found[0].spec) for one in found), "they would refuse each other"
+    assert not any(differences(one.spec, found[0].spec) for one in found), "they would refuse each other"
     wanted = (1, 4) if name == ELASTIC else (pods, pods)
     assert {(one.spec.nodes.minimum, one.spec.nodes.maximum) for one in found} == {wanted}
     assert {one.slots for one in found} == {2}

@@ -22,6 +22,7 @@ from edl.launch import pservers
 from edl.launch.cli import pserver_settings_from, serves_only
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import Helpers, Kit
+from edl.launch.options.agreement import agreed, differences
 from edl.launch.pservers import Pservers, secret_of
 from edl.launch.settings import LaunchSettings, ServerSettings
 from edl.ports import Put
@@ -52,7 +53,7 @@ def bounds(settings: LaunchSettings) -> tuple[int, ...]:
 def test_a_collective_job_has_nothing_of_it(tmp_path: Path) -> None:
     settings = read(tmp_path)
     assert (settings.spec.servers, settings.spec.independent, settings.servers) == (None, False, ServerSettings())
-    assert settings.spec._flags()["--run-mode"] == "collective"
+    assert agreed(settings.spec)["--run-mode"] == "collective"
 
 
 def test_sizes_are_of_the_whole_job(tmp_path: Path) -> None:
@@ -71,8 +72,8 @@ def test_how_it_trains_is_agreed_on(tmp_path: Path) -> None:
     assert settings.spec.servers == wanted
     assert plain.loads(JobSpec, plain.dumps(settings.spec)) == settings.spec
     other = read(tmp_path, *options, "--servers=3", "--ps-save-every=60")
-    (difference,) = settings.spec.differences(
-        JobSpec(settings.spec.job, settings.spec.nodes, servers=other.spec.servers)
+    (difference,) = differences(
+        settings.spec, JobSpec(settings.spec.job, settings.spec.nodes, servers=other.spec.servers)
     )
     assert difference == "--replication-lag=0.25 (the running job has 0.5)"
     assert read(tmp_path, "--run-mode=ps").spec.servers == Training()

@@ -14,6 +14,7 @@ from edl.job_records import SchedulerChoice, SizeOwner
 from edl.launch import __main__ as program
 from edl.launch import scale_options, scaling
 from edl.launch.options import value_options
+from edl.launch.options.agreement import differences
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import KINDS, launcher_again, make_scheduler, node_index
 from edl.ports import Store
@@ -58,9 +59,9 @@ class TestRead:
     def test_launchers_that_differ_are_told(self) -> None:
         choices = [SchedulerChoice("exec", "a", owner=owner) for owner in SizeOwner]
         one, other = (JobSpec(JOB, NodeRange(1, 1), scheduler=choice) for choice in choices)
-        assert one.differences(other) == ["--scale-owner=master (the running job has external)"]
+        assert differences(one, other) == ["--scale-owner=master (the running job has external)"]
         none = JobSpec(JOB, NodeRange(1, 1), cooldown_s=5)
-        assert none.differences(one) == [
+        assert differences(none, one) == [
             "--scheduler='' (the running job has exec:a)",
             "--scale-cooldown=5 (the running job has 0)",
         ]

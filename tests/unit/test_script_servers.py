@@ -13,6 +13,7 @@ from edl.agent.workers.log_paths import Attempt, WorkerFiles, peers
 from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import JobSpec, LogLayout, NodeRange, ScriptServers
 from edl.errors import SettingError
+from edl.launch.options.agreement import differences
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import plain
 from edl.wire.messages import Member, World
@@ -123,11 +124,11 @@ class TestSizes:
     def test_all_launchers_agree_on_them(self) -> None:
         spec = read("--server_num=2", "--rdzv-id=j").spec
         assert plain.loads(JobSpec, plain.dumps(spec)) == spec
-        assert spec.differences(read("--server_num=1", "--rdzv-id=j").spec) == [
+        assert differences(spec, read("--server_num=1", "--rdzv-id=j").spec) == [
             "--server_num=2 (the running job has 1)"
         ]
         ours = read("--server_num=2", "--rdzv-id=j", "--pservers=edl").spec
-        assert "--pservers=script (the running job has edl)" in spec.differences(ours)
+        assert "--pservers=script (the running job has edl)" in differences(spec, ours)
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

@@ -12,6 +12,7 @@ from edl.config import JobSpec, NodeRange, SlotRules
 from edl.errors import SettingError
 from edl.launch import accelerators, slot_options
 from edl.launch.options import record
+from edl.launch.options.agreement import differences
 from edl.types import JobId, NodeId
 from tests.unit.test_slots import ALL, world_of
 
@@ -87,7 +88,7 @@ class TestOptions:
             with pytest.raises(SettingError, match="must be 0 or more"):
                 SlotRules(**bad)
         one, other = (JobSpec(JobId("j"), NodeRange(1, 1), slots=SlotRules(number)) for number in (2, 3))
-        assert one.differences(other) == ["--slot-strikes=2 (the running job has 3)"]
+        assert differences(one, other) == ["--slot-strikes=2 (the running job has 3)"]
 
 
 class _Nvml:
