@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -15,21 +14,15 @@ from typing import Any, NoReturn
 import click
 
 from edl import __version__
-from edl.config import CREDENTIALS, adopt, environment
+from edl.config import adopt, environment
 from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch import cluster_env, paddle_options, torchrun_options
-from edl.launch.cli import (
-    pserver_settings_from,
-    reader_settings_from,
-    serves_only,
-    settings_from,
-    with_both_spellings,
-)
+from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.console import let_go_of_console, open_console, unblocked_console
 from edl.launch.options import SectionedCommand, launcher_options
 from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
-from edl.launch.settings import FunctionLaunch
+from edl.launch.settings import FunctionLaunch, LaunchSettings, PserverSettings, ReaderSettings
 
 THREADS_S = 5.0
 """How long threads may take to end when everything else is over."""
@@ -59,42 +52,33 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
-    resolved = ResolvedOptions.by(click.get_current_context(), script, arguments)
+    context = click.get_current_context()
+    resolved = ResolvedOptions.by(context, script, arguments)
     try:
         settle(resolved, environment())
         adopt(resolved.environment)
-        _start(resolved)
+        _start(resolved, context.find_object(FunctionLaunch))
     except SettingError as error:
         raise resolved.named(error) from error
 
 
-def _start(resolved: ResolvedOptions) -> None:
-    """Run what the options ask for, and exit with its status."""
-    options, script = resolved.values, resolved.script
-    if options["role"] in ("reader", "pserver") and script:
-        raise click.UsageError(f"--role={options['role']} runs no script: drop {script}")
-    if serves_only(options):
-        from edl.launch.pservers import serve_parameters
+def _start(resolved: ResolvedOptions, function: FunctionLaunch | None = None) -> None:
+    """Run what the options ask for, and exit with its status. ``function``: what is launched from Python."""
+    settings = settings_of(resolved, function, tuple(with_both_spellings(sys.argv[1:])))
+    # Imported only now: the network libraries are not needed to print the help.
+    match settings:
+        case PserverSettings():
+            from edl.launch.pservers import serve_parameters
 
-        _to_the_end(serve_parameters(pserver_settings_from(options)))
-    if options["role"] == "reader":
-        from edl.launch.readers import serve_readers
+            _to_the_end(serve_parameters(settings))
+        case ReaderSettings():
+            from edl.launch.readers import serve_readers
 
-        _to_the_end(serve_readers(reader_settings_from(options)))
-    function_launch = click.get_current_context().find_object(FunctionLaunch) or FunctionLaunch()
-    if function_launch.report_file and options["scheduler"] == "process":
-        what = "a job that was started from Python has no command line by which more launchers could be started"
-        raise SettingError("--scheduler", "process", what, "Start it with edl-run")
-    if not script and function_launch.command is None:
-        raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
-    from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
+            _to_the_end(serve_readers(settings))
+        case LaunchSettings():
+            from edl.launch.compose import launch
 
-    settings = settings_from(options, script, resolved.arguments, function_launch.command)
-    given, remarks = tuple(with_both_spellings(sys.argv[1:])), (*resolved.remarks, *settings.remarks)
-    told_all = dataclasses.replace(settings, arguments=given, remarks=remarks, report_file=function_launch.report_file)
-    _to_the_end(
-        launch(dataclasses.replace(told_all, for_workers={**dict.fromkeys(CREDENTIALS), **resolved.for_workers}))
-    )
+            _to_the_end(launch(settings))
 
 
 def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:

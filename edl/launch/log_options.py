@@ -26,11 +26,19 @@ _ESCAPED = "\0"
 
 
 def log_plan(
-    options: Mapping[str, Any], job: str, node: str, slots: int, command: WorkerCommand, env: Mapping[str, str]
+    options: Mapping[str, Any],
+    job: str,
+    node: str,
+    slots: int,
+    command: WorkerCommand,
+    env: Mapping[str, str],
+    *,
+    servers: int = 0,
 ) -> LogPlan:
     """What the options say for the launcher of this job and node. Raises ``SettingError``.
 
-    ``slots``: workers of this node; 0 when that is not known. A temporary folder is made when none is given.
+    ``slots``: workers of this node; 0 when that is not known. ``servers``: how many of them, the first ones, are
+    pservers. A temporary folder is made when none is given.
     """
     redirect_all, redirects = stream_map("--redirects", options["redirects"], slots)
     tee_all, tee = stream_map("--tee", options["tee"], slots)
@@ -61,6 +69,7 @@ def log_plan(
         links=str(base) if base is not None and layout is LogLayout.PADDLE else "",
         workers=max(1, slots),
         reserve=value("log_reserve", options),
+        servers=servers,
     )
 
 

@@ -26,7 +26,7 @@ _SIZES = ("servers", "trainers", "server_nnodes", "servers_per_node", "trainer_n
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class Places:
     """How many trainers and pservers there are, and how many of them are here."""
 
     nodes: NodeRange
@@ -56,7 +56,7 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Sizes:
+def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Places:
     """Who is here, and how many there may be. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
     trainers, servers = options["trainers"].strip(), options["servers"].strip()
     slots = slots_of_trainers(options, slots_of)
@@ -82,7 +82,7 @@ def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: in
             "neither it nor --servers names an address of this host",
             "Name one, or --local-addr",
         )
-    return Sizes(nodes, slots, here)
+    return Places(nodes, slots, here)
 
 
 def training_from(options: Mapping[str, Any]) -> Training:

@@ -10,15 +10,18 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.errors import SettingError, UsageError
 from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
 from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
-from edl.launch.options import is_default
+from edl.launch.options import is_default, record
 from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.settings import WorkerSettings
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
+from edl.ports import WorkerCommand
 
 OWN_ROLES = ("reader", "trainer", "pserver")
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -100,20 +103,30 @@ def _look_at_other_variables(resolved: ResolvedOptions, env: Mapping[str, str]) 
             resolved.remark(f"{variable.name}={text} changes nothing: {variable.why}{instead}")
 
 
-def workers_from(options: Mapping[str, Any], slots: int, env: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of ``LaunchSettings`` that say how workers run. ``slots``: spare ones included. Raises ``UsageError``."""
+def workers_from(
+    options: Mapping[str, Any],
+    command: WorkerCommand,
+    slots: int,
+    env: Mapping[str, str],
+    *,
+    variables: Mapping[str, str | None],
+    scripts: ScriptPlaces,
+) -> WorkerSettings:
+    """How workers run. ``slots``: spare ones included. Raises ``UsageError``."""
     devices = visible_devices()
-    virtual = options["virtual_local_rank"]
-    for variable, entries in devices.items() if virtual else ():
+    for variable, entries in devices.items() if options["virtual_local_rank"] else ():
         if len(entries) < slots:
             why = f"{slots} slots need as many devices, and {variable} has {len(entries)} here"
             raise UsageError(f"--virtual-local-rank: {why}. Lower --nproc-per-node, or drop it")
-    return {
-        "role": "" if options["role"] == "default" else options["role"],
-        "python": python_from(env),
-        "virtual_local_rank": virtual,
-        "cores": cores_of_slots(options["numa_binding"], devices, slots),
-    }
+    return record(
+        *(WorkerSettings, options),
+        command=command,
+        role="" if options["role"] == "default" else options["role"],
+        python=python_from(env),
+        cores=cores_of_slots(options["numa_binding"], devices, slots),
+        variables=variables,
+        scripts=scripts,
+    )
 
 
 def python_from(env: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edl.errors import SettingError
 from edl.launch import __main__ as program
-from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import LaunchSettings
 
@@ -25,10 +25,17 @@ def tell(*arguments: str, env: Mapping[str, str] | None = None) -> ResolvedOptio
     return told
 
 
+def launch_settings(told: ResolvedOptions) -> LaunchSettings:
+    """The settings of a launcher that has workers."""
+    settings = settings_of(told)
+    assert isinstance(settings, LaunchSettings)
+    return settings
+
+
 def read(*arguments: str, env: Mapping[str, str] | None = None) -> LaunchSettings:
     """The settings that follow. ``train.py`` has to exist."""
     told = tell(*arguments, env=env)
     try:
-        return settings_from(told.values, told.script, told.arguments)
+        return launch_settings(told)
     except SettingError as error:
         raise told.named(error) from error

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from edl.launch import __main__ as program
-from edl.launch.cli import settings_from
 from edl.launch.options.agreement import differences
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
+from tests.unit.launching import launch_settings
 from tests.unit.test_deploy import VERSIONS, template_of, validate, workload
 from tests.unit.test_launch_cli import folder
 from tests.unit.test_slurm import program as make_program
@@ -144,7 +144,7 @@ def launched(arguments: list[str], env: Env, monkeypatch: pytest.MonkeyPatch) ->
         context = program.run.make_context("edl-run", [*options, "train.py"])
         told = ResolvedOptions.by(context, "train.py")
         program.settle(told, env)
-        return settings_from(told.values, told.script, told.arguments), told.remarks
+        return launch_settings(told), told.remarks
 
 
 def test_each_example_has_its_case() -> None:

@@ -13,7 +13,7 @@ import pytest
 from edl.errors import SettingError
 from edl.launch import __main__ as program
 from edl.launch import paddle_options
-from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
 from edl.launch.options import value_options
 from edl.launch.paddle_table import OTHER_VARIABLES, PADDLE_ROWS, WEAK_VARIABLES
@@ -21,6 +21,7 @@ from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import LaunchSettings
 from scripts import dropin_paddle
 from scripts.dropin_paddle import Theirs
+from tests.unit.launching import launch_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +77,7 @@ def tell(*arguments: str, **env: str) -> ResolvedOptions:
 
 def settings(*arguments: str, **env: str) -> LaunchSettings:
     told = tell(*arguments, **env)
-    return settings_from(told.values, "train.py", ())
+    return launch_settings(told)
 
 
 def test_every_option_of_either_launcher_is_in_the_table(theirs: list[Theirs]) -> None:

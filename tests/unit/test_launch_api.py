@@ -21,10 +21,11 @@ from edl.launch import __main__ as command_line
 from edl.launch import api, function_launch
 from edl.launch.api import LaunchConfig, command_words, elastic_launch
 from edl.launch.api_options import words_of
-from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.cli import with_both_spellings
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import LaunchSettings
 from edl.worker import call, session
+from tests.unit.launching import launch_settings
 
 
 def read(config: Any, *command: str) -> LaunchSettings:
@@ -35,7 +36,7 @@ def read(config: Any, *command: str) -> LaunchSettings:
         told = ResolvedOptions.by(context, script, arguments)
         command_line.settle(told, {})
         told.values["log_dir"] = told.values["log_dir"] or "/nonexistent"  # not made before the job starts
-        return settings_from(told.values, told.script, told.arguments)
+        return launch_settings(told)
 
 
 def test_a_config_says_what_the_command_line_would(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_config_says_what_the_command_line_would(tmp_path: Path) -> None:
     assert settings.spec.timeouts.lease_ttl_s == 5.5
     assert settings.store.endpoints == ("h1:2379", "h2:2379")
     assert (settings.store.connect_timeout_s, settings.store.user) == (7.0, "me")
-    assert (settings.standby, settings.local_addr) == (Standby.NONE, "127.0.0.1")
+    assert (settings.workers.standby, settings.local_addr) == (Standby.NONE, "127.0.0.1")
     assert settings.state.adopt
     assert (settings.logs.tee, settings.logs.redirect_all) == ({0: 3, 1: 1}, 2)
 

@@ -92,11 +92,11 @@ class TestDialect:
         settings = read("--dialect=paddle")
         assert settings.logs.layout is LogLayout.PADDLE
         assert settings.logs.links == str(folder / "log")
-        assert settings.worker_status
+        assert settings.report.worker_status
         assert (settings.slots, settings.spec.nodes) == (1, NodeRange(1, 1))
         other = read("--dialect=paddle", "--log_dir=mine", "--exit-code=edl", "--nproc_per_node=3")
         assert other.logs.links == str(folder / "mine")
-        assert (other.worker_status, other.slots) == (False, 3)
+        assert (other.report.worker_status, other.slots) == (False, 3)
 
     def test_gives_each_gpu_that_paddle_can_use_a_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paddle_options, "paddle_devices", lambda: (GPU, 4))
@@ -107,8 +107,8 @@ class TestDialect:
     def test_takes_other_scripts_for_programs(self, folder: Path) -> None:
         (folder / "train.sh").write_text("#!/bin/sh\n")
         (folder / "train.sh").chmod(0o755)
-        assert read("--dialect=paddle", "./train.sh").command.kind is CommandKind.PROGRAM
-        assert read("--dialect=paddle", "train.py").command.kind is CommandKind.SCRIPT
+        assert read("--dialect=paddle", "./train.sh").workers.command.kind is CommandKind.PROGRAM
+        assert read("--dialect=paddle", "train.py").workers.command.kind is CommandKind.SCRIPT
 
     def test_takes_proxies_from_workers(self) -> None:
         told = tell("--dialect=paddle", env={"http_proxy": "p:1"})
@@ -158,7 +158,7 @@ class TestOptions:
         settings = read(*lists, "--host=203.0.113.2")
         assert settings.store.endpoints == ("203.0.113.1:6767",)
         assert (settings.slots, settings.servers.count, settings.spec.nodes) == (2, 0, NodeRange(2, 2))
-        assert settings.scripts.addresses == ("203.0.113.2:6170", "203.0.113.2:6171")
+        assert settings.workers.scripts.addresses == ("203.0.113.2:6170", "203.0.113.2:6171")
         ours = read(*lists, "--host=203.0.113.2", "--pservers=edl")
         assert (ours.slots, ours.servers.count, ours.spec.nodes) == (1, 1, NodeRange(2, 2))
         assert read(*lists, "--host=203.0.113.2", "--gloo_port=7").store.endpoints == ("203.0.113.1:7",)

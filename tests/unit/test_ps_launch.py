@@ -19,12 +19,13 @@ from edl.job_records import Mode, Replication, Training
 from edl.launch import __main__ as program
 from edl.launch import helpers as helping
 from edl.launch import pservers
-from edl.launch.cli import pserver_settings_from, serves_only
+from edl.launch.cli import settings_of
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import Helpers, Kit
 from edl.launch.options.agreement import agreed, differences
 from edl.launch.pservers import Pservers, secret_of
-from edl.launch.settings import LaunchSettings, ServerSettings
+from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.settings import LaunchSettings, PserverSettings, ServerSettings
 from edl.ports import Put
 from edl.testing.memory_store import MemoryStore
 from edl.types import JobId
@@ -115,17 +116,19 @@ def test_lists_of_addresses_say_who_is_here(tmp_path: Path) -> None:
 def test_a_host_that_is_only_named_for_pservers_trains_nothing(tmp_path: Path) -> None:
     options = ["--servers=127.0.0.1:6171", "--trainers=192.0.2.1:6181", STORE, JOB]
     parameters = program.run.make_context("edl-run", [*options, "train.py"]).params
-    assert serves_only(parameters)
-    assert pserver_settings_from(parameters).servers.ports == (6171,)
-    assert not serves_only(program.run.make_context("edl-run", ["--run-mode=ps", "train.py"]).params)
+    settings = settings_of(ResolvedOptions(parameters))
+    assert isinstance(settings, PserverSettings)
+    assert settings.servers.ports == (6171,)
+    assert read(tmp_path, "--run-mode=ps").slots == 1
 
 
 def test_a_launcher_of_pservers_alone() -> None:
     options = ["--role=pserver", STORE, JOB, "--servers-per-node=2", "--pserver-memory=3G", "--shutdown-timeout=8"]
     parameters = program.run.make_context("edl-run", list(options)).params
-    assert serves_only(parameters)
-    settings = pserver_settings_from(parameters)
-    assert (settings.job, settings.servers, settings.grace_s) == ("j", ServerSettings(2, memory_bytes=3 << 30), 8.0)
+    settings = settings_of(ResolvedOptions(parameters))
+    assert isinstance(settings, PserverSettings)
+    assert (settings.helper.job, settings.helper.grace_s) == ("j", 8.0)
+    assert settings.servers == ServerSettings(2, memory_bytes=3 << 30)
     with pytest.raises(Exception, match="runs no script"):
         program.run.main(args=[*options, "train.py"], standalone_mode=False)
 
@@ -175,7 +178,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, arguments: list
 def test_a_launcher_of_pservers_needs_to_know_where_the_job_is(arguments: list[str], text: str) -> None:
     parameters = program.run.make_context("edl-run", ["--role=pserver", *arguments]).params
     with pytest.raises(UsageError, match=text):
-        pserver_settings_from(parameters)
+        settings_of(ResolvedOptions(parameters))
 
 
 def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

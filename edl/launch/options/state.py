@@ -6,7 +6,7 @@ from edl.config import VerifyRules
 from edl.launch.naming import checkpoint_folder
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import at_least, between, bytes_from, finite_seconds
-from edl.launch.settings import LaunchSettings, StateSettings
+from edl.launch.settings import ReaderPool, StateSettings
 
 SLOWEST_COPY = 2 << 20
 """Bytes a second; a slower copy to another node would be given up as one that creeps."""
@@ -114,7 +114,7 @@ STATE = (
     ),
     Option(
         "--readers",
-        setting=Setting(LaunchSettings, "readers"),
+        setting=Setting(ReaderPool, "count"),
         check=between(0, MOST_READERS),
         help=(
             "Processes of this launcher that read data for all trainers of the job. With `--role=reader` at least 1."
@@ -130,7 +130,7 @@ STATE = (
     ),
     Option(
         "--reader-capacity",
-        setting=Setting(LaunchSettings, "reader_capacity"),
+        setting=Setting(ReaderPool, "capacity"),
         check=at_least(1),
         metavar="N",
         help="Streams that each of these processes serves at once.",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from edl.arithmetic.affinity import MODES
-from edl.config import LogLayout, LogPlan, Standby
+from edl.config import LogLayout, LogPlan
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import bytes_from, bytes_or_default, names
-from edl.launch.settings import LaunchSettings
+from edl.launch.settings import WorkerSettings
 
 TORCH_LAUNCH = "torch.distributed.launch"
 """The dialect of torchrun's elder sister."""
@@ -17,11 +17,13 @@ DIALECTS = ("auto", "edl", "paddle", TORCH_LAUNCH)
 WORKERS = (
     Option(
         "--standby",
-        written_default=Standby.FORK,
+        setting=Setting(WorkerSettings, "standby"),
         help=("How the next workers are kept warm: `fork`, `spawn` or `none`. See [standby.md](standby.md)."),
     ),
     Option(
         "--preload",
+        setting=Setting(WorkerSettings, "preload"),
+        written_default="",
         parse=names,
         metavar="MODULE[,…]",
         help=(
@@ -41,7 +43,7 @@ WORKERS = (
     ),
     Option(
         "--virtual-local-rank",
-        setting=Setting(LaunchSettings, "virtual_local_rank"),
+        setting=Setting(WorkerSettings, "virtual_local_rank"),
         flag_only=True,
         help="Each worker sees one accelerator only, and finds 0 in `LOCAL_RANK`.",
     ),
