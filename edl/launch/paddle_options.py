@@ -16,6 +16,8 @@ from edl.errors import SettingError
 from edl.launch import script_servers
 from edl.launch.accelerators import paddle_devices
 from edl.launch.dropin_table import Fate
+from edl.launch.options import entry_of
+from edl.launch.options.dropin import PADDLE
 from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.paddle_devices import VARIABLE_OF, choose
 from edl.launch.paddle_table import PADDLE_ROWS, WEAK_VARIABLES, row_of
@@ -27,19 +29,7 @@ DEFAULT_MASTER_PORT = "6768"
 TIMES_WHEN_FIXED = 10
 """So much longer Paddle waits for the nodes of a job whose number is fixed."""
 
-
-SHARED = {
-    "nnodes": "nnodes",
-    "nproc_per_node": "nproc_per_node",
-    "log_dir": "log_dir",
-    "log_overwrite": "log_overwrite",
-    "run_mode": "run_mode",
-    "servers": "servers",
-    "trainers": "trainers",
-    "trainer_num": "trainer_num",
-    "server_num": "servers_per_node",
-    "http_port": "http_port",
-}
+SHARED = {row.name: entry_of(row.option).name for row in PADDLE_ROWS if entry_of(row.option).variable}
 """Paddle's options that are ours as well: they say nothing about the dialect."""
 ABBREVIATIONS = ("max_restart",)
 """Paddle's options by which torchrun's users may mean one of torchrun's: nor do they."""
@@ -67,7 +57,7 @@ def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
         _take_variables(resolved, variables)
     script_servers.settle(resolved, paddle, script_servers.imports_of)
     _answer(resolved)
-    for translate in (_mode, _elastic_server, _job, _ips, _rank, _endpoint_lists, _master, _host, _faults, _workers):
+    for translate in (_mode, _other_names, _elastic_server, _ips, _rank, _endpoint_lists, _master, _faults, _workers):
         translate(resolved)
     choose(resolved, env)
     _ports(resolved)
@@ -221,8 +211,6 @@ def _mode(resolved: ResolvedOptions) -> None:
 
 def _elastic_server(resolved: ResolvedOptions) -> None:
     server, nodes = resolved.values["elastic_server"], resolved.values["np"]
-    if nodes:
-        _means(resolved, "np", "nnodes", nodes)
     if not server:
         return
     if not nodes or not (resolved.values["job_id"] or resolved.values["rdzv_id"]):
@@ -235,9 +223,11 @@ def _elastic_server(resolved: ResolvedOptions) -> None:
     _means(resolved, "elastic_server", "rdzv_endpoint", f"etcd://{server.removeprefix('etcd://')}")
 
 
-def _job(resolved: ResolvedOptions) -> None:
-    if resolved.values["job_id"]:
-        _means(resolved, "job_id", "rdzv_id", resolved.values["job_id"])
+def _other_names(resolved: ResolvedOptions) -> None:
+    """Options that are only Paddle's names of ours."""
+    for option in PADDLE:
+        if option.same_as and resolved.given(option.name) and resolved.values[option.name] != "":
+            _means(resolved, option.name, entry_of(option.same_as).name, resolved.values[option.name])
 
 
 def _ips(resolved: ResolvedOptions) -> None:
@@ -344,15 +334,8 @@ def _alone(resolved: ResolvedOptions) -> bool:
     return parse_nnodes(resolved.values["nnodes"]).maximum == 1
 
 
-def _host(resolved: ResolvedOptions) -> None:
-    if resolved.values["host"]:
-        _means(resolved, "host", "local_addr", resolved.values["host"])
-
-
 def _faults(resolved: ResolvedOptions) -> None:
     """Restarts and how long to wait."""
-    if resolved.given("max_restart"):
-        _means(resolved, "max_restart", "max_restarts", resolved.values["max_restart"])
     level, origin = resolved.values["elastic_level"], said(resolved, "elastic_level")
     if resolved.given("elastic_level") and level == -1:
         resolved.offer("max_restarts", 0, resolved.source("elastic_level"), origin)

@@ -16,7 +16,7 @@ from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
 from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
-from edl.launch.options import is_default, record
+from edl.launch.options import BY_NAME, BY_SPELLING, is_default, record
 from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import WorkerSettings
@@ -79,9 +79,10 @@ def _what_runs(resolved: ResolvedOptions) -> None:
 
 
 def _prefix(resolved: ResolvedOptions) -> None:
-    name = "log_line_prefix_template"
-    if resolved.values[name]:
-        resolved.offer("log_prefix", resolved.values[name], resolved.source(name), resolved.said(name))
+    option = BY_NAME["log_line_prefix_template"]
+    if resolved.values[option.name]:
+        ours = BY_SPELLING[option.same_as].name
+        resolved.offer(ours, resolved.values[option.name], resolved.source(option.name), resolved.said(option.name))
 
 
 def _local_rank(resolved: ResolvedOptions) -> None:

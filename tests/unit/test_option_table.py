@@ -12,7 +12,7 @@ import pytest
 
 from edl.errors import SettingError
 from edl.launch.dropin_table import Row
-from edl.launch.options import BY_NAME, BY_SPELLING, OPTIONS, SECTIONS, launcher_options, of_record, record
+from edl.launch.options import BY_NAME, BY_SPELLING, OPTIONS, SECTIONS, entry_of, launcher_options, of_record, record
 from edl.launch.options.__main__ import main, markdown, replaced
 from edl.launch.options.option import Option, plain_text
 from edl.launch.options.parsing import at_least
@@ -126,6 +126,13 @@ def test_markdown_for_a_terminal(markdown_text: str, text: str) -> None:
 
 @pytest.mark.parametrize("row", [*TORCHRUN_ROWS, *PADDLE_ROWS], ids=lambda row: row.option)
 def test_every_option_of_other_launchers_leads_to_an_entry(row: Row) -> None:
-    assert row.option in BY_SPELLING or row.option.replace("_", "-") in BY_SPELLING
+    assert entry_of(row.option) in OPTIONS
     flags = [part.strip() for part in row.becomes.split(",") if part.strip().startswith("--")]
     assert [flag for flag in flags if flag not in BY_SPELLING] == []
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.same_as], ids=lambda one: one.flag)
+def test_another_launchers_name_is_that_of_an_option_of_ours(option: Option) -> None:
+    assert BY_SPELLING[option.same_as].variable and not option.variable
+    rows = {entry_of(row.option).flag: row for row in (*TORCHRUN_ROWS, *PADDLE_ROWS)}
+    assert rows[option.flag].becomes == option.same_as, "the drop-in table says the same"

@@ -33,6 +33,11 @@ BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 BY_SPELLING: Mapping[str, Option] = {spelling: option for option in OPTIONS for spelling in option.names}
 
 
+def entry_of(option: str) -> Option:
+    """The entry for an option as another launcher spells it, such as ``--server_num``. Raises ``KeyError``."""
+    return BY_SPELLING[option.replace("_", "-")]
+
+
 def launcher_options(function: F) -> F:
     """Give a click command all options of the launcher."""
     for option in reversed(OPTIONS):

@@ -54,6 +54,7 @@ TORCHRUN = (
     ),
     Option(
         "--log-line-prefix-template",
+        same_as="--log-prefix",
         metavar="TEMPLATE",
         variable=False,
         help="torchrun's name of --log-prefix.",
@@ -81,6 +82,7 @@ PADDLE = (
     ),
     Option(
         "--job-id",
+        same_as="--rdzv-id",
         variable=False,
         help="Paddle's name of --rdzv-id.",
     ),
@@ -118,6 +120,7 @@ PADDLE = (
     ),
     Option(
         "--host",
+        same_as="--local-addr",
         variable=False,
         help="Paddle's name of --local-addr.",
     ),
@@ -136,6 +139,7 @@ PADDLE = (
     ),
     Option(
         "--max-restart",
+        same_as="--max-restarts",
         written_default=3,
         variable=False,
         help="Paddle's name of --max-restarts.",
@@ -188,6 +192,7 @@ PADDLE = (
     ),
     Option(
         "--np",
+        same_as="--nnodes",
         metavar="N|MIN:MAX",
         variable=False,
         help="Paddle's name of --nnodes.",

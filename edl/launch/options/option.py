@@ -76,6 +76,8 @@ class Option:
     """``EDL_<NAME>`` in the environment says the same. Options that only another launcher has are without."""
     old_variables: tuple[str, ...] = ()
     """Further variables that say the same."""
+    same_as: str = ""
+    """The flag of our own option of which this is another launcher's name."""
     hidden: bool = False
     """Not in ``--help``: it is explained or refused."""
     parameter: str = ""
@@ -159,6 +161,8 @@ class Option:
     def _plain_help(self) -> str:
         """``help`` for a terminal: without Markdown, and with the default."""
         text = plain_text(self.help)
+        if self.same_as:
+            return text
         shown = default_cell(self).strip("`")
         return text if shown in ("none", "off") or "Default:" in text or not text else f"{text} Default: {shown}."
 
