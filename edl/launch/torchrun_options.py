@@ -16,7 +16,7 @@ from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
 from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
-from edl.launch.options import BY_NAME, BY_SPELLING, is_default, record
+from edl.launch.options import BY_NAME, BY_SPELLING, is_default, record, value
 from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import WorkerSettings
@@ -64,9 +64,7 @@ def _event_handler(resolved: ResolvedOptions) -> None:
 
 
 def _how_often(resolved: ResolvedOptions) -> None:
-    interval = resolved.values["monitor_interval"]
-    if not interval > 0:
-        raise SettingError("--monitor-interval", f"{interval:g}", "must be more than 0", "Or drop it")
+    value("monitor_interval", resolved.values)
     for name in ("monitor_interval", "start_method"):
         if resolved.given(name) and not is_default(name, resolved.values):
             _explain(resolved, name)

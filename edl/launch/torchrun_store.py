@@ -8,6 +8,7 @@ import re
 from edl.config import parse_nnodes
 from edl.errors import SettingError
 from edl.launch.dropin_table import Fate
+from edl.launch.options import value
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import CONF_KEYS
 from edl.launch.torchrun_table import KEYS, Key
@@ -15,7 +16,6 @@ from edl.wire.address import address
 
 DEFAULT_PORT = 29500
 """torchrun's, of a static rendezvous."""
-HIGHEST_PORT = 65535
 _KEEP_ALIVE_S, _KEEP_ALIVES = 5.0, 3.0
 """torchrun's defaults of ``keep_alive_interval`` and ``keep_alive_max_attempt``."""
 
@@ -47,10 +47,7 @@ def _standalone(resolved: ResolvedOptions) -> None:
 
 def _static(resolved: ResolvedOptions) -> None:
     """``--master-addr`` and ``--master-port`` name the store of a job of several nodes."""
-    if not 0 <= resolved.values["master_port"] <= HIGHEST_PORT:
-        raise SettingError(
-            _said(resolved, "master_port"), resolved.values["master_port"], f"must be from 0 to {HIGHEST_PORT}"
-        )
+    value("master_port", resolved.values)
     given = [name for name in ("master_addr", "master_port") if resolved.given(name) and resolved.values[name]]
     if not given:
         return

@@ -10,15 +10,19 @@ import click
 import click.testing
 import pytest
 
+from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
 from edl.errors import SettingError
+from edl.job_records import Training
 from edl.launch.dropin_table import Row
 from edl.launch.options import BY_NAME, BY_SPELLING, OPTIONS, SECTIONS, entry_of, launcher_options, of_record, record
 from edl.launch.options.__main__ import main, markdown, replaced
+from edl.launch.options.agreement import agreed
 from edl.launch.options.option import Option, plain_text
 from edl.launch.options.parsing import at_least
 from edl.launch.paddle_table import PADDLE_ROWS
 from edl.launch.settings import StateSettings
 from edl.launch.torchrun_table import TORCHRUN_ROWS
+from edl.types import JobId
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launcher.md"
 
@@ -136,3 +140,16 @@ def test_another_launchers_name_is_that_of_an_option_of_ours(option: Option) -> 
     assert BY_SPELLING[option.same_as].variable and not option.variable
     rows = {entry_of(row.option).flag: row for row in (*TORCHRUN_ROWS, *PADDLE_ROWS)}
     assert rows[option.flag].becomes == option.same_as, "the drop-in table says the same"
+
+
+def test_the_page_names_what_launchers_must_agree_on() -> None:
+    _, found, rest = PAGE.read_text().partition("**All launchers of a job must agree**")
+    assert found
+    told = rest.partition("\n\n")[0]
+    by_subject = ("Batch and learning rate", "Comparing the state", "Where nodes come from")
+    summed_up = {
+        name for section in SECTIONS if section.title in by_subject for one in section.options for name in one.names
+    }
+    spec = JobSpec(JobId("job"), NodeRange(1, 1), servers=Training())
+    assert [flag for flag in agreed(spec) if f"`{flag}`" not in told and flag not in summed_up] == []
+    assert all(option.flag in agreed(spec) for kind in (Timeouts, SlotRules, Training) for option in of_record(kind))

@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 
 from edl.launch.options.learning import RUN_MODES
 from edl.launch.options.option import Option, Section
+from edl.launch.options.parsing import above_zero
 
 PORT = click.IntRange(1, 65535)
 
@@ -28,6 +29,8 @@ TORCHRUN = (
     Option(
         "--monitor-interval",
         written_default=0.1,
+        check=above_zero,
+        advice="Or drop it",
         metavar="SECONDS",
         variable=False,
         help="Accepted from torchrun.",

@@ -7,6 +7,7 @@ from edl.launch.cluster_env import CLUSTER_ENVS
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import between
 
+HIGHEST_PORT = 65535
 MOST_SLOTS = 4096
 """Of one node: far above what hosts have, low enough to catch a typing slip."""
 
@@ -141,6 +142,7 @@ THE_JOB_AND_ITS_STORE = (
     Option(
         "--master-port",
         written_default=0,
+        check=between(0, HIGHEST_PORT),
         metavar="PORT",
         help=("Port of the store, with `--master-addr`, or alone for several nodes on one host. 0: 29500."),
     ),

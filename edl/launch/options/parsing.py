@@ -62,9 +62,14 @@ def stripped(option: str, text: str) -> str:
     return text.strip()
 
 
-def between(least: float, most: float) -> Check:
+def between(least: int, most: int) -> Check:
     """A number from ``least`` to ``most``."""
-    return lambda value: "" if least <= value <= most else f"must be from {least:g} to {most:g}"
+    return lambda value: "" if least <= value <= most else f"must be from {least} to {most}"
+
+
+def above_zero(value: float) -> str:
+    """More than 0."""
+    return "" if value > 0 else "must be more than 0"
 
 
 def at_least(least: int, why: str = "") -> Check:
