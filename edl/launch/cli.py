@@ -30,8 +30,7 @@ from edl.launch.hyper_options import policy_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
 from edl.launch.naming import private_name
-from edl.launch.options import OPTIONS, record, value
-from edl.launch.origin import allowed_from
+from edl.launch.options import OPTIONS, fields, record, value
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import node_index, node_name, wanted_from
 from edl.launch.script_check import worker_command
@@ -82,12 +81,12 @@ def _launch_settings(
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
     if not resolved.script and function.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
-    here = with_spares(options, sizes.slots)
+    here, chosen = with_spares(options, sizes.slots), fields(LaunchSettings, options)
     state, scheduler = record(StateSettings, options), wanted_from(options)
     job = _job(options, sizes.nodes, state)
     store = store_from(options, job)
     spec = _spec(options, job, sizes, here.workers, scheduler)
-    _check_node_rank(options["node_rank"], sizes.nodes)
+    _check_node_rank(chosen["node_rank"], sizes.nodes)
     node = _node(options, node_name(scheduler, env))
     http, leave = http_from(options), leave_from(options)
     command = function.command or worker_command(
@@ -99,15 +98,13 @@ def _launch_settings(
         scripts=sizes.scripts,
     )
     return LaunchSettings(
+        **chosen,
         spec=spec,
         store=store,
         workers=workers,
         slots=here.workers,
         spare_slots=here.spare,
         node=node,
-        node_rank=options["node_rank"],
-        local_addr=options["local_addr"],
-        rack=options["rack"],
         index=node_index(options, scheduler, env),
         state=state,
         readers=_readers(options, spec.data),
@@ -119,7 +116,6 @@ def _launch_settings(
         ),
         arguments=arguments,
         remarks=(*resolved.remarks, here.remark) if here.remark else tuple(resolved.remarks),
-        allowed=allowed_from(options),
         # The last one: it makes a folder, and nothing is made before everything has been checked.
         logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
     )

@@ -13,7 +13,7 @@ from edl.adapters.leftovers import own, sweep
 from edl.agent.workers.log_paths import PADDLE_FOLDER
 from edl.config import LogLayout, LogPlan
 from edl.errors import SettingError
-from edl.launch.options import is_default, record, value
+from edl.launch.options import fields, is_default
 from edl.ports import CommandKind, WorkerCommand
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -40,6 +40,7 @@ def log_plan(
     ``slots``: workers of this node; 0 when that is not known. ``servers``: how many of them, the first ones, are
     pservers. A temporary folder is made when none is given.
     """
+    chosen = fields(LogPlan, options)
     redirect_all, redirects = stream_map("--redirects", options["redirects"], slots)
     tee_all, tee = stream_map("--tee", options["tee"], slots)
     shown = frozenset(_ranks("--local-ranks-filter", options["local_ranks_filter"], slots))
@@ -53,8 +54,8 @@ def log_plan(
     layout = _layout(options, command)
     said = options["log_layout"] == layout.value
     base = _base(options["log_dir"], layout, job)
-    return record(
-        *(LogPlan, options),
+    return LogPlan(
+        **chosen,
         folder=str(base / f"{job}_{node}") if base is not None else "",
         redirects=redirects,
         tee=tee,
@@ -68,7 +69,6 @@ def log_plan(
         quiet=said and layout is LogLayout.PADDLE,
         links=str(base) if base is not None and layout is LogLayout.PADDLE else "",
         workers=max(1, slots),
-        reserve=value("log_reserve", options),
         servers=servers,
     )
 

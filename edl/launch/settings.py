@@ -186,12 +186,14 @@ class LaunchSettings:
     workers: WorkerSettings
     slots: int
     node: str
-    node_rank: int
-    local_addr: str
-    """Address other nodes reach this one at; empty: the one that leads to the store."""
     logs: LogPlan
     state: StateSettings
-    rack: str
+    node_rank: int = -1
+    """Position that this node asks for, from 0; -1: any."""
+    local_addr: str = ""
+    """Address other nodes reach this one at; empty: the one that leads to the store."""
+    rack: str = ""
+    """Where it stands: copies of its commits prefer another rack."""
     readers: ReaderPool = ReaderPool()
     """Readers beside the workers."""
     servers: ServerSettings = ServerSettings()

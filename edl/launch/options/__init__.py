@@ -63,8 +63,12 @@ def value(name: str, values: Mapping[str, Any]) -> Any:
 def record(kind: type[R], values: Mapping[str, Any], **more: Any) -> R:
     """A settings record whose fields come from options. ``more``: fields that take more than one option to decide.
     Raises ``SettingError``."""
-    found = {option.setting.name: option.value(values[option.name]) for option in of_record(kind) if option.setting}
-    return kind(**{**found, **more})
+    return kind(**{**fields(kind, values), **more})
+
+
+def fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a settings record that come from one option each. Raises ``SettingError``."""
+    return {option.setting.name: option.value(values[option.name]) for option in of_record(kind) if option.setting}
 
 
 def of_record(kind: type) -> list[Option]:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from edl.config import NodeRange
+from edl.errors import SettingError
 from edl.launch.cluster_env import CLUSTER_ENVS
 from edl.launch.options.option import Option, Section, Setting
-from edl.launch.options.parsing import between
+from edl.launch.options.parsing import between, names
+from edl.launch.settings import LaunchSettings
+from edl.wire.origin import ASPECTS
 
 HIGHEST_PORT = 65535
 MOST_SLOTS = 4096
 """Of one node: far above what hosts have, low enough to catch a typing slip."""
+
+
+def aspects(option: str, text: str) -> tuple[str, ...]:
+    """What may differ between launchers of a job. Raises ``SettingError`` for what is not compared."""
+    found = names(option, text)
+    for name in found:
+        if name not in ASPECTS:
+            raise SettingError(option, name, "is nothing that is compared", f"Name some of {', '.join(ASPECTS)}")
+    return found
+
 
 SIZE_OF_THE_JOB = (
     Option(
@@ -42,7 +55,7 @@ SIZE_OF_THE_JOB = (
     ),
     Option(
         "--node-rank",
-        written_default=-1,
+        setting=Setting(LaunchSettings, "node_rank"),
         help=(
             "Position of this node in the world, counted from 0; respected whenever the world is large enough. "
             "-1: nodes get positions in the order they join."
@@ -117,6 +130,9 @@ THE_JOB_AND_ITS_STORE = (
     ),
     Option(
         "--allow-differences",
+        setting=Setting(LaunchSettings, "allowed"),
+        written_default="",
+        parse=aspects,
         metavar="NAME[,…]",
         help=(
             "Join a job although this launcher differs from its first one in the listed points: `owner`, "
