@@ -1,20 +1,20 @@
 """Settings, checked once, then trusted.
 
 ``JobSpec`` is what all launchers of a job must agree on; the first one writes it to the store and the others
-compare. ``NodeSettings`` is what one launcher may choose for itself. Both refuse impossible values when they are
-made, with a message that names the value. This is also the one place, besides click, that reads the environment.
+compare. It refuses impossible values when it is made, with a message that names the value. This is also the one place,
+besides click, that reads the environment.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.errors import SettingError
+from edl.job_records import DataFiles, SchedulerChoice, SizeOwner, Training
 from edl.types import JobId
 
 MAX_NODES = 100_000
@@ -216,17 +216,6 @@ class HyperPolicy:
         """Whether anything is to be followed at all."""
         return self != HyperPolicy(warmup=self.warmup, reference=self.reference)
 
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {
-            "--global-batch": str(self.global_batch),
-            "--local-batch": str(self.local_batch),
-            "--lr-rule": self.rule.value,
-            "--lr-warmup": str(self.warmup),
-            "--lr-reference": str(self.reference),
-            "--logical-ranks": str(self.logical_ranks),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleRules:
@@ -243,14 +232,6 @@ class AutoscaleRules:
             raise SettingError("--autoscale-efficiency", f"{self.efficiency:g}", "must be more than 0, and at most 1")
         _positive("--autoscale-cooldown", self.cooldown_s, zero_allowed=True)
 
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {
-            "--autoscale": "throughput" if self.enabled else "off",
-            "--autoscale-efficiency": f"{self.efficiency:g}",
-            "--autoscale-cooldown": f"{self.cooldown_s:g}",
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class SlotRules:
@@ -265,10 +246,6 @@ class SlotRules:
         if self.strikes < 0:
             raise SettingError("--slot-strikes", self.strikes, "must be 0 or more", "0 never drops a slot by itself")
         _positive("--slot-cooldown", self.cooldown_s, zero_allowed=True)
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {"--slot-strikes": str(self.strikes), "--slot-cooldown": f"{self.cooldown_s:g}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +262,6 @@ class ScriptServers:
 
     def __bool__(self) -> bool:
         return bool(self.each or self.servers)
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        if not self:
-            return {}
-        listed = {"--servers": ",".join(self.servers), "--trainers": ",".join(self.trainers)}
-        return {"--with_gloo": self.gloo, **(listed if self.servers else {"--server_num": str(self.each)})}
 
 
 class OnMismatch(enum.Enum):
@@ -316,10 +286,6 @@ class VerifyRules:
     def __post_init__(self) -> None:
         if self.every < 0:
             raise SettingError("--verify-state", self.every, "must be 0 or more", "0 compares after each restore only")
-
-    def flags(self) -> dict[str, str]:
-        """Each option and its value, as every launcher of a job must give them."""
-        return {"--verify-state": str(self.every), "--on-state-mismatch": self.on_mismatch.value}
 
     @property
     def text(self) -> str:
@@ -346,16 +312,15 @@ class JobSpec:
     """Worker failures the whole job survives. Nodes that come and go do not count."""
     fault_tolerance: FaultTolerance = FaultTolerance.ELASTIC
     timeouts: Timeouts = field(default_factory=Timeouts)
-    data: str = ""
-    """Data sets that workers find by name, as JSON; empty for none."""
+    data: tuple[DataFiles, ...] = ()
+    """Data sets that workers find by name."""
     hyper: HyperPolicy = field(default_factory=HyperPolicy)
-    servers: str = ""
-    """How a job with parameter servers trains, as JSON: options of the launcher and their values. Empty: it has none,
-    and its workers step together."""
+    servers: Training | None = None
+    """How a job with parameter servers trains. None: it has none, and its workers step together."""
     script_servers: ScriptServers = ScriptServers()
     """Those that run the script."""
-    scheduler: str = ""
-    """Which scheduler its nodes come from, as JSON: options of the launcher and their values. Empty: none is known."""
+    scheduler: SchedulerChoice | None = None
+    """Which scheduler its nodes come from; None: none is known."""
     cooldown_s: float = 0.0
     """After a resize the next one waits so long."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
@@ -365,71 +330,23 @@ class JobSpec:
     @property
     def size_owner(self) -> str:
         """Which scheduler, and who decides on the size: ``statefulset/train (external)``; empty: there is none."""
-        told = self._scheduling
-        return f"{told['--scheduler']} ({told['--scale-owner']})" if told else ""
+        return f"{self.scheduler.text} ({self.scheduler.owner.value})" if self.scheduler else ""
 
     @property
     def sized_outside(self) -> bool:
         """The scheduler decides how many nodes there are; nobody else may."""
-        return bool(self.scheduler) and self._scheduling["--scale-owner"] == "external"
-
-    @property
-    def _scheduling(self) -> dict[str, str]:
-        """``scheduler``, read."""
-        told: dict[str, str] = json.loads(self.scheduler) if self.scheduler else {}
-        return told
+        return self.scheduler is not None and self.scheduler.owner is SizeOwner.EXTERNAL
 
     @property
     def independent(self) -> bool:
         """Workers need no others: when the world changes, those that live train on."""
-        return bool(self.servers)
+        return self.servers is not None
 
     def __post_init__(self) -> None:
         check_job_id(self.job)
         if self.max_restarts < 0:
             raise SettingError("--max-restarts", self.max_restarts, "must be 0 or more")
         _positive("--scale-cooldown", self.cooldown_s, zero_allowed=True)
-
-    def differences(self, other: JobSpec) -> list[str]:
-        """Settings in which the two differ, as ``--flag here (job: there)``, for the conflict message."""
-        mine, theirs = self._flags(), other._flags()
-        return [
-            f"{flag}={mine[flag]} (the running job has {theirs[flag]})"
-            for flag in mine
-            if flag in theirs and mine[flag] != theirs[flag]
-        ]
-
-    def _flags(self) -> dict[str, str]:
-        bounds = f"{self.nodes.minimum}:{self.nodes.maximum}"
-        return {
-            "--nnodes": bounds,
-            "--node-unit": str(self.nodes.unit),
-            "--max-restarts": str(self.max_restarts),
-            "--fault-tolerance": self.fault_tolerance.value,
-            "--recover-timeout": f"{self.timeouts.recover_s:g}",
-            "--join-grace": f"{self.timeouts.join_grace_s:g}",
-            "--lease-ttl": f"{self.timeouts.lease_ttl_s:g}",
-            "--shutdown-timeout": f"{self.timeouts.shutdown_s:g}",
-            "--rejoin-timeout": f"{self.timeouts.rejoin_s:g}",
-            "--boundary-timeout": f"{self.timeouts.boundary_s:g}",
-            "--hang-timeout": f"{self.timeouts.hang_s:g}",
-            "--spawn-timeout": f"{self.timeouts.spawn_s:g}",
-            "--restart-pause": f"{self.timeouts.restart_s:g}",
-            "--warming-timeout": f"{self.timeouts.warming_s:g}",
-            "--loading-timeout": f"{self.timeouts.loading_s:g}",
-            "--data": self.data or "''",
-            **self.hyper.flags(),
-            "--run-mode": "ps" if self.servers or self.script_servers else "collective",
-            "--pservers": "script" if self.script_servers else "edl",
-            **(json.loads(self.servers) if self.servers else {}),
-            **self.script_servers.flags(),
-            "--scheduler": "''",
-            "--scale-cooldown": f"{self.cooldown_s:g}",
-            **self.autoscale.flags(),
-            **self.slots.flags(),
-            **self.verify.flags(),
-            **self._scheduling,
-        }
 
 
 def check_job_id(job: str) -> None:

@@ -1,4 +1,4 @@
-"""What a table is: its shape, its optimizer, how rows begin, which keys get one, which lose it; and how a job trains.
+"""What a table is: its shape, its optimizer, how rows begin, which keys get one, which lose it.
 
 Frozen and checked when made; a bad value raises ``SettingError`` with its name, its value and what is allowed. Trainers
 define tables; the first definition counts, and another one of the same name is refused with the difference.
@@ -197,59 +197,6 @@ class TableSpec:
         mine, theirs = flat(to_plain(self)), flat(to_plain(other))
         names = [name for name in mine if mine[name] != theirs[name] and name != "optimizer.lr"]
         return "; ".join(f"{name} {mine[name]} here, {theirs[name]} there" for name in names)
-
-
-class Mode(enum.Enum):
-    """How trainers go together."""
-
-    SYNC = "sync"
-    """A step's gradients of all trainers of the membership epoch are averaged, then applied once."""
-    ASYNC = "async"
-    """Each push is applied when it comes; nobody gets more than ``staleness`` steps ahead of the slowest."""
-    GEO = "geo"
-    """Trainers train on local copies and push differences every ``geo_steps`` steps."""
-
-
-class Replication(enum.Enum):
-    """When a push is acknowledged."""
-
-    SYNC = "sync"
-    """When every copy in step has it: no acknowledged push is lost with one pserver."""
-    ASYNC = "async"
-    """When the owner has it; while copies are more than ``lag_s`` behind, nothing is acknowledged."""
-    NONE = "none"
-    """There are no copies: a dead pserver's rows come back from the last checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """How a job trains: the same for everybody, given on the launcher's command line."""
-
-    mode: Mode = Mode.ASYNC
-    staleness: int = 0
-    """Async: steps that a trainer may be ahead of the slowest one; 0: any number."""
-    staleness_lr: bool = False
-    """Async: the LR of a push is divided by 1 + (pushes of others applied since its pull) / trainers."""
-    geo_steps: int = 10
-    replication: Replication = Replication.SYNC
-    lag_s: float = 0.5
-    """Async replication: a copy further behind than this holds acknowledgements up."""
-    servers: tuple[int, ...] = (1, 64)
-    """Least and most pservers that hold buckets."""
-    save_every_s: float = 0.0
-    """A checkpoint so often; 0: only when asked for."""
-
-    def __post_init__(self) -> None:
-        for name, most in (("staleness", 1 << 30), ("geo_steps", 1 << 20)):
-            if not 0 <= getattr(self, name) <= most:
-                raise SettingError(name, getattr(self, name), f"must be from 0 to {most}")
-        if self.geo_steps < 1:
-            raise SettingError("geo_steps", self.geo_steps, "must be at least 1")
-        for name in ("lag_s", "save_every_s"):
-            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
-                raise SettingError(name, getattr(self, name), "must be 0 or more, and finite")
-        if len(self.servers) != 2 or not 1 <= self.servers[0] <= self.servers[1] <= 1000:
-            raise SettingError("--servers", ":".join(map(str, self.servers)), "needs MIN:MAX with 1 <= MIN <= MAX")
 
 
 def differences(saved: Iterable[TableSpec], wanted: Iterable[TableSpec]) -> str:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
+from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -29,7 +30,7 @@ from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.server import bucket_machine as hd
 from ps.server.bucket_machine import BucketMachine
-from ps.spec import TableSpec, Training
+from ps.spec import TableSpec
 
 TABLES = tuple(TableSpec(name, 16) for name in ("users", "items", "words"))
 

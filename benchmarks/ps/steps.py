@@ -26,13 +26,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import report
+from edl.job_records import Training
 from ps.client.client import Client
 from ps.client.dense import Blocks
 from ps.net.caller import Caller
 from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.protocol.handshake import MASTER, Hello
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, Training
+from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
 
 FIELDS, WIDTH, NUMBERS, DEADLINE_S = 39, 8, 13, 60.0
 ADAM = Optimizer(Rule.ADAM, lr=1e-3)

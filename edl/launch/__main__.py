@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -15,21 +14,15 @@ from typing import Any, NoReturn
 import click
 
 from edl import __version__
-from edl.config import CREDENTIALS, adopt, environment
+from edl.config import adopt, environment
 from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
-from edl.launch import paddle_options, torchrun_options, worlds
-from edl.launch.cli import (
-    launcher_options,
-    pserver_settings_from,
-    reader_settings_from,
-    serves_only,
-    settings_from,
-    with_both_spellings,
-)
+from edl.launch import cluster_env, paddle_options, torchrun_options
+from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.console import let_go_of_console, open_console, unblocked_console
-from edl.launch.settings import Called
-from edl.launch.told import Told, forget_exports, inside_worker
+from edl.launch.options import SectionedCommand, launcher_options
+from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
+from edl.launch.settings import FunctionLaunch, LaunchSettings, PserverSettings, ReaderSettings
 
 THREADS_S = 5.0
 """How long threads may take to end when everything else is over."""
@@ -37,7 +30,13 @@ THREADS_S = 5.0
 
 @click.command(
     name="edl-run",
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False, "auto_envvar_prefix": "EDL"},
+    cls=SectionedCommand,
+    context_settings={
+        "ignore_unknown_options": False,
+        "allow_interspersed_args": False,
+        "auto_envvar_prefix": "EDL",
+        "max_content_width": 120,
+    },
 )
 @launcher_options
 # Not from the environment: EDL_VERSION is what images call the version of edl in them.
@@ -53,40 +52,33 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
     Data readers for that job:  edl-run --role=reader --readers=8 --rdzv-endpoint=HOST1:2379 --rdzv-id=my-job
     Trainers and pservers:      edl-run --run-mode=ps --trainers=1:4 --nproc-per-node=2 train.py
     """
-    told = Told.by(click.get_current_context(), script, arguments)
+    context = click.get_current_context()
+    resolved = ResolvedOptions.by(context, script, arguments)
     try:
-        settle(told, environment())
-        adopt(told.environment)
-        _start(told)
+        settle(resolved, environment())
+        adopt(resolved.environment)
+        _start(resolved, context.find_object(FunctionLaunch))
     except SettingError as error:
-        raise told.named(error) from error
+        raise resolved.named(error) from error
 
 
-def _start(told: Told) -> None:
-    """Do what has been told, and exit."""
-    options, script = told.values, told.script
-    if options["role"] in ("reader", "pserver") and script:
-        raise click.UsageError(f"--role={options['role']} runs no script: drop {script}")
-    if serves_only(options):
-        from edl.launch.pservers import serve_parameters
+def _start(resolved: ResolvedOptions, function: FunctionLaunch | None = None) -> None:
+    """Run what the options ask for, and exit with its status. ``function``: what is launched from Python."""
+    settings = settings_of(resolved, function, tuple(with_both_spellings(sys.argv[1:])))
+    # Imported only now: the network libraries are not needed to print the help.
+    match settings:
+        case PserverSettings():
+            from edl.launch.pservers import serve_parameters
 
-        _to_the_end(serve_parameters(pserver_settings_from(options)))
-    if options["role"] == "reader":
-        from edl.launch.readers import serve_readers
+            _to_the_end(serve_parameters(settings))
+        case ReaderSettings():
+            from edl.launch.readers import serve_readers
 
-        _to_the_end(serve_readers(reader_settings_from(options)))
-    called = click.get_current_context().find_object(Called) or Called()
-    if called.report_file and options["scheduler"] == "process":
-        what = "a job that was started from Python has no command line by which more launchers could be started"
-        raise SettingError("--scheduler", "process", what, "Start it with edl-run")
-    if not script and called.command is None:
-        raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
-    from edl.launch.compose import launch  # only now: the network libraries are not needed to print the help
+            _to_the_end(serve_readers(settings))
+        case LaunchSettings():
+            from edl.launch.compose import launch
 
-    settings = settings_from(options, script, told.arguments, called.command)
-    given, remarks = tuple(with_both_spellings(sys.argv[1:])), (*told.remarks, *settings.remarks)
-    told_all = dataclasses.replace(settings, arguments=given, remarks=remarks, report_file=called.report_file)
-    _to_the_end(launch(dataclasses.replace(told_all, for_workers={**dict.fromkeys(CREDENTIALS), **told.for_workers})))
+            _to_the_end(launch(settings))
 
 
 def _to_the_end(work: Coroutine[Any, Any, int]) -> NoReturn:
@@ -117,12 +109,12 @@ async def _ending_in_time(work: Coroutine[Any, Any, int]) -> int:
     return status
 
 
-def settle(told: Told, env: Mapping[str, str]) -> None:
+def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Put what other launchers' options and variables say in terms of our own. Raises ``UsageError``."""
-    torchrun_options.apply(told, env)
-    paddle_options.apply(told, env)
+    torchrun_options.apply(resolved, env)
+    paddle_options.apply(resolved, env)
     if not inside_worker(env):
-        worlds.apply(told, env)
+        cluster_env.apply(resolved, env)
 
 
 def main(dialect: str = "") -> None:

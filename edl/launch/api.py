@@ -28,7 +28,7 @@ from edl.adapters import with_parent
 from edl.config import environment
 from edl.errors import EdlError, JobFailed, UsageError, WorkerFailure
 from edl.launch.api_options import words_of
-from edl.launch.called import REFUSAL, REPORT, WORDS
+from edl.launch.function_launch import REFUSAL, REPORT, WORDS
 from edl.wire.fork_server import helper_command
 from edl.worker import call
 
@@ -182,7 +182,7 @@ def _from_main(pickled: bytes) -> bool:
 def _run(folder: Path, source: str, words: Sequence[str]) -> int:
     """A launcher from its start to its end; returns its status. It dies with this process."""
     call.write_private(folder / WORDS, json.dumps(list(words)).encode())
-    launcher = helper_command(sys.executable, "edl.launch.called", str(folder), source)
+    launcher = helper_command(sys.executable, "edl.launch.function_launch", str(folder), source)
     command = [sys.executable, "-I", "-S", with_parent.__file__, str(os.getpid()), *launcher]
     # In a group of its own: a signal from the keyboard comes to it once, from here.
     process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)

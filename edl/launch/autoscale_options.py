@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import click
 
 from edl.config import AutoscaleRules, NodeRange
 from edl.errors import SettingError
-
-AUTOSCALE_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--autoscale",
-        type=click.Choice(["off", "throughput"]),
-        default="off",
-        help="Have as many nodes train as are worth it: see docs/autoscale.md. Default: off.",
-    ),
-    click.option(
-        "--autoscale-efficiency",
-        type=float,
-        default=0.6,
-        metavar="SHARE",
-        help="What a further node must bring, as a share of an average one. Default: 0.6.",
-    ),
-    click.option(
-        "--autoscale-cooldown", type=float, default=60.0, metavar="SECONDS", help="Between two changes. Default: 60."
-    ),
-]
+from edl.launch.options import record
 
 
 def autoscale_from(options: Mapping[str, Any], nodes: NodeRange) -> AutoscaleRules:
     """What the options say. Raises ``SettingError``."""
     enabled = options["autoscale"] != "off"
-    rules = AutoscaleRules(enabled, options["autoscale_efficiency"], options["autoscale_cooldown"])
+    rules = record(AutoscaleRules, options, enabled=enabled)
     if enabled and nodes.lowest == nodes.highest:
         raise SettingError(
             "--autoscale",

@@ -1,476 +1,201 @@
-"""The launcher's command line: options in, ``LaunchSettings`` out.
-
-Every option can also be given as ``EDL_<NAME>`` in the environment; the command line wins.
-"""
+"""The launcher's command line: resolved options in, the settings of a launcher out."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import os
 import re
 import secrets
-import shutil
 import socket
-import sys
-import warnings
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 
-from edl.adapters.etcd_plan import parse_endpoints
-from edl.adapters.secret_file import secret_from
-from edl.agent.workers.paddle_environment import NOWHERE
 from edl.config import (
-    FaultTolerance,
+    CREDENTIALS,
     JobSpec,
     NodeRange,
-    Standby,
+    SlotRules,
     Timeouts,
+    VerifyRules,
     check_job_id,
     environment,
-    parse_nnodes,
 )
-from edl.errors import ScriptError, SettingError, UsageError
-from edl.launch.autoscale_options import AUTOSCALE_OPTIONS, autoscale_from
+from edl.errors import SettingError, UsageError
+from edl.job_records import DataFiles, SchedulerChoice
+from edl.launch.autoscale_options import autoscale_from
 from edl.launch.data_option import data_sets, functions_from
-from edl.launch.http_options import HTTP_OPTIONS, http_from
-from edl.launch.hyper_options import HYPER_OPTIONS, policy_from
-from edl.launch.leave_options import LEAVE_OPTIONS, leave_from
-from edl.launch.log_options import LOG_OPTIONS, log_plan, server_folder
+from edl.launch.http_options import http_from
+from edl.launch.hyper_options import policy_from
+from edl.launch.leave_options import leave_from
+from edl.launch.log_options import log_plan, server_folder
 from edl.launch.naming import private_name
-from edl.launch.origin import ORIGIN_OPTIONS, allowed_from
-from edl.launch.paddle_options import PADDLE_OPTIONS
-from edl.launch.ps_options import PS_OPTIONS, sizes, training_from, wants_servers
-from edl.launch.scale_options import SCALE_OPTIONS, node_index, node_name, scheduler_from, wanted_from
-from edl.launch.script_servers import roles_from
+from edl.launch.options import OPTIONS, fields, record, value
+from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.scale_options import node_index, node_name, wanted_from
+from edl.launch.script_check import worker_command
 from edl.launch.settings import (
-    CONF_KEYS,
     Backend,
+    FunctionLaunch,
     HelperSettings,
     LaunchSettings,
     PserverSettings,
+    ReaderPool,
     ReaderSettings,
-    ServerSettings,
-    StoreSettings,
+    ReportSettings,
+    StateSettings,
 )
-from edl.launch.slot_options import SLOT_OPTIONS, rules_from, slots_from, with_spares
+from edl.launch.sizes import Sizes, sizes_from
+from edl.launch.slot_options import with_spares
 from edl.launch.spelling import Spelling, one_spelling
-from edl.launch.state_options import STATE_OPTIONS, bytes_from, state_from
-from edl.launch.torchrun_options import OWN_ROLES, TORCHRUN_OPTIONS, python_from, workers_from
+from edl.launch.store_options import backend_from, endpoints_from, store_from
+from edl.launch.torchrun_options import OWN_ROLES, workers_from
 from edl.launch.torchrun_table import NAMES
-from edl.launch.verify_options import VERIFY_OPTIONS, verify_from
-from edl.launch.worlds import WORLD_OPTIONS
-from edl.ports import CommandKind, WorkerCommand
 from edl.types import JobId
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-BACKENDS = {
-    "etcd": Backend.ETCD,
-    "etcd-v2": Backend.ETCD,
-    "etcd-embedded": Backend.EMBEDDED,
-    # torchrun's names: they ask for a store that needs no server of its own.
-    "c10d": Backend.EMBEDDED,
-    "static": Backend.EMBEDDED,
-}
+def settings_of(
+    resolved: ResolvedOptions, function: FunctionLaunch | None = None, arguments: tuple[str, ...] = ()
+) -> LaunchSettings | ReaderSettings | PserverSettings:
+    """What this launcher is to do; checks everything that can be checked before anything is started.
 
-MOST_READERS = 1024
-"""Reader processes of one launcher."""
-REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
-"""A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
-dies, too. Members next door answer in milliseconds."""
-
-
-def _seconds(name: str, default: float, what: str) -> Callable[[Any], Any]:
-    return click.option(name, type=float, default=default, metavar="SECONDS", help=f"{what} Default: {default:g}.")
-
-
-_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--nnodes", default="1:1", metavar="N|MIN:MAX", help="Nodes the job may have. Default: 1."),
-    *SLOT_OPTIONS,
-    click.option("--node-rank", type=int, default=-1, help="Position of this node, 0 first. Default: as it comes."),
-    click.option("--node-unit", type=int, default=1, help="A world's node count is a multiple of this. Default: 1."),
-    click.option("--node-id", default="", help="Name of this node. Default: host name and a random suffix."),
-    click.option("--rdzv-id", default="", help="Name of the job, the same on every node."),
-    click.option("--rdzv-backend", default="", metavar="etcd|etcd-embedded", help="Kind of store. Default: embedded."),
-    click.option("--rdzv-endpoint", default="", metavar="HOST:PORT[,…]", help="Members of the store."),
-    click.option("--rdzv-conf", default="", metavar="K=V[,…]", help=f"Store settings: {', '.join(CONF_KEYS)}."),
-    click.option(
-        "--secret-file",
-        default="",
-        metavar="FILE|shared",
-        help="The job's secret, the same on every node; shared: the first launcher makes one in ./.edl.",
-    ),
-    *ORIGIN_OPTIONS,
-    click.option("--standalone", is_flag=True, help="One node with a store of its own."),
-    click.option("--max-restarts", type=int, default=3, help="Worker failures the whole job survives. Default: 3."),
-    click.option(
-        "--fault-tolerance",
-        type=click.Choice([level.value for level in FaultTolerance]),
-        default=FaultTolerance.ELASTIC.value,
-        help="When a node is lost: recover (wait for another), shrink, or elastic (shrink and grow). Default: elastic.",
-    ),
-    _seconds("--recover-timeout", 600.0, "How long to wait for enough nodes."),
-    _seconds("--join-grace", 1.0, "How long the first world waits for more nodes than MIN."),
-    _seconds("--lease-ttl", 3.0, "Silence after which a node is dead."),
-    _seconds("--shutdown-timeout", 30.0, "Between SIGTERM and SIGKILL."),
-    _seconds("--rejoin-timeout", 10.0, "How long a worker with edl.run may take to leave a broken round."),
-    _seconds("--boundary-timeout", 60.0, "How long workers may take to an agreed step boundary."),
-    _seconds("--hang-timeout", 0.0, "Restart a round without progress after this time; 0 for never."),
-    _seconds("--restart-pause", 30.0, "Longest pause before workers that keep failing at once are started again."),
-    _seconds("--spawn-timeout", 10.0, "How long the process that starts workers may take to answer."),
-    _seconds("--warming-timeout", 120.0, "How long others wait for a node that imports its framework."),
-    _seconds("--loading-timeout", 1800.0, "How long a world waits for the state to be read from storage."),
-    *STATE_OPTIONS,
-    click.option(
-        "--data",
-        multiple=True,
-        metavar="NAME=PATTERN[,…][;K=V…]",
-        help="Files of a data set that workers find by name. May be given more than once.",
-    ),
-    click.option("--readers", type=int, default=0, help="Processes here that read data for all trainers. Default: 0."),
-    click.option("--reader-capacity", type=int, default=16, metavar="N", help="Streams of each reader. Default: 16."),
-    click.option(
-        "--reader-functions",
-        default="",
-        metavar="MODULE:FUNCTION[,…]",
-        help="What trainers may have readers call: decode=, read=, shards=. Those of --data count as well.",
-    ),
-    *TORCHRUN_OPTIONS,
-    *PADDLE_OPTIONS,
-    *PS_OPTIONS,
-    *HYPER_OPTIONS,
-    *VERIFY_OPTIONS,
-    *SCALE_OPTIONS,
-    *AUTOSCALE_OPTIONS,
-    *HTTP_OPTIONS,
-    *LEAVE_OPTIONS,
-    click.option("--rack", default="", help="Where this node stands: copies of its state go to another rack."),
-    click.option(
-        "--standby",
-        type=click.Choice([kind.value for kind in Standby]),
-        default=Standby.FORK.value,
-        help="How workers are kept warm. Default: fork.",
-    ),
-    click.option("--preload", default="", metavar="MODULE[,…]", help="More modules to import ahead of the workers."),
-    *WORLD_OPTIONS,
-    click.option("--local-addr", default="", help="Address of this node. Default: the one that leads to the store."),
-    *LOG_OPTIONS,
-    click.option("-m", "--module", is_flag=True, help="The script is a module name, as in python -m."),
-    click.option("--no-python", is_flag=True, help="The script is any program."),
-]
-
-
-def launcher_options(function: F) -> F:
-    """Give a click command all options of the launcher."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-def settings_from(
-    options: Mapping[str, Any], script: str, arguments: tuple[str, ...], command: WorkerCommand | None = None
-) -> LaunchSettings:
-    """Check everything that can be checked before anything is started. Raises ``UsageError``.
-
-    ``command``: what the workers run, where that is no script, module or program.
+    ``arguments``: the command line, without the program. Raises ``UsageError``.
     """
-    nodes, slots, servers, training = _sizes(options)
-    roles = roles_from(options, slots_from)
-    beside = with_spares(options, slots)
-    slots = beside.workers
-    store = _store(options)
-    private = _is_private(options, nodes, store)
-    scheduler, state = wanted_from(options), state_from(options)
-    job = JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
-    store = _with_secret(store, options, job)
-    spec = _spec(options, job, nodes, slots, servers=training, scheduler=scheduler_from(scheduler))
-    if roles is not None:
-        spec = dataclasses.replace(spec, script_servers=roles.job)
-    _check_node_rank(options["node_rank"], nodes)
-    node = _node(options, node_name(scheduler, environment()))
+    options, role = resolved.values, resolved.values["role"]
+    if role in ("reader", "pserver") and resolved.script:
+        raise click.UsageError(f"--role={role} runs no script: drop {resolved.script}")
+    if role == "reader":
+        return reader_settings_from(options)
+    sizes = sizes_from(options)
+    if role == "pserver" or (role not in OWN_ROLES and not sizes.slots):
+        return pserver_settings_from(options, sizes)
+    return _launch_settings(resolved, sizes, function or FunctionLaunch(), arguments)
+
+
+def _launch_settings(
+    resolved: ResolvedOptions, sizes: Sizes, function: FunctionLaunch, arguments: tuple[str, ...]
+) -> LaunchSettings:
+    options, env = resolved.values, environment()
+    if function.report_file and options["scheduler"] == "process":
+        what = "a job that was started from Python has no command line by which more launchers could be started"
+        raise SettingError("--scheduler", "process", what, "Start it with edl-run")
+    if not resolved.script and function.command is None:
+        raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
+    here, chosen = with_spares(options, sizes.slots), fields(LaunchSettings, options)
+    state, scheduler = record(StateSettings, options), wanted_from(options)
+    job = _job(options, sizes.nodes, state)
+    store = store_from(options, job)
+    spec = _spec(options, job, sizes, here.workers, scheduler)
+    _check_node_rank(chosen["node_rank"], sizes.nodes)
+    node = _node(options, node_name(scheduler, env))
     http, leave = http_from(options), leave_from(options)
-    command = command or worker_command(options["module"], options["no_python"], script, arguments)
-    workers = workers_from(options, slots + beside.spare, environment())
-    # The last one: it makes a folder, and nothing is made before everything has been checked.
-    logs = log_plan(options, job, node, slots, command, environment())
-    if roles is not None:
-        logs = dataclasses.replace(logs, servers=roles.here.servers)
+    command = function.command or worker_command(
+        options["module"], options["no_python"], resolved.script, resolved.arguments
+    )
+    workers = workers_from(
+        *(options, command, here.workers + here.spare, env),
+        variables={**dict.fromkeys(CREDENTIALS), **resolved.for_workers},
+        scripts=sizes.scripts,
+    )
     return LaunchSettings(
+        **chosen,
         spec=spec,
         store=store,
-        command=command,
-        slots=slots,
-        spare_slots=beside.spare,
+        workers=workers,
+        slots=here.workers,
+        spare_slots=here.spare,
         node=node,
-        node_rank=options["node_rank"],
-        local_addr=options["local_addr"],
-        standby=Standby(options["standby"]),
-        preload=tuple(name for name in options["preload"].split(",") if name),
-        logs=logs,
+        index=node_index(options, scheduler, env),
         state=state,
-        rack=options["rack"],
-        outer_error_file=environment().get("TORCHELASTIC_ERROR_FILE", ""),
-        readers=_readers(options),
-        reader_capacity=options["reader_capacity"],
-        reader_functions=functions_from(options["reader_functions"], options["data"]),
-        servers=servers,
+        readers=_readers(options, spec.data),
+        servers=sizes.servers,
         http=http,
-        index=node_index(options, scheduler, environment()),
         leave=leave,
-        worker_status=options["exit_code"] == "worker",
-        remarks=(beside.remark,) if beside.remark else (),
-        allowed=allowed_from(options),
-        scripts=roles.here if roles is not None else NOWHERE,
-        **workers,
+        report=ReportSettings(
+            env.get("TORCHELASTIC_ERROR_FILE", ""), function.report_file, options["exit_code"] == "worker"
+        ),
+        arguments=arguments,
+        remarks=(*resolved.remarks, here.remark) if here.remark else tuple(resolved.remarks),
+        # The last one: it makes a folder, and nothing is made before everything has been checked.
+        logs=log_plan(options, job, node, here.workers, command, env, servers=sizes.scripts.servers),
     )
-
-
-def _with_secret(store: StoreSettings, options: Mapping[str, Any], job: str) -> StoreSettings:
-    secret, file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
-    return dataclasses.replace(store, secret=secret, secret_file=file)
 
 
 def _spec(
-    options: Mapping[str, Any], job: JobId, nodes: NodeRange, slots: int, *, servers: str, scheduler: str
+    options: Mapping[str, Any], job: JobId, sizes: Sizes, workers: int, scheduler: SchedulerChoice | None
 ) -> JobSpec:
     """What all launchers of the job have to agree on. Raises ``SettingError``."""
-    return JobSpec(
-        job,
-        nodes,
-        options["max_restarts"],
-        FaultTolerance(options["fault_tolerance"]),
-        _timeouts(options),
+    return record(
+        *(JobSpec, options),
+        job=job,
+        nodes=sizes.nodes,
+        timeouts=record(Timeouts, options),
         data=data_sets(options["data"]),
-        hyper=policy_from(options, nodes, slots),
-        servers=servers,
+        hyper=policy_from(options, sizes.nodes, workers),
+        servers=sizes.training,
+        script_servers=sizes.script_servers,
         scheduler=scheduler,
-        cooldown_s=options["scale_cooldown"],
-        autoscale=autoscale_from(options, nodes),
-        slots=rules_from(options),
-        verify=verify_from(options),
+        autoscale=autoscale_from(options, sizes.nodes),
+        slots=record(SlotRules, options),
+        verify=record(VerifyRules, options),
     )
 
 
-def _is_private(options: Mapping[str, Any], nodes: NodeRange, store: StoreSettings) -> bool:
-    """Whether the job has a store of its own that nobody else knows. Raises ``UsageError`` where that cannot be."""
-    named = bool(_endpoints(options))
-    private = options["standalone"] or not named
-    if options["standalone"] and named:
+def _job(options: Mapping[str, Any], nodes: NodeRange, state: StateSettings) -> JobId:
+    """The job's name. Raises ``UsageError`` where its nodes could not find each other."""
+    endpoints, standalone = endpoints_from(options), options["standalone"]
+    if standalone and endpoints:
         raise UsageError("--standalone and --rdzv-endpoint exclude each other: a standalone job has a store of its own")
-    if private and store.backend is Backend.EMBEDDED and nodes.minimum > 1:
+    private = standalone or not endpoints
+    if backend_from(options) is Backend.EMBEDDED and private and nodes.minimum > 1:
         raise SettingError(
             "--rdzv-endpoint",
             "''",
             f"--nnodes={nodes} needs a store that every node reaches",
             "Name one, the same on all nodes: --rdzv-endpoint=HOST:PORT",
         )
-    return bool(private)
+    return JobId(options["rdzv_id"] or (private_name(state.checkpoint_dir) if private else "default"))
 
 
-def _sizes(options: Mapping[str, Any]) -> tuple[NodeRange, int, ServerSettings, str]:
-    """Nodes of the job, workers here, pservers here, and how a job with pservers of edl's own trains."""
-    roles = roles_from(options, slots_from)
-    if roles is not None:
-        return roles.nodes, roles.slots, ServerSettings(), ""
-    if not wants_servers(options):
-        nodes = parse_nnodes(options["nnodes"], options["node_unit"])
-        return nodes, slots_from(options["nproc_per_node"]), ServerSettings(), ""
-    found = sizes(options, slots_from, bytes_from("--pserver-memory", options["pserver_memory"]))
-    return found.nodes, found.slots, found.here, training_from(options)
-
-
-def serves_only(options: Mapping[str, Any]) -> bool:
-    """Whether this launcher is to have pservers and nothing else. Raises ``UsageError``."""
-    if options["role"] == "pserver":
-        return True
-    return options["role"] not in OWN_ROLES and _sizes(options)[1] == 0
+def _readers(options: Mapping[str, Any], data: Iterable[DataFiles]) -> ReaderPool:
+    functions = functions_from(options["reader_functions"], data)
+    return ReaderPool(value("readers", options), value("reader_capacity", options), functions)
 
 
 def reader_settings_from(options: Mapping[str, Any]) -> ReaderSettings:
     """``--role=reader``: only options of the store, of readers, and the job's name count. Raises ``UsageError``."""
-    common = _helper_settings(options, "readers")
-    functions = functions_from(options["reader_functions"], options["data"])
-    return ReaderSettings(
-        **common, count=_readers(options) or 1, capacity=options["reader_capacity"], functions=functions
-    )
+    helper = _helper_settings(options, "readers")
+    readers = _readers(options, data_sets(options["data"]))
+    return ReaderSettings(helper, dataclasses.replace(readers, count=readers.count or 1))
 
 
-def pserver_settings_from(options: Mapping[str, Any]) -> PserverSettings:
+def pserver_settings_from(options: Mapping[str, Any], sizes: Sizes) -> PserverSettings:
     """``--role=pserver``: the same with options of pservers. Raises ``UsageError``."""
-    common = _helper_settings(options, "pservers")
-    servers = _sizes(options)[2]
-    if not servers.count:
-        raise SettingError("--servers-per-node", servers.count, "--role=pserver needs at least 1")
-    servers = dataclasses.replace(servers, log_folder=server_folder(options))
-    return PserverSettings(**common, servers=servers, checkpoint_dir=state_from(options).checkpoint_dir)
+    helper = _helper_settings(options, "pservers")
+    if not sizes.servers.count:
+        raise SettingError("--servers-per-node", 0, "--role=pserver needs at least 1")
+    servers = dataclasses.replace(sizes.servers, log_folder=server_folder(options))
+    return PserverSettings(helper, servers, value("checkpoint_dir", options))
 
 
-def _helper_settings(options: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Fields of ``HelperSettings``."""
+def _helper_settings(options: Mapping[str, Any], what: str) -> HelperSettings:
+    """What launchers of helpers have in common. ``what``: helpers, for messages. Raises ``UsageError``."""
     role = what[:-1]
-    if options["standalone"] or not _endpoints(options):
+    if options["standalone"] or not endpoints_from(options):
         advice = "Name the store of the job: --rdzv-endpoint=HOST:PORT"
         raise SettingError("--role", role, f"{what} join a job that runs elsewhere", advice)
     if not options["rdzv_id"]:
         raise SettingError("--rdzv-id", "''", f"--role={role} needs the name of the job", "Give the job's --rdzv-id")
     check_job_id(options["rdzv_id"])
-    timeouts = _timeouts(options)
-    node = _node(options)
-    common = HelperSettings(
+    timeouts = record(Timeouts, options)
+    return HelperSettings(
         job=JobId(options["rdzv_id"]),
-        store=_with_secret(_store(options), options, options["rdzv_id"]),
-        node=node,
+        store=store_from(options, options["rdzv_id"]),
+        node=_node(options),
         local_addr=options["local_addr"],
         recover_s=timeouts.recover_s,
         grace_s=timeouts.shutdown_s,
     )
-    return {field.name: getattr(common, field.name) for field in dataclasses.fields(common)}
-
-
-def _readers(options: Mapping[str, Any]) -> int:
-    if not 0 <= options["readers"] <= MOST_READERS:
-        raise SettingError("--readers", options["readers"], f"must be from 0 to {MOST_READERS}")
-    if options["reader_capacity"] < 1:
-        raise SettingError("--reader-capacity", options["reader_capacity"], "must be at least 1")
-    return int(options["readers"])
-
-
-def _timeouts(options: Mapping[str, Any]) -> Timeouts:
-    return Timeouts(
-        recover_s=options["recover_timeout"],
-        join_grace_s=options["join_grace"],
-        lease_ttl_s=options["lease_ttl"],
-        shutdown_s=options["shutdown_timeout"],
-        rejoin_s=options["rejoin_timeout"],
-        boundary_s=options["boundary_timeout"],
-        hang_s=options["hang_timeout"],
-        spawn_s=options["spawn_timeout"],
-        restart_s=options["restart_pause"],
-        warming_s=options["warming_timeout"],
-        loading_s=options["loading_timeout"],
-    )
-
-
-def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
-    """What the workers run. Raises ``UsageError`` when it is plain now that they could not."""
-    if module and no_python:
-        raise UsageError("--module and --no-python exclude each other: only Python has modules. Drop one of them")
-    if module:
-        if not python_from(environment()):  # another interpreter may have it
-            _check_module(script)
-        return WorkerCommand(CommandKind.MODULE, script, arguments)
-    if no_python:
-        if shutil.which(script) is None:
-            raise ScriptError(f"{script}: no such program on the PATH, or not executable. Check the name and its mode")
-        return WorkerCommand(CommandKind.PROGRAM, script, arguments)
-    _check_script(script)
-    return WorkerCommand(CommandKind.SCRIPT, script, arguments)
-
-
-def _check_module(name: str) -> None:
-    """Look for the outermost package only: to look further would import it."""
-    if name.endswith(".py") and os.path.isfile(name):
-        raise ScriptError(f"-m {name}: this is a file, and -m takes the name of a module. Write {name} without -m")
-    top = name.partition(".")[0]
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = top and importlib.util.find_spec(top) is not None
-    except (ImportError, ValueError):
-        found = False
-    finally:
-        del sys.path[0]
-    if not found:
-        raise ScriptError(
-            f"-m {name}: no module {top!r} for {sys.executable}, looked from {os.getcwd()}. "
-            "Install it there, start from its folder, or give the script's path without -m"
-        )
-
-
-def _check_script(script: str) -> None:
-    path = Path(script)
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise ScriptError(
-            f"{script}: {error.strerror} (looked from {os.getcwd()}). Give the path of the training script; "
-            "for a module use -m, for a program --no-python"
-        ) from error
-    if python_from(environment()):
-        return  # another interpreter may read it otherwise
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the workers say them
-            compile(source, script, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        if error.lineno is None:  # null bytes
-            raise ScriptError(f"{script}: not Python source ({error.msg}). For a program use --no-python") from error
-        raise ScriptError(f"{script}, line {error.lineno}: {error.msg}. Nothing was started") from error
-    except ValueError as error:  # the same before Python 3.12
-        raise ScriptError(f"{script}: not Python source ({error}). For a program use --no-python") from error
-
-
-def _store(options: Mapping[str, Any]) -> StoreSettings:
-    name = options["rdzv_backend"] or ("etcd" if _looks_external(options) else "etcd-embedded")
-    if name not in BACKENDS:
-        why = f"not one of {', '.join(BACKENDS)}; the store is etcd, and torchrun's plug-ins for others are not loaded"
-        raise SettingError("--rdzv-backend", name, why)
-    endpoints = _endpoints(options)
-    if BACKENDS[name] is Backend.ETCD and not endpoints:
-        raise SettingError(
-            "--rdzv-endpoint", "''", "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
-        )
-    conf = _conf(options["rdzv_conf"])
-    files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
-    for key, path in files.items():
-        if path and not Path(path).is_file():
-            raise SettingError(f"--rdzv-conf {key}", path, "no such file")
-    wants_tls = files["cert"] or files["key"] or "etcds://" in options["rdzv_endpoint"]
-    if wants_tls and not files["ca"]:
-        raise SettingError(
-            "--rdzv-conf ca", "''", "TLS needs the authority's certificate", "Add ca=FILE to --rdzv-conf"
-        )
-    return StoreSettings(
-        backend=BACKENDS[name],
-        endpoints=endpoints,
-        data_dir=conf.get("data_dir", ""),
-        request_timeout_s=conf.get("request_timeout", REQUEST_TIMEOUT_S[BACKENDS[name]]),
-        connect_timeout_s=conf.get("connect_timeout", 10.0),
-        user=conf.get("user", ""),
-        password=conf.get("password", ""),
-        **files,
-    )
-
-
-def _looks_external(options: Mapping[str, Any]) -> bool:
-    return str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
-
-
-def _endpoints(options: Mapping[str, Any]) -> tuple[str, ...]:
-    text = options["rdzv_endpoint"].strip()
-    if re.fullmatch(r"(localhost|127\.0\.0\.1|\[?::1\]?):0", text):
-        return ()  # how torchrun asks for a store of its own on a free port
-    return parse_endpoints(text)
-
-
-def _conf(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, separator, value = item.partition("=")
-        if not separator:
-            raise SettingError("--rdzv-conf", item, "needs a value", f"Write {key}=VALUE")
-        try:
-            values[key] = CONF_KEYS[key](value)
-        except ValueError:
-            raise SettingError(
-                "--rdzv-conf", item, f"{value!r} is not a number", "Write seconds, such as 2.5"
-            ) from None
-        if CONF_KEYS[key] is float and not values[key] > 0:
-            raise SettingError("--rdzv-conf", item, "must be more than 0 seconds")
-    return values
 
 
 def _check_node_rank(rank: int, nodes: NodeRange) -> None:
@@ -489,20 +214,7 @@ def _node(options: Mapping[str, Any], scheduled: str = "") -> str:
 
 def with_both_spellings(arguments: list[str]) -> list[str]:
     """The command line with each option by its own name in full: see ``spelling``. Raises ``UsageError``."""
-    options = [Spelling(tuple(option.opts), not option.is_flag) for option in _click_options()]
+    options = [Spelling((option.flag, *option.others), not option.flag_only) for option in OPTIONS]
     # Neither is among the launcher's own; torchrun has no --version.
     options += [Spelling((name,), False) for name in ("--help", "--version")]
     return one_spelling(arguments, options, NAMES)
-
-
-def value_options() -> dict[str, bool]:
-    """Each option of the launcher, and whether a value belongs to it."""
-    return {name: not option.is_flag for option in _click_options() for name in option.opts}
-
-
-def _click_options() -> list[click.Option]:
-    @click.command()
-    @launcher_options
-    def probe(**_: Any) -> None: ...
-
-    return [parameter for parameter in probe.params if isinstance(parameter, click.Option)]

@@ -63,15 +63,14 @@ from edl.config import JobSpec, changed, environment
 from edl.errors import EdlError, StoreRefused, StoreUnavailable
 from edl.launch import log_options, pservers, readers, scaling
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
+from edl.launch.addresses import address_towards, etcd_leases, etcd_store, identity_for, store_identity
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelpersBeside, Kind, Kit
 from edl.launch.launcher import Beside, Launcher, Parts, ended_before
 from edl.launch.lease_guard import LeaseGuard
-from edl.launch.notices import poller_of
 from edl.launch.origin import origin_of
-from edl.launch.ps_options import training_of
-from edl.launch.reach import address_towards, etcd_leases, etcd_store, identity_for, store_identity
+from edl.launch.preemption_notices import poller_of
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
@@ -104,7 +103,7 @@ async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status."""
     log = console(settings.node)
     files_before = take_all(settings, log)
-    readers.check_packages(settings.readers)
+    readers.check_packages(settings.readers.count)
     if settings.spec.servers:
         pservers.check_packages()
     files = open_files(settings.state.checkpoint_dir) if settings.state.checkpoint_dir else None
@@ -116,17 +115,17 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(LoopWatch(log).end)
         settings = dataclasses.replace(settings, logs=claim(settings.logs))
         reporter = Reporter(
-            settings.spec.job, settings.logs.folder, settings.outer_error_file, log, settings.report_file
+            settings.spec.job, settings.logs.folder, settings.report.error_file, log, settings.report.file
         )
         cleanup.callback(reporter.close)  # among the first here, so among the last to be done
         for remark in (*settings.remarks, *log_options.remarks(settings.logs)):
             log(remark)
         # The fork server's imports take longest, so they begin before anything else; the agent waits for them later.
-        fork_server = fork_server_environment(changed(environment(), settings.for_workers), settings.slots)
-        python = settings.python or sys.executable
+        fork_server = fork_server_environment(changed(environment(), settings.workers.variables), settings.slots)
+        workers = settings.workers
         processes = ForkServerProcesses(
-            *(settings.command, settings.standby, settings.slots, fork_server, settings.preload, log),
-            python=python,
+            *(workers.command, workers.standby, settings.slots, fork_server, workers.preload, log),
+            python=workers.python or sys.executable,
             answer_s=settings.spec.timeouts.spawn_s,
             files=files_before,
         )
@@ -138,7 +137,7 @@ async def launch(settings: LaunchSettings) -> int:
             Registration(
                 *(store, JobKeys(settings.spec.job), settings.spec, NodeId(settings.node), refuses, answers, log),
                 secret=settings.store.secret,
-                origin=origin_of(settings.command, settings.node, settings.python),
+                origin=origin_of(settings.workers.command, settings.node, settings.workers.python),
                 allowed=settings.allowed,
             ),
             endpoints,
@@ -153,7 +152,7 @@ async def launch(settings: LaunchSettings) -> int:
             place.members = len(settings.store.endpoints or endpoints) if member is not None else 0
             await _take_place(settings, place, cleanup, log)
         except JobEnded as error:
-            return ended_before(error, log, worker_status=settings.worker_status)
+            return ended_before(error, log, worker_status=settings.report.worker_status)
         cleanup.push_async_callback(place.server.stop)
         for kind in _kinds(settings, place.registration.token):
             helpers = HelpersBeside(_kit(settings, store, place.info.host, log), kind)
@@ -338,7 +337,7 @@ async def _take_place(
             members=place.members,
             spare_slots=settings.spare_slots,
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
-            role=settings.role,
+            role=settings.workers.role,
         )
         place.info = await _patiently(lambda: registration.join(info), settings)
     except EdlError:
@@ -413,10 +412,10 @@ def _kinds(settings: LaunchSettings, token: str) -> list[Kind]:
     """Which processes run beside the workers."""
     kinds: list[Kind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
-    if settings.readers:
+    if settings.readers.count:
         # Their time to finish comes after that of the workers, so it is short.
-        functions, authority = settings.reader_functions, readers.authority_of(settings.store.secret, spec.job)
-        kinds.append(readers.Readers(settings.readers, settings.reader_capacity, READERS_GRACE_S, functions, authority))
+        authority = readers.authority_of(settings.store.secret, spec.job)
+        kinds.append(readers.Readers(settings.readers, READERS_GRACE_S, authority))
     if settings.servers.count:
         secret, times = pservers.secret_of(token), spec.timeouts
         limits = {"shutdown_s": times.shutdown_s, "lease_s": times.lease_ttl_s}
@@ -471,7 +470,7 @@ def _put_together(
             beside=place.beside,
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
-            worker_status=settings.worker_status,
+            worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
                 spec.timeouts.lease_ttl_s,
                 etcd_leases(settings.store, place.endpoints),
@@ -508,7 +507,7 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
     from ps.coordinator.state import Limits
 
     limits = Limits(recover_s=spec.timeouts.recover_s)
-    return (leases, PlacementMachine(training_of(spec.servers), limits=limits))
+    return (leases, PlacementMachine(spec.servers, limits=limits))
 
 
 def _lines(spec: JobSpec, node: NodeId, log: Callable[[str], None]) -> Callable[[Token, LineListener], Lines] | None:
@@ -535,12 +534,12 @@ def _agent(
     kind, count = paddle_devices()
     deps = Local(
         *(count, settings.state.checkpoint_dir, slots, devices, kind),
-        virtual=settings.virtual_local_rank,
+        virtual=settings.workers.virtual_local_rank,
         signals=settings.leave.handled,
-        cores=settings.cores,
-        scripts=settings.scripts,
+        cores=settings.workers.cores,
+        scripts=settings.workers.scripts,
     )
-    own = changed(environment(), settings.for_workers)
+    own = changed(environment(), settings.workers.variables)
     base = {**own, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, settings.logs, deps, log, wall_clock_s)
     manager = place.checkpoint_manager
@@ -571,6 +570,6 @@ def _agent(
             contact_s=clock.now_s(),
             independent=spec.independent,
             drained_exit_code=settings.leave.exit_code,
-            by_device=bool(devices) and not settings.virtual_local_rank,
+            by_device=bool(devices) and not settings.workers.virtual_local_rank,
         ),
     )

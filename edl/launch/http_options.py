@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import click
 
 from edl.errors import SettingError
 from edl.web.settings import HttpSettings
 
-HTTP_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--http-port", default="", metavar="PORT", help="Serve HTTP there; 0 for any free one. Default: off."),
-    click.option("--http-host", default="", metavar="HOST", help="Address for that. Default: that of the node."),
-    click.option("--http-token-file", default="", metavar="FILE", help="Tokens that may do everything, one a line."),
-    click.option("--http-read-token-file", default="", metavar="FILE", help="Tokens that may only look."),
-    click.option("--http-cert", default="", metavar="FILE", help="Certificate for TLS, PEM."),
-    click.option("--http-key", default="", metavar="FILE", help="Its key."),
-    click.option("--http-client-ca", default="", metavar="FILE", help="Clients need a certificate signed by this one."),
-]
 _FILES = ("http_token_file", "http_read_token_file", "http_cert", "http_key", "http_client_ca")
 
 

@@ -17,7 +17,7 @@ from edl.agent.machine.state import Outcome
 from edl.agent.shell import AgentShell
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
-from edl.launch.notices import Poller
+from edl.launch.preemption_notices import Poller
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate

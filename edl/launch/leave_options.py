@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
-
 from edl.errors import SettingError
-from edl.launch.notices import PROVIDERS
+from edl.launch.options import record
+from edl.launch.preemption_notices import PROVIDERS
 from edl.launch.settings import LeaveSettings, NoticeSettings
 
-MOST_STATUS = 125
-"""Above it a status means something to a shell."""
 ALLOWED = ("TERM", "USR1", "USR2", "HUP", "QUIT", "XCPU")
 """Signals that batch systems announce an end with."""
 ALWAYS = ("TERM", "INT", "HUP", "QUIT")
@@ -22,47 +19,16 @@ ALWAYS = ("TERM", "INT", "HUP", "QUIT")
 FORWARDABLE = ("USR1", "USR2", "ALRM", "XCPU", "URG", "WINCH")
 """Signals that a launcher has no use for itself."""
 
-LEAVE_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--drain-signals",
-        default="TERM,USR2",
-        metavar="NAME[,…]",
-        help="Signals on which this node leaves in good order. Default: TERM,USR2.",
-    ),
-    click.option(
-        "--forward-signals",
-        default="",
-        metavar="NAME[,…]|none",
-        help="Signals passed to those workers that handle them. Default: USR1, unless this node leaves on it.",
-    ),
-    click.option(
-        "--drained-exit-code",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Exit status after that, while the job goes on. Default: 0.",
-    ),
-    click.option(
-        "--preemption-notice",
-        default="",
-        metavar="aws|gce|azure[:BASEURL]",
-        help="Ask the cloud's metadata service whether this host is about to be taken away. Default: off.",
-    ),
-]
-
 
 def leave_from(options: Mapping[str, Any]) -> LeaveSettings:
     """What the options say. Raises ``SettingError``."""
-    code = options["drained_exit_code"]
-    if not 0 <= code <= MOST_STATUS:
-        raise SettingError("--drained-exit-code", code, f"must be from 0 to {MOST_STATUS}")
     drained, passed = _signals(options["drain_signals"]), _passed(options["signals_to_handle"])
-    return LeaveSettings(
+    return record(
+        LeaveSettings,
+        options,
         signals=drained,
-        exit_code=code,
         notice=_notice(options["preemption_notice"].strip()),
         passed=passed,
-        handled=options["signals_to_handle"],
         forwarded=_forwarded(options["forward_signals"].strip(), drained, passed),
     )
 

@@ -5,101 +5,42 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import click
 
 from edl.adapters.leftovers import own, sweep
 from edl.agent.workers.log_paths import PADDLE_FOLDER
 from edl.config import LogLayout, LogPlan
 from edl.errors import SettingError
-from edl.launch.state_options import bytes_from
+from edl.launch.options import fields, is_default
 from edl.ports import CommandKind, WorkerCommand
 
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 """torchrun's; ``--log-prefix`` is ours and wins."""
-_TORCHRUNS = {
-    "redirects": "0",
-    "tee": "0",
-    "local_ranks_filter": "",
-    "duplicate_stdout_filters": "",
-    "duplicate_stderr_filters": "",
-}
-"""Options by which torchrun is told where output goes, and their defaults; Paddle's launcher has none of them."""
+_TORCHRUNS = ("redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters")
+"""Options by which torchrun is told where output goes; Paddle's launcher has none of them."""
 KEPT_LAUNCHES = 100
 """Launches that are over and whose temporary folders of logs stay."""
 _ESCAPED = "\0"
 
-LOG_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--log-dir", default="", help="Folder for logs and error files. Default: a temporary one."),
-    click.option(
-        "-t", "--tee", default="0", metavar="0-3|RANK:0-3,…", help="1 stdout, 2 stderr, 3 both: to console and file."
-    ),
-    click.option("-r", "--redirects", default="0", metavar="0-3|RANK:0-3,…", help="The same, to file only."),
-    click.option(
-        "--local-ranks-filter",
-        default="",
-        metavar="RANK,…",
-        help="The console shows only these workers of this node.",
-    ),
-    click.option(
-        "--duplicate-stdout-filters",
-        default="",
-        metavar="TEXT,…",
-        help="With --tee: lines of stdout that hold one of these go to filtered_stdout.log as well; ,, is a comma.",
-    ),
-    click.option("--duplicate-stderr-filters", default="", metavar="TEXT,…", help="The same for stderr."),
-    click.option("--logs-specs", default="", metavar="NAME", help="Accepted from torchrun: default only."),
-    click.option(
-        "--log-prefix",
-        default="",
-        metavar="TEMPLATE",
-        help="Before each console line of --tee, with ${role_name} ${rank} ${local_rank} ${hostname} ${node} ${round}.",
-    ),
-    click.option(
-        "--log-layout",
-        type=click.Choice(["auto", *(layout.value for layout in LogLayout)]),
-        default="auto",
-        help="Whose files and console: see docs/logs-and-errors.md. Default: auto.",
-    ),
-    click.option(
-        "--log-rounds",
-        type=click.IntRange(0),
-        default=100,
-        metavar="N",
-        help="Rounds, and launches, whose files are kept: the newest, and the first round; 0: all. Default: 100.",
-    ),
-    click.option(
-        "--log-size",
-        default="10G",
-        metavar="BYTES",
-        help="Most that log files of this job on this node take: the oldest go; 0: no limit. Default: 10G.",
-    ),
-    click.option(
-        "--log-reserve",
-        default="",
-        metavar="BYTES",
-        help="Free space that logs leave on their disk; 0: none. Default: 5 % of the disk, at most 1G.",
-    ),
-    click.option(
-        "--log-overwrite",
-        type=bool,  # with a value, as Paddle has it
-        default=False,
-        metavar="BOOL",
-        help="Begin anew where the last launch of this job and node wrote. Default: false.",
-    ),
-]
-
 
 def log_plan(
-    options: Mapping[str, Any], job: str, node: str, slots: int, command: WorkerCommand, env: Mapping[str, str]
+    options: Mapping[str, Any],
+    job: str,
+    node: str,
+    slots: int,
+    command: WorkerCommand,
+    env: Mapping[str, str],
+    *,
+    servers: int = 0,
 ) -> LogPlan:
     """What the options say for the launcher of this job and node. Raises ``SettingError``.
 
-    ``slots``: workers of this node; 0 when that is not known. A temporary folder is made when none is given.
+    ``slots``: workers of this node; 0 when that is not known. ``servers``: how many of them, the first ones, are
+    pservers. A temporary folder is made when none is given.
     """
+    chosen = fields(LogPlan, options)
     redirect_all, redirects = stream_map("--redirects", options["redirects"], slots)
     tee_all, tee = stream_map("--tee", options["tee"], slots)
     shown = frozenset(_ranks("--local-ranks-filter", options["local_ranks_filter"], slots))
@@ -114,6 +55,7 @@ def log_plan(
     said = options["log_layout"] == layout.value
     base = _base(options["log_dir"], layout, job)
     return LogPlan(
+        **chosen,
         folder=str(base / f"{job}_{node}") if base is not None else "",
         redirects=redirects,
         tee=tee,
@@ -126,11 +68,8 @@ def log_plan(
         layout=layout,
         quiet=said and layout is LogLayout.PADDLE,
         links=str(base) if base is not None and layout is LogLayout.PADDLE else "",
-        overwrite=options["log_overwrite"],
-        rounds=options["log_rounds"],
-        most_bytes=bytes_from("--log-size", options["log_size"]),
         workers=max(1, slots),
-        reserve=bytes_from("--log-reserve", options["log_reserve"]) if options["log_reserve"] else -1,
+        servers=servers,
     )
 
 
@@ -174,7 +113,7 @@ def _layout(options: Mapping[str, Any], command: WorkerCommand) -> LogLayout:
     """``auto``: Paddle's for a script that uses Paddle, where a folder is named and nothing in torchrun's words."""
     if options["log_layout"] != "auto":
         return LogLayout(options["log_layout"])
-    if not options["log_dir"] or any(options[name] != default for name, default in _TORCHRUNS.items()):
+    if not options["log_dir"] or not all(is_default(name, options) for name in _TORCHRUNS):
         return LogLayout.TORCHRUN
     return LogLayout.PADDLE if _framework(command) == "paddle" else LogLayout.TORCHRUN
 

@@ -1,4 +1,4 @@
-"""Whose this launcher is and what its workers run, looked up: ``--allow-differences`` and the ``Origin`` of a node."""
+"""The ``Origin`` of a node: whose this launcher is and what its workers run, looked up on this host."""
 
 from __future__ import annotations
 
@@ -8,38 +8,14 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import click
 
 from edl import __version__
 from edl.config import environment
-from edl.errors import SettingError
 from edl.ports import CommandKind, WorkerCommand
-from edl.wire.origin import ASPECTS, Origin
+from edl.wire.origin import Origin
 
 FRAMEWORKS = ("torch", "paddlepaddle", "paddlepaddle-gpu")
-
-ORIGIN_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--allow-differences",
-        default="",
-        metavar="NAME[,…]",
-        help=f"Join a job although these differ from its first launcher's: {', '.join(ASPECTS)}.",
-    ),
-]
-
-
-def allowed_from(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What may differ. Raises ``SettingError``."""
-    names = tuple(name.strip() for name in options["allow_differences"].split(",") if name.strip())
-    for name in names:
-        if name not in ASPECTS:
-            advice = f"Name some of {', '.join(ASPECTS)}"
-            raise SettingError("--allow-differences", name, "is nothing that is compared", advice)
-    return names
 
 
 def origin_of(command: WorkerCommand, node: str, python: str) -> Origin:

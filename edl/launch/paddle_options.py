@@ -8,109 +8,28 @@ left of Paddle's ways (folder of logs, status of the launcher, number of workers
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import click
 
 from edl.config import parse_nnodes
 from edl.errors import SettingError
 from edl.launch import script_servers
 from edl.launch.accelerators import paddle_devices
 from edl.launch.dropin_table import Fate
-from edl.launch.paddle_devices import DEVICE_OPTIONS, choose
+from edl.launch.options import entry_of
+from edl.launch.options.dropin import PADDLE
+from edl.launch.options.workers import TORCH_LAUNCH
+from edl.launch.paddle_devices import VARIABLE_OF, choose
 from edl.launch.paddle_table import PADDLE_ROWS, WEAK_VARIABLES, row_of
-from edl.launch.told import Source, Told, inside_worker
-from edl.launch.torchrun_options import TORCH_LAUNCH
+from edl.launch.resolved_options import ResolvedOptions, Source, inside_worker
 from edl.wire.address import address
 
-DIALECTS = ("auto", "edl", "paddle", TORCH_LAUNCH)
 DEFAULT_MASTER_PORT = "6768"
 """Paddle's, of an endpoint in a variable that has none."""
 TIMES_WHEN_FIXED = 10
 """So much longer Paddle waits for the nodes of a job whose number is fixed."""
 
-
-def _own(*names: str, **told: Any) -> Callable[[Any], Any]:
-    """An option of Paddle's. It has variables of its own, so none of ours."""
-    return click.option(*names, allow_from_autoenv=False, **told)
-
-
-def _no(name: str, **told: Any) -> Callable[[Any], Any]:
-    """One that is only explained or refused."""
-    return _own(name, hidden=True, **{"default": "", "metavar": "TEXT", **told})
-
-
-PADDLE_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--dialect",
-        type=click.Choice(DIALECTS),
-        default="auto",
-        help="paddle: defaults of paddle.distributed.launch; torch.distributed.launch: scripts get --local-rank=N; "
-        "with that and with edl PADDLE_* is not read. Default: as it is spoken.",
-    ),
-    click.option(
-        "--exit-code",
-        type=click.Choice(["edl", "worker"]),
-        default="edl",
-        help="Status when a worker has failed: 1, or the worker's own. Default: edl; worker in Paddle's dialect.",
-    ),
-    _own("--master", default="", metavar="HOST:PORT|etcd://…", help="Paddle's: where nodes meet."),
-    _own("--rank", type=int, default=-1, help="Paddle's name of --node-rank."),
-    _own("--job-id", default="", help="Paddle's name of --rdzv-id."),
-    *(
-        _own(*names, default="", metavar="LIST", help=f"Paddle's: {what} to use, such as 0,1; one worker each.")
-        for names, what in DEVICE_OPTIONS.items()
-    ),
-    _own("--host", default="", help="Paddle's name of --local-addr."),
-    _own("--ips", default="", metavar="HOST,…", help="Paddle's: addresses of all nodes."),
-    _own("--start-port", type=click.IntRange(1, 65535), default=6070, help="With --ips: port of the store."),
-    _own("--max-restart", type=int, default=3, help="Paddle's name of --max-restarts."),
-    _own("--elastic-level", type=click.IntRange(-1, 1), default=-1, help="Paddle's: -1 for no restart of workers."),
-    _own(
-        *("--elastic-timeout", "elastic_timeout"),
-        type=click.IntRange(1),
-        default=30,
-        help="Paddle's: --recover-timeout, and --join-grace of a range of nodes.",
-    ),
-    _own("--auto-parallel-config", default="", metavar="FILE", help="Paddle's: for the workers."),
-    _own("--auto-cluster-config", type=bool, default=False, help="Paddle's: for the workers."),
-    _own("--gloo-port", type=click.IntRange(1, 65535), default=6767, help="With lists of pservers: port of the store."),
-    _own("--backend", default="auto", metavar="gloo|nccl|bkcl|auto", help="Paddle's: for the workers."),
-    _own("--elastic-server", default="", metavar="HOST:PORT", help="Paddle's: etcd, with --job-id and --np."),
-    _own("--np", default="", metavar="N|MIN:MAX", help="Paddle's name of --nnodes."),
-    _no("--log-level", default="INFO"),
-    _no("--sort-ip", type=bool, default=False),
-    _no("--enable-gpu-log", type=bool, default=True),
-    _no("--legacy", type=bool, default=False),
-    _no("--auto-tuner-json"),
-    _no("--with-gloo", default="1"),
-    _no("--cluster-topo-path"),
-    _no("--rank-mapping-path"),
-    _no("--enable-auto-mapping", type=bool, default=False),
-    _no("--coordinators"),
-    _no("--coordinator-num"),
-    _no("--heter-workers"),
-    _no("--heter-devices"),
-    _no("--heter-worker-num"),
-    _no("--elastic-pre-hook"),
-    _no("--hosts"),
-    _no("--scale", type=int, default=0),
-    _no("--force", type=bool, default=False),
-]
-
-SHARED = {
-    "nnodes": "nnodes",
-    "nproc_per_node": "nproc_per_node",
-    "log_dir": "log_dir",
-    "log_overwrite": "log_overwrite",
-    "run_mode": "run_mode",
-    "servers": "servers",
-    "trainers": "trainers",
-    "trainer_num": "trainer_num",
-    "server_num": "servers_per_node",
-    "http_port": "http_port",
-}
+SHARED = {row.name: entry_of(row.option).name for row in PADDLE_ROWS if entry_of(row.option).variable}
 """Paddle's options that are ours as well: they say nothing about the dialect."""
 ABBREVIATIONS = ("max_restart",)
 """Paddle's options by which torchrun's users may mean one of torchrun's: nor do they."""
@@ -123,59 +42,58 @@ _NOTHING = ("", "0", "False", "INFO")
 _SIZES_OF_SERVERS = ("servers", "trainers", "server_nnodes")
 
 
-def apply(told: Told, env: Mapping[str, str]) -> None:
+def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
-    script_servers.take_words(told)
-    closed = told.values["dialect"] in ("edl", TORCH_LAUNCH) or inside_worker(env)
+    script_servers.take_words(resolved)
+    closed = resolved.values["dialect"] in ("edl", TORCH_LAUNCH) or inside_worker(env)
     variables = {} if closed else {name: value for name, value in env.items() if value}
-    spoken = _is_spoken(told)
-    telling = _telling(told, variables) if told.values["dialect"] == "auto" else []
+    spoken = _is_spoken(resolved)
+    telling = _telling(resolved, variables) if resolved.values["dialect"] == "auto" else []
     if telling and not spoken:
         some = ", ".join(telling[:3])
-        told.remark(f"{some} in the environment: done as by Paddle's launcher; --dialect=edl to leave them unread")
+        resolved.remark(f"{some} in the environment: done as by Paddle's launcher; --dialect=edl to leave them unread")
     paddle = spoken or bool(telling)
     if paddle:
-        _take_variables(told, variables)
-    script_servers.settle(told, paddle, script_servers.imports_of)
-    _answer(told)
-    for translate in (_mode, _elastic_server, _job, _ips, _rank, _endpoint_lists, _master, _host, _faults, _workers):
-        translate(told)
-    choose(told, env)
-    _ports(told)
+        _take_variables(resolved, variables)
+    script_servers.settle(resolved, paddle, script_servers.imports_of)
+    _answer(resolved)
+    for translate in (_mode, _other_names, _elastic_server, _ips, _rank, _endpoint_lists, _master, _faults, _workers):
+        translate(resolved)
+    choose(resolved, env)
+    _ports(resolved)
     if paddle:
-        _keep_to_paddles_ways(told, env)
+        _keep_to_paddles_ways(resolved, env)
 
 
-def _is_spoken(told: Told) -> bool:
+def _is_spoken(resolved: ResolvedOptions) -> bool:
     """Whether the command line speaks Paddle's dialect: by an option that only Paddle has."""
-    if told.values["dialect"] != "auto":
-        return bool(told.values["dialect"] == "paddle")
-    only_paddles = any(told.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
-    return only_paddles or script_servers.named_in_paddles_words(told)
+    if resolved.values["dialect"] != "auto":
+        return bool(resolved.values["dialect"] == "paddle")
+    only_paddles = any(resolved.given(name) for name in _names() if name not in SHARED and name not in ABBREVIATIONS)
+    return only_paddles or script_servers.named_in_paddles_words(resolved)
 
 
-def _telling(told: Told, env: Mapping[str, str]) -> list[str]:
+def _telling(resolved: ResolvedOptions, env: Mapping[str, str]) -> list[str]:
     """Variables that are there, and that only Paddle's launcher would read."""
     of_options = [variable for row in PADDLE_ROWS for variable in row.variables]
     found = [name for name in (*of_options, *LISTS) if env.get(name) and name not in WEAK_VARIABLES | {"POD_IP"}]
-    return found or (["PADDLE_ELASTIC_JOB_ID"] if _elastic(told, env) is not None else [])
+    return found or (["PADDLE_ELASTIC_JOB_ID"] if _elastic(resolved, env) is not None else [])
 
 
 def _names() -> list[str]:
     """Values of all of Paddle's options, as far as they are options of their own."""
-    devices = [names[0].removeprefix("--") for names in DEVICE_OPTIONS]
-    return [row.name for row in PADDLE_ROWS if row.name not in ("devices", "http_port")] + devices
+    return [row.name for row in PADDLE_ROWS if row.name not in ("devices", "http_port")] + ["devices", *VARIABLE_OF]
 
 
-def said(told: Told, name: str) -> str:
+def said(resolved: ResolvedOptions, name: str) -> str:
     """Where an option of Paddle's was said: the variable, or the option as Paddle spells it."""
-    return told.origin(name) or f"--{name}"
+    return resolved.origin(name) or f"--{name}"
 
 
 # --- variables -------------------------------------------------------------------------------------------------------
 
 
-def _take_variables(told: Told, env: Mapping[str, str]) -> None:
+def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     for row in PADDLE_ROWS:
         name = SHARED.get(row.name, row.name)
         for variable in row.variables:
@@ -183,163 +101,163 @@ def _take_variables(told: Told, env: Mapping[str, str]) -> None:
                 continue
             if variable == "PADDLE_TRAINER_ID" and env[variable].strip().startswith("-"):
                 continue  # as there: no rank
-            if row.name in MEETING and _left_alone(told, env, variable):
+            if row.name in MEETING and _left_alone(resolved, env, variable):
                 continue
-            told.offer(name, env[variable], Source.PADDLE, variable)
-    if "POD_IP" in env and not told.given("local_addr"):
+            resolved.offer(name, env[variable], Source.PADDLE, variable)
+    if "POD_IP" in env and not resolved.given("local_addr"):
         # Many a pod has it for purposes of its own, so it says no more than that it is this node's address.
-        told.offer("host", env["POD_IP"], Source.PADDLE, "POD_IP")
-    _take_endpoints(told, env)
-    _take_elastic(told, env)
+        resolved.offer("host", env["POD_IP"], Source.PADDLE, "POD_IP")
+    _take_endpoints(resolved, env)
+    _take_elastic(resolved, env)
 
 
-def _left_alone(told: Told, env: Mapping[str, str], variable: str) -> bool:
+def _left_alone(resolved: ResolvedOptions, env: Mapping[str, str], variable: str) -> bool:
     """Whether a variable about several nodes says nothing here: Paddle knows no --standalone that it could override."""
-    if told.values["standalone"]:
-        told.remark(f"{variable}={env[variable]} is not used beside --standalone, a job of one node")
-    return bool(told.values["standalone"])
+    if resolved.values["standalone"]:
+        resolved.remark(f"{variable}={env[variable]} is not used beside --standalone, a job of one node")
+    return bool(resolved.values["standalone"])
 
 
-def _take_endpoints(told: Told, env: Mapping[str, str]) -> None:
+def _take_endpoints(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """The lists of all trainers that an operator hands to each pod: they describe it. Who names a store in our words
     means that one, and the size beside it."""
-    if told.given("rdzv_endpoint"):
+    if resolved.given("rdzv_endpoint"):
         return
     for variable in LISTS:
         endpoints = [one.strip() for one in env.get(variable, "").split(",") if one.strip()]
-        if not endpoints or _left_alone(told, env, variable):
+        if not endpoints or _left_alone(resolved, env, variable):
             continue
         first = endpoints[0] if ":" in endpoints[0] else f"{endpoints[0]}:{DEFAULT_MASTER_PORT}"
         alone = env.get("PADDLE_LAUNCH_WITH_ARGS", "0") not in ("0", "")
-        told.offer("master", "" if alone else first, Source.PADDLE, f"first of {variable}")
+        resolved.offer("master", "" if alone else first, Source.PADDLE, f"first of {variable}")
         hosts = {one.rpartition(":")[0] or one for one in endpoints}
-        told.offer("nnodes", str(len(hosts)), Source.PADDLE, f"hosts of {variable}")
+        resolved.offer("nnodes", str(len(hosts)), Source.PADDLE, f"hosts of {variable}")
 
 
-def _elastic(told: Told, env: Mapping[str, str]) -> tuple[str, str, str] | None:
+def _elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> tuple[str, str, str] | None:
     """Server, job and number of nodes for the legacy launcher; as there, they count only together."""
-    if told.values["standalone"]:
+    if resolved.values["standalone"]:
         return None
-    if told.values["scheduler"].startswith("paddlecloud") and not told.values["elastic_server"]:
+    if resolved.values["scheduler"].startswith("paddlecloud") and not resolved.values["elastic_server"]:
         return None  # they are about that scheduler's own etcd
     host, port = env.get("PADDLE_ELASTIC_ETCD_SERVICE_HOST", ""), env.get("PADDLE_ELASTIC_ETCD_SERVICE_PORT", "")
     service = f"{host}:{port}" if host and port else ""
-    server = told.values["elastic_server"] or env.get("PADDLE_ELASTIC_SERVER", "") or service
-    job = told.values["job_id"] or told.values["rdzv_id"] or env.get("PADDLE_ELASTIC_JOB_ID", "")
-    nodes = told.values["np"] or env.get("PADDLE_ELASTIC_NP", "")
+    server = resolved.values["elastic_server"] or env.get("PADDLE_ELASTIC_SERVER", "") or service
+    job = resolved.values["job_id"] or resolved.values["rdzv_id"] or env.get("PADDLE_ELASTIC_JOB_ID", "")
+    nodes = resolved.values["np"] or env.get("PADDLE_ELASTIC_NP", "")
     return (server, job, nodes) if server and job and nodes else None
 
 
-def _take_elastic(told: Told, env: Mapping[str, str]) -> None:
+def _take_elastic(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Variables of the legacy launcher: weaker than its options."""
-    found = _elastic(told, env)
+    found = _elastic(resolved, env)
     if found is None:
         return
     server = "PADDLE_ELASTIC_SERVER" if "PADDLE_ELASTIC_SERVER" in env else "PADDLE_ELASTIC_ETCD_SERVICE_HOST"
     variables = (server, "PADDLE_ELASTIC_JOB_ID", "PADDLE_ELASTIC_NP")
     for name, value, variable in zip(("elastic_server", "job_id", "np"), found, variables, strict=True):
-        told.offer(name, value, Source.WORLD, variable)
+        resolved.offer(name, value, Source.CLUSTER, variable)
     if "PADDLE_ELASTIC_TTL" in env:
-        told.offer("lease_ttl", env["PADDLE_ELASTIC_TTL"], Source.WORLD, "PADDLE_ELASTIC_TTL")
+        resolved.offer("lease_ttl", env["PADDLE_ELASTIC_TTL"], Source.CLUSTER, "PADDLE_ELASTIC_TTL")
     for name in ("scale", "force"):
         variable = f"PADDLE_ELASTIC_{name.upper()}"
         if variable in env:
-            told.offer(name, env[variable], Source.WORLD, variable)
+            resolved.offer(name, env[variable], Source.CLUSTER, variable)
     variable = "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"
     if variable in env:
         level = {"1": "recover", "2": "elastic"}.get(env[variable])
         if level is None:
             raise SettingError(variable, env[variable], "must be 1 (recover) or 2 (elastic)")
-        told.offer("fault_tolerance", level, Source.WORLD, variable)
+        resolved.offer("fault_tolerance", level, Source.CLUSTER, variable)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def _answer(told: Told) -> None:
+def _answer(resolved: ResolvedOptions) -> None:
     """Refuse, or explain, what says nothing here."""
     for row in PADDLE_ROWS:
-        if row.fate is Fate.HONOURED or not told.given(row.name):
+        if row.fate is Fate.HONOURED or not resolved.given(row.name):
             continue
-        value = told.values[row.name]
+        value = resolved.values[row.name]
         if row.name == "log_level" and str(value).upper() not in LEVELS:
-            raise SettingError(said(told, row.name), value, "is no level", f"Write {', '.join(LEVELS)}")
+            raise SettingError(said(resolved, row.name), value, "is no level", f"Write {', '.join(LEVELS)}")
         if str(value) in _NOTHING:
             continue  # it says no more than what holds here anyway
         if row.fate is Fate.REFUSED:
-            raise SettingError(said(told, row.name), value, row.why, row.advice)
-        told.remark(f"{said(told, row.name)}={value}: {row.why}")
+            raise SettingError(said(resolved, row.name), value, row.why, row.advice)
+        resolved.remark(f"{said(resolved, row.name)}={value}: {row.why}")
 
 
-def _means(told: Told, name: str, ours: str, value: Any) -> None:
+def _means(resolved: ResolvedOptions, name: str, ours: str, value: Any) -> None:
     """Offer an option of Paddle's as ours. Raises ``SettingError`` when both are given and say different things."""
-    source, origin = told.source(name), said(told, name)
-    if source <= Source.COMMAND_LINE and told.source(ours) == source and str(told.values[ours]) != str(value):
-        other = said(told, ours).replace("_", "-")
+    source, origin = resolved.source(name), said(resolved, name)
+    if source <= Source.COMMAND_LINE and resolved.source(ours) == source and str(resolved.values[ours]) != str(value):
+        other = said(resolved, ours).replace("_", "-")
         raise SettingError(
-            origin, told.values[name], f"{other}={told.values[ours]} says otherwise", "Give only one of them"
+            origin, resolved.values[name], f"{other}={resolved.values[ours]} says otherwise", "Give only one of them"
         )
-    told.offer(ours, value, source, origin)
+    resolved.offer(ours, value, source, origin)
 
 
-def _mode(told: Told) -> None:
-    mode = told.values["run_mode"]
+def _mode(resolved: ResolvedOptions) -> None:
+    mode = resolved.values["run_mode"]
     if mode == "ps-heter":
         row = row_of("heter_workers")
-        raise SettingError(said(told, "run_mode"), mode, row.why, "Use --run_mode=ps")
+        raise SettingError(said(resolved, "run_mode"), mode, row.why, "Use --run_mode=ps")
     if mode == "rpc":
-        told.values["run_mode"] = "collective"  # every worker has the variables for it
+        resolved.values["run_mode"] = "collective"  # every worker has the variables for it
 
 
-def _elastic_server(told: Told) -> None:
-    server, nodes = told.values["elastic_server"], told.values["np"]
-    if nodes:
-        _means(told, "np", "nnodes", nodes)
+def _elastic_server(resolved: ResolvedOptions) -> None:
+    server, nodes = resolved.values["elastic_server"], resolved.values["np"]
     if not server:
         return
-    if not nodes or not (told.values["job_id"] or told.values["rdzv_id"]):
+    if not nodes or not (resolved.values["job_id"] or resolved.values["rdzv_id"]):
         raise SettingError(
-            said(told, "elastic_server"),
+            said(resolved, "elastic_server"),
             server,
             "needs --job_id and --np beside it",
             "Or use --master=etcd://HOST:PORT",
         )
-    _means(told, "elastic_server", "rdzv_endpoint", f"etcd://{server.removeprefix('etcd://')}")
+    _means(resolved, "elastic_server", "rdzv_endpoint", f"etcd://{server.removeprefix('etcd://')}")
 
 
-def _job(told: Told) -> None:
-    if told.values["job_id"]:
-        _means(told, "job_id", "rdzv_id", told.values["job_id"])
+def _other_names(resolved: ResolvedOptions) -> None:
+    """Options that are only Paddle's names of ours."""
+    for option in PADDLE:
+        if option.same_as and resolved.given(option.name) and resolved.values[option.name] != "":
+            _means(resolved, option.name, entry_of(option.same_as).name, resolved.values[option.name])
 
 
-def _ips(told: Told) -> None:
+def _ips(resolved: ResolvedOptions) -> None:
     """Nodes that are named one by one: who they are, where they meet, and which of them this is."""
-    hosts = [one.strip() for one in told.values["ips"].split(",") if one.strip()]
+    hosts = [one.strip() for one in resolved.values["ips"].split(",") if one.strip()]
     if not hosts:
         return
-    origin = said(told, "ips")
-    if told.values["master"]:
-        told.remark(f"{origin}={told.values['ips']} is not used beside --master, as in Paddle's launcher")
+    origin = said(resolved, "ips")
+    if resolved.values["master"]:
+        resolved.remark(f"{origin}={resolved.values['ips']} is not used beside --master, as in Paddle's launcher")
         return
     if len(hosts) > 1 and any(one in ("127.0.0.1", "localhost", "::1") for one in hosts):
         raise SettingError(
-            origin, told.values["ips"], "127.0.0.1 is every node's own address", "Name those of a network"
+            origin, resolved.values["ips"], "127.0.0.1 is every node's own address", "Name those of a network"
         )
     if len(set(hosts)) < len(hosts):
-        raise SettingError(origin, told.values["ips"], "names an address twice")
-    _means(told, "ips", "nnodes", str(len(hosts)))
+        raise SettingError(origin, resolved.values["ips"], "names an address twice")
+    _means(resolved, "ips", "nnodes", str(len(hosts)))
     if len(hosts) == 1:
         return
-    mine = _this_one(told, hosts)
-    _means(told, "ips", "rdzv_endpoint", address(hosts[0], told.values["start_port"]))
-    _means(told, "ips", "node_rank", hosts.index(mine))
-    if not told.given("local_addr") and not told.given("host"):
-        told.offer("local_addr", mine, told.source("ips"), origin)
+    mine = _this_one(resolved, hosts)
+    _means(resolved, "ips", "rdzv_endpoint", address(hosts[0], resolved.values["start_port"]))
+    _means(resolved, "ips", "node_rank", hosts.index(mine))
+    if not resolved.given("local_addr") and not resolved.given("host"):
+        resolved.offer("local_addr", mine, resolved.source("ips"), origin)
 
 
-def _this_one(told: Told, hosts: list[str]) -> str:
+def _this_one(resolved: ResolvedOptions, hosts: list[str]) -> str:
     """Which of these addresses is this node's."""
-    known = told.values["local_addr"] if told.given("local_addr") else told.values["host"]
+    known = resolved.values["local_addr"] if resolved.given("local_addr") else resolved.values["host"]
     if known in hosts:
         return str(known)
     from edl.adapters.etcd_cluster import can_bind  # only now: the network libraries are not needed to print the help
@@ -347,106 +265,112 @@ def _this_one(told: Told, hosts: list[str]) -> str:
     mine = [one for one in hosts if can_bind(one, 0)]
     if not mine:
         raise SettingError(
-            said(told, "ips"), told.values["ips"], "none of these is an address of this host", "Or name it with --host"
+            said(resolved, "ips"),
+            resolved.values["ips"],
+            "none of these is an address of this host",
+            "Or name it with --host",
         )
     return mine[0]
 
 
-def _rank(told: Told) -> None:
-    if told.source("rank") is Source.PADDLE and told.values["rank"] > 0 and _alone(told):
+def _rank(resolved: ResolvedOptions) -> None:
+    if resolved.source("rank") is Source.PADDLE and resolved.values["rank"] > 0 and _alone(resolved):
         # As there: a variable that is left over from another job does not keep a single node from starting.
-        told.remark(f"{said(told, 'rank')}={told.values['rank']} is not used: nothing says that there are more nodes")
-    elif told.given("rank") and told.values["rank"] != -1:
-        _means(told, "rank", "node_rank", told.values["rank"])
+        resolved.remark(
+            f"{said(resolved, 'rank')}={resolved.values['rank']} is not used: nothing says that there are more nodes"
+        )
+    elif resolved.given("rank") and resolved.values["rank"] != -1:
+        _means(resolved, "rank", "node_rank", resolved.values["rank"])
 
 
-def _endpoint_lists(told: Told) -> None:
+def _endpoint_lists(resolved: ResolvedOptions) -> None:
     """Lists of all pservers and trainers need no further address: the first pserver's host keeps the store."""
-    listed = [told.values[name].strip() for name in ("servers", "trainers")]
+    listed = [resolved.values[name].strip() for name in ("servers", "trainers")]
     parts = [[one.strip().rpartition(":")[0] for one in text.split(",") if one.strip()] for text in listed]
     hosts = {host for part in parts for host in part}
     named = all(any(character.isalpha() or character in ".[" for character in text) for text in listed)
-    if named and len(hosts) > 1 and not told.values["master"] and not told.given("rdzv_endpoint"):
-        endpoint = f"{parts[0][0]}:{told.values['gloo_port']}"
-        origin = said(told, "gloo_port") if told.given("gloo_port") else said(told, "servers")
-        told.offer("rdzv_endpoint", endpoint, told.source("servers"), origin)
+    if named and len(hosts) > 1 and not resolved.values["master"] and not resolved.given("rdzv_endpoint"):
+        endpoint = f"{parts[0][0]}:{resolved.values['gloo_port']}"
+        origin = said(resolved, "gloo_port") if resolved.given("gloo_port") else said(resolved, "servers")
+        resolved.offer("rdzv_endpoint", endpoint, resolved.source("servers"), origin)
 
 
-def _ports(told: Told) -> None:
+def _ports(resolved: ResolvedOptions) -> None:
     """Ports of a store that the job does not have."""
     for name, needed in (("start_port", "--ips of several nodes"), ("gloo_port", "lists of --servers and --trainers")):
-        store = str(told.values["rdzv_endpoint"])
-        if told.given(name) and not store.endswith(f":{told.values[name]}"):
-            told.remark(f"{said(told, name)}={told.values[name]} is not used: it is the store's port with {needed}")
+        store = str(resolved.values["rdzv_endpoint"])
+        if resolved.given(name) and not store.endswith(f":{resolved.values[name]}"):
+            resolved.remark(
+                f"{said(resolved, name)}={resolved.values[name]} is not used: it is the store's port with {needed}"
+            )
 
 
-def _master(told: Told) -> None:
+def _master(resolved: ResolvedOptions) -> None:
     """Where nodes meet: an etcd, or a store of our own at that address."""
-    text = told.values["master"].strip().removeprefix("http://")  # as its help has it
+    text = resolved.values["master"].strip().removeprefix("http://")  # as its help has it
     if not text:
         return
-    origin = said(told, "master")
+    origin = said(resolved, "master")
     external = text.startswith(("etcd://", "etcds://"))
     bare = text.partition("://")[2] if external else text
     for one in bare.split(","):
         host, _, port = one.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise SettingError(origin, text, f"{one!r} is not HOST:PORT", "Such as 10.0.0.1:6379, or etcd://HOST:PORT")
-    if not external and _alone(told):
-        told.remark(f"{origin}={text} is not used: a job of one node has a store of its own")
+    if not external and _alone(resolved):
+        resolved.remark(f"{origin}={text} is not used: a job of one node has a store of its own")
         return
-    _means(told, "master", "rdzv_endpoint", text)
+    _means(resolved, "master", "rdzv_endpoint", text)
 
 
-def _alone(told: Told) -> bool:
+def _alone(resolved: ResolvedOptions) -> bool:
     """Whether the job has one node for good."""
-    if any(told.values[name] for name in _SIZES_OF_SERVERS) or told.values["role"] in ("reader", "pserver", "trainer"):
+    if any(resolved.values[name] for name in _SIZES_OF_SERVERS) or resolved.values["role"] in (
+        "reader",
+        "pserver",
+        "trainer",
+    ):
         return False
-    return parse_nnodes(told.values["nnodes"]).maximum == 1
+    return parse_nnodes(resolved.values["nnodes"]).maximum == 1
 
 
-def _host(told: Told) -> None:
-    if told.values["host"]:
-        _means(told, "host", "local_addr", told.values["host"])
-
-
-def _faults(told: Told) -> None:
+def _faults(resolved: ResolvedOptions) -> None:
     """Restarts and how long to wait."""
-    if told.given("max_restart"):
-        _means(told, "max_restart", "max_restarts", told.values["max_restart"])
-    level, origin = told.values["elastic_level"], said(told, "elastic_level")
-    if told.given("elastic_level") and level == -1:
-        told.offer("max_restarts", 0, told.source("elastic_level"), origin)
-        told.remark(f"{origin}=-1: the first failure of a worker ends the job; a lost node is waited for as ever")
-    elif told.given("elastic_level"):
-        told.remark(f"{origin}={level}: a failed worker is started again on its node, up to --max-restarts in all")
-    if told.given("elastic_timeout"):
-        seconds = float(told.values["elastic_timeout"])
-        nodes = parse_nnodes(told.values["nnodes"])
+    level, origin = resolved.values["elastic_level"], said(resolved, "elastic_level")
+    if resolved.given("elastic_level") and level == -1:
+        resolved.offer("max_restarts", 0, resolved.source("elastic_level"), origin)
+        resolved.remark(f"{origin}=-1: the first failure of a worker ends the job; a lost node is waited for as ever")
+    elif resolved.given("elastic_level"):
+        resolved.remark(f"{origin}={level}: a failed worker is started again on its node, up to --max-restarts in all")
+    if resolved.given("elastic_timeout"):
+        seconds = float(resolved.values["elastic_timeout"])
+        nodes = parse_nnodes(resolved.values["nnodes"])
         fixed = nodes.minimum == nodes.maximum
-        _means(told, "elastic_timeout", "recover_timeout", seconds * (TIMES_WHEN_FIXED if fixed else 1))
+        _means(resolved, "elastic_timeout", "recover_timeout", seconds * (TIMES_WHEN_FIXED if fixed else 1))
         if not fixed:
-            _means(told, "elastic_timeout", "join_grace", seconds)
+            _means(resolved, "elastic_timeout", "join_grace", seconds)
 
 
-def _workers(told: Told) -> None:
+def _workers(resolved: ResolvedOptions) -> None:
     """What workers find in their environment."""
-    backend = told.values["backend"]
+    backend = resolved.values["backend"]
     if backend not in ("auto", "gloo", "nccl", "bkcl"):
         why = "trainers of several kinds are not supported" if backend == "heter" else "is no backend of Paddle's"
-        raise SettingError(said(told, "backend"), backend, why, "Write gloo, nccl, bkcl or auto")
+        raise SettingError(said(resolved, "backend"), backend, why, "Write gloo, nccl, bkcl or auto")
     if backend != "auto":
-        told.environment["PADDLE_DISTRI_BACKEND"] = backend
-    if told.given("auto_cluster_config"):
-        told.environment["PADDLE_AUTO_CLUSTER"] = str(int(told.values["auto_cluster_config"]))
-    path = told.values["auto_parallel_config"]
+        resolved.environment["PADDLE_DISTRI_BACKEND"] = backend
+    if resolved.given("auto_cluster_config"):
+        resolved.environment["PADDLE_AUTO_CLUSTER"] = str(int(resolved.values["auto_cluster_config"]))
+    path = resolved.values["auto_parallel_config"]
     if path:
-        mode = _tuner_mode(said(told, "auto_parallel_config"), path)
+        mode = _tuner_mode(said(resolved, "auto_parallel_config"), path)
         if mode != "run_only":
             why = f"its tuner_run_mode is {mode}, and there is no tuner to run first"
-            raise SettingError(said(told, "auto_parallel_config"), path, why, "Tune before, and write run_only there")
-        told.environment["PADDLE_AUTO_PARALLEL_CONFIG"] = path
-        told.environment["PADDLE_AUTO_PARALLEL_STAGE"] = "run"
+            raise SettingError(
+                said(resolved, "auto_parallel_config"), path, why, "Tune before, and write run_only there"
+            )
+        resolved.environment["PADDLE_AUTO_PARALLEL_CONFIG"] = path
+        resolved.environment["PADDLE_AUTO_PARALLEL_STAGE"] = "run"
 
 
 def _tuner_mode(origin: str, path: str) -> str:
@@ -463,19 +387,21 @@ def _tuner_mode(origin: str, path: str) -> str:
 # --- ways ------------------------------------------------------------------------------------------------------------
 
 
-def _keep_to_paddles_ways(told: Told, env: Mapping[str, str]) -> None:
+def _keep_to_paddles_ways(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Paddle's defaults, where nobody has said anything."""
     wanted: dict[str, Any] = {"log_layout": "paddle", "exit_code": "worker"}
-    if told.values["run_mode"] != "ps" and not any(told.values[name] for name in (*_SIZES_OF_SERVERS, "trainer_num")):
+    if resolved.values["run_mode"] != "ps" and not any(
+        resolved.values[name] for name in (*_SIZES_OF_SERVERS, "trainer_num")
+    ):
         wanted["nproc_per_node"] = str(paddle_devices()[1] or 1)
-    if told.script and not told.script.endswith((".py", ".pyxes")) and not told.values["module"]:
+    if resolved.script and not resolved.script.endswith((".py", ".pyxes")) and not resolved.values["module"]:
         wanted["no_python"] = True  # as there: anything else is a program
     for name, value in wanted.items():
-        if not told.given(name):
-            told.values[name] = value
+        if not resolved.given(name):
+            resolved.values[name] = value
     for name in ("http_proxy", "https_proxy"):
         if env.get(name):
             # Not from this launcher, which may need it for its checkpoints.
-            told.for_workers[name] = None
-            told.for_workers[f"{name}_original"] = env[name]
-            told.remark(f"{name} is taken from the workers, as Paddle does; they find it as {name}_original")
+            resolved.for_workers[name] = None
+            resolved.for_workers[f"{name}_original"] = env[name]
+            resolved.remark(f"{name} is taken from the workers, as Paddle does; they find it as {name}_original")

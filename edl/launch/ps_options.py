@@ -1,112 +1,32 @@
 """The launcher's options for parameter servers, with the spellings of ``paddle.distributed.launch``.
 
-What all launchers of a job must agree on becomes ``JobSpec.servers``: options and their values, as JSON.
+What all launchers of a job must agree on becomes ``JobSpec.servers``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 from edl.config import NodeRange, parse_nnodes
 from edl.errors import SettingError
+from edl.job_records import MOST_SERVERS, Training
+from edl.launch.options import is_default, of_record, record
 from edl.launch.settings import ServerSettings
 from edl.wire.address import address
-from ps.spec import Mode, Replication, Training
 
 MOST_SERVERS_HERE = 256
 """Pservers of one launcher."""
-MOST_SERVERS = 1000
 
-RUN_MODES = ("collective", "ps", "ps-heter", "rpc")
-
-PS_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--run-mode",
-        type=click.Choice(RUN_MODES),
-        default="collective",
-        help="ps: trainers with parameter servers; rpc: as collective. Default: collective.",
-    ),
-    click.option("--servers", default="", metavar="MIN:MAX|HOST:PORT,…", help="Pservers of the whole job, or which."),
-    click.option(
-        *("--trainers", "--workers"), default="", metavar="MIN:MAX|HOST:PORT,…", help="Trainers of the whole job."
-    ),
-    click.option("--server-nnodes", default="", metavar="N|MIN:MAX", help="Nodes with pservers, instead of --servers."),
-    click.option(
-        *("--servers-per-node", "--server-num"), default="", metavar="N", help="Pservers here. Default: 1 with ps."
-    ),
-    click.option(
-        *("--trainer-num", "--worker-num"), default="", metavar="N", help="Trainers on this node: --nproc-per-node."
-    ),
-    # In Paddle's own spelling they are Paddle's words.
-    click.option(
-        *("--run_mode", "paddles_run_mode"),
-        type=click.Choice(RUN_MODES),
-        default="collective",
-        hidden=True,
-        allow_from_autoenv=False,
-    ),
-    click.option(*("--server_num", "paddles_server_num"), default="", hidden=True, allow_from_autoenv=False),
-    click.option(
-        *("--trainer_num", "--worker_num", "paddles_trainer_num"), default="", hidden=True, allow_from_autoenv=False
-    ),
-    click.option(
-        "--pservers",
-        type=click.Choice(["auto", "edl", "script"]),
-        default="auto",
-        help="edl's own, or processes that run the script, as under Paddle's launcher. Default: as the line is meant.",
-    ),
-    click.option("--pserver-memory", default="0", metavar="BYTES", help="For each pserver here. Default: see docs."),
-    click.option(
-        "--ps-mode",
-        type=click.Choice([mode.value for mode in Mode]),
-        default=Mode.ASYNC.value,
-        help="How trainers go together. Default: async.",
-    ),
-    click.option("--staleness", default="0", metavar="STEPS", help="Most that one may be ahead; 0 for any number."),
-    click.option("--staleness-lr", is_flag=True, help="The later a gradient comes, the smaller its LR."),
-    click.option("--geo-steps", default="10", metavar="N", help="Steps between exchanges with --ps-mode=geo."),
-    click.option(
-        "--replication",
-        type=click.Choice([kind.value for kind in Replication]),
-        default=Replication.SYNC.value,
-        help="What a push waits for. Default: sync.",
-    ),
-    click.option("--replication-lag", default="0.5", metavar="SECONDS", help="Most with --replication=async."),
-    click.option("--ps-save-every", default="0", metavar="SECONDS", help="A checkpoint so often; 0 for none."),
-]
-_FLAGS = {
-    "mode": "--ps-mode",
-    "staleness": "--staleness",
-    "staleness_lr": "--staleness-lr",
-    "geo_steps": "--geo-steps",
-    "replication": "--replication",
-    "lag_s": "--replication-lag",
-    "servers": "--servers",
-    "save_every_s": "--ps-save-every",
-}
-"""The option for each field of ``Training``."""
-ONLY_OURS = {
-    "ps_mode": Mode.ASYNC.value,
-    "staleness": "0",
-    "staleness_lr": False,
-    "geo_steps": "10",
-    "replication": Replication.SYNC.value,
-    "replication_lag": "0.5",
-    "ps_save_every": "0",
-    "pserver_memory": "0",
-}
-"""Options that say nothing without parameter servers, and their defaults."""
+ONLY_OURS = ("pserver_memory", *(option.name for option in of_record(Training)))
+"""Options that say nothing without parameter servers."""
 _SIZES = ("servers", "trainers", "server_nnodes", "servers_per_node", "trainer_num")
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class Places:
     """How many trainers and pservers there are, and how many of them are here."""
 
     nodes: NodeRange
@@ -122,8 +42,8 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
     # A trainer alone is a job's that knows no pservers: torchrun takes any name for the role.
     wanted = wanted or options["role"] == "pserver"
     if not wanted:
-        for name, default in ONLY_OURS.items():
-            if options[name] != default:
+        for name in ONLY_OURS:
+            if not is_default(name, options):
                 flag = "--" + name.replace("_", "-")
                 raise SettingError(flag, options[name], "is for parameter servers", "Add --run-mode=ps, or drop it")
     elif options["hang_timeout"]:
@@ -136,7 +56,7 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Sizes:
+def places_from(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: int) -> Places:
     """Who is here, and how many there may be. ``slots_of`` reads ``--nproc-per-node``. Raises ``SettingError``."""
     trainers, servers = options["trainers"].strip(), options["servers"].strip()
     slots = slots_of_trainers(options, slots_of)
@@ -162,43 +82,12 @@ def sizes(options: Mapping[str, Any], slots_of: Callable[[str], int], memory: in
             "neither it nor --servers names an address of this host",
             "Name one, or --local-addr",
         )
-    return Sizes(nodes, slots, here)
+    return Places(nodes, slots, here)
 
 
-def training_from(options: Mapping[str, Any]) -> str:
-    """What all launchers of the job agree on, as JSON. Raises ``SettingError``."""
-    told = {
-        "--servers": ":".join(map(str, _bounds(options))),
-        "--ps-mode": options["ps_mode"],
-        "--staleness": options["staleness"],
-        "--staleness-lr": "yes" if options["staleness_lr"] else "no",
-        "--geo-steps": options["geo_steps"],
-        "--replication": options["replication"],
-        "--replication-lag": options["replication_lag"],
-        "--ps-save-every": options["ps_save_every"],
-    }
-    text = json.dumps(told)
-    training_of(text)  # what nobody could follow is refused here
-    return text
-
-
-def training_of(text: str) -> Training:
-    """The inverse of ``training_from``: how the job trains. Raises ``SettingError``."""
-    told = json.loads(text)
-    low, high = (int(part) for part in told["--servers"].split(":"))
-    try:
-        return Training(
-            mode=Mode(told["--ps-mode"]),
-            staleness=_whole("--staleness", told["--staleness"]),
-            staleness_lr=told["--staleness-lr"] == "yes",
-            geo_steps=_whole("--geo-steps", told["--geo-steps"]),
-            replication=Replication(told["--replication"]),
-            lag_s=_seconds("--replication-lag", told["--replication-lag"]),
-            servers=(low, high),
-            save_every_s=_seconds("--ps-save-every", told["--ps-save-every"]),
-        )
-    except SettingError as error:
-        raise error.renamed(_FLAGS.get(error.setting, error.setting)) from None
+def training_from(options: Mapping[str, Any]) -> Training:
+    """How the job trains, as all its launchers agree. Raises ``SettingError``."""
+    return record(Training, options, servers=_bounds(options))
 
 
 # --- counts and addresses --------------------------------------------------------------------------------------------
@@ -209,7 +98,7 @@ def slots_of_trainers(options: Mapping[str, Any], slots_of: Callable[[str], int]
     slots = slots_of(options["nproc_per_node"])
     if options["trainer_num"]:
         number = count_from("--trainer-num", options["trainer_num"], least=1)
-        if options["nproc_per_node"] not in ("1", str(number)):
+        if not is_default("nproc_per_node", options) and options["nproc_per_node"] != str(number):
             raise SettingError(
                 *("--trainer-num", number, f"--nproc-per-node={options['nproc_per_node']} says the same otherwise"),
                 "Give one of them",
@@ -228,7 +117,7 @@ def _nodes_of(text: str, slots: int, options: Mapping[str, Any]) -> NodeRange:
         )
     nodes = NodeRange(low // slots, high // slots, options["node_unit"])
     given = parse_nnodes(options["nnodes"], options["node_unit"])
-    if options["nnodes"] != "1:1" and given != nodes:
+    if not is_default("nnodes", options) and given != nodes:
         raise SettingError(
             "--trainers", text, f"is {nodes} nodes, and --nnodes={given} says otherwise", "Give one of them"
         )
@@ -294,16 +183,3 @@ def count_from(option: str, text: str, least: int = 0) -> int:
     if not text.isdecimal() or not least <= int(text) <= MOST_SERVERS_HERE:
         raise SettingError(option, text, f"must be a number from {least} to {MOST_SERVERS_HERE}")
     return int(text)
-
-
-def _whole(option: str, text: str) -> int:
-    if not text.isdecimal():
-        raise SettingError(option, text, "must be a whole number, 0 or more")
-    return int(text)
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise SettingError(option, text, "must be a number of seconds") from None

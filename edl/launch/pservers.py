@@ -107,8 +107,8 @@ async def serve_parameters(settings: PserverSettings) -> int:
             spec.job,
             secret_of(token),
             checkpoint_dir=settings.checkpoint_dir,
-            shutdown_s=settings.grace_s,
+            shutdown_s=settings.helper.grace_s,
             lease_s=spec.timeouts.lease_ttl_s,
         )
 
-    return await serve_helpers(settings, make, "leaving: the other pservers take over what is held here")
+    return await serve_helpers(settings.helper, make, "leaving: the other pservers take over what is held here")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from edl.errors import SettingError
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import serve_helpers
-from edl.launch.settings import ReaderSettings
+from edl.launch.settings import ReaderPool, ReaderSettings
 from edl.types import JobId
 from edl.wire.secret import Secret
 
@@ -39,12 +39,12 @@ class Readers:
     drain_s = 0.0
     fenced = False
 
-    def __init__(self, count: int, capacity: int, grace_s: float, functions: Sequence[str], authority: str) -> None:
+    def __init__(self, wanted: ReaderPool, grace_s: float, authority: str) -> None:
         """``authority``: see ``authority_of``."""
-        self.count = count
+        self.count = wanted.count
         self._authority = authority
-        self._capacity = capacity
-        self._functions = tuple(functions)
+        self._capacity = wanted.capacity
+        self._functions = wanted.functions
         self.grace_s = grace_s
         self.farewell_s = min(FAREWELL_S, grace_s)
         self._secrets: dict[int, str] = {}
@@ -68,7 +68,7 @@ class Readers:
 
 async def serve_readers(settings: ReaderSettings) -> int:
     """``--role=reader``; returns the exit status."""
-    check_packages(settings.count)
-    authority = authority_of(settings.store.secret, settings.job)
-    kind = Readers(settings.count, settings.capacity, settings.grace_s, settings.functions, authority)
-    return await serve_helpers(settings, lambda spec, token: kind, "leaving: streams under way end first")
+    check_packages(settings.readers.count)
+    helper = settings.helper
+    kind = Readers(settings.readers, helper.grace_s, authority_of(helper.store.secret, helper.job))
+    return await serve_helpers(helper, lambda spec, token: kind, "leaving: streams under way end first")

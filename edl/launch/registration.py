@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from edl.config import JobSpec
 from edl.errors import ForeignJob, JobConflict, LeaseLost, StoreError, StoreUnavailable
 from edl.exit_codes import ExitCode
+from edl.launch.options.agreement import differences
 from edl.ports import CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
@@ -116,11 +117,11 @@ class Registration:
         if stored is None:
             return None
         theirs = plain.loads(JobSpec, stored.value)
-        differences = self._spec.differences(theirs)
+        found = differences(self._spec, theirs)
         token = entries.get(self._keys.token)
         if token is not None and token_of(token.value, self._secret, self._spec.job) is None:
             ours = own_words(self._secret)
-            differences.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
+            found.append(f"--secret-file: {ours} (the running job has {described(token.value)})")
         foreign = self._foreign(entries)
         if foreign:
             listed = "; ".join(f"{aspect}: {text}" for aspect, text in foreign.items())
@@ -129,8 +130,8 @@ class Registration:
                 "Give this one another --rdzv-id (and --rdzv-endpoint), or end the other. If they do belong together: "
                 f"--allow-differences={','.join(foreign)}"
             )
-        if differences:
-            listed = "; ".join(differences)
+        if found:
+            listed = "; ".join(found)
             return JobConflict(
                 f"job {self._spec.job} is running with other settings: {listed}. "
                 "Start this launcher with the same ones, or give it another --rdzv-id"

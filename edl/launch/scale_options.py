@@ -1,22 +1,20 @@
 """The launcher's options about where its nodes come from, and the one table of schedulers.
 
-What all launchers of a job must agree on becomes ``JobSpec.scheduler``: options and their values, as JSON.
+What all launchers of a job must agree on becomes ``JobSpec.scheduler``.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
-
 from edl.errors import SettingError
-from edl.schedulers.order import WITH_COLON, Order, Wanted
-from edl.schedulers.port import Owner, Scheduler
+from edl.job_records import WITH_COLON, SchedulerChoice, SizeOwner
+from edl.schedulers.order import Order
+from edl.schedulers.port import Scheduler
 
 MOST_INDEX = 1_000_000
 """Limit of ``--node-index``: a typing slip shows."""
@@ -31,7 +29,7 @@ class Kind:
     shape: str
     """How it is written."""
     module: str
-    owners: tuple[Owner, ...] = (Owner.MASTER, Owner.EXTERNAL)
+    owners: tuple[SizeOwner, ...] = (SizeOwner.MASTER, SizeOwner.EXTERNAL)
     """Who may decide on the size; the first is the default."""
     conf: Mapping[str, str] = field(default_factory=dict)
     """Keys of ``--scheduler-conf``, and what they are."""
@@ -39,7 +37,7 @@ class Kind:
     """Its pods' names end in their index."""
 
 
-_BOTH = (Owner.EXTERNAL, Owner.MASTER)
+_BOTH = (SizeOwner.EXTERNAL, SizeOwner.MASTER)
 _KUBERNETES = {
     "api": "URL of the API server, if not the pod's own cluster",
     "namespace": "if not the pod's own",
@@ -66,12 +64,12 @@ _SLURM = {
 }
 
 KINDS: dict[str, Kind] = {
-    "process": Kind("process", "edl.schedulers.process", (Owner.MASTER,)),
+    "process": Kind("process", "edl.schedulers.process", (SizeOwner.MASTER,)),
     "exec": Kind("exec:COMMAND", "edl.schedulers.hook", conf={"timeout": "seconds that a call may take; 30"}),
     "discovery": Kind(
         "discovery:COMMAND",
         "edl.schedulers.hook",
-        (Owner.EXTERNAL,),
+        (SizeOwner.EXTERNAL,),
         {"timeout": "seconds that a call may take; 30", "poll": "seconds between two calls; 1"},
     ),
     "statefulset": Kind("statefulset/NAME", "edl.schedulers.kubernetes", _BOTH, _KUBERNETES, ordinal=True),
@@ -92,23 +90,8 @@ KINDS: dict[str, Kind] = {
 }
 """One line each; ``edl.schedulers.order`` says what its module has to offer."""
 
-SCALE_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--scheduler", default="", metavar="KIND", help="Where nodes come from: see docs/schedulers.md."),
-    click.option("--scheduler-conf", default="", metavar="K=V[,…]", help="Settings of that scheduler."),
-    click.option(
-        "--scale-owner",
-        default="",
-        metavar="|".join(owner.value for owner in Owner),
-        help="Who decides how many nodes there are. Default: as the scheduler is used most.",
-    ),
-    click.option(
-        "--scale-cooldown", type=float, default=0.0, metavar="SECONDS", help="Between two resizes. Default: 0."
-    ),
-    click.option("--node-index", default="", metavar="N", help="The scheduler's number for this node."),
-]
 
-
-def wanted_from(options: Mapping[str, Any]) -> Wanted | None:
+def wanted_from(options: Mapping[str, Any]) -> SchedulerChoice | None:
     """The scheduler that is named, checked as far as this host can; None: none is. Raises ``SettingError``."""
     text = options["scheduler"].strip()
     if not text:
@@ -124,36 +107,21 @@ def wanted_from(options: Mapping[str, Any]) -> Wanted | None:
     if said not in {owner.value for owner in kind.owners}:
         allowed = " or ".join(owner.value for owner in kind.owners)
         raise SettingError("--scale-owner", said, f"with --scheduler={name} only {allowed} is possible")
-    wanted = Wanted(name, target, _conf(name, kind, options["scheduler_conf"]), Owner(said))
+    wanted = SchedulerChoice(name, target, _conf(name, kind, options["scheduler_conf"]), SizeOwner(said))
     _module(kind).check(wanted)
     return wanted
 
 
-def scheduler_from(wanted: Wanted | None) -> str:
-    """What all launchers of the job agree on, as JSON; the inverse is ``wanted_of``."""
-    if wanted is None:
-        return ""
-    conf = ",".join(f"{key}={value}" for key, value in sorted(wanted.conf.items()))
-    told = {"--scheduler": wanted.text, "--scheduler-conf": conf, "--scale-owner": wanted.owner.value}
-    return json.dumps(told)
-
-
-def wanted_of(text: str) -> Wanted | None:
-    """What ``scheduler_from`` was given."""
-    if not text:
-        return None
-    told = json.loads(text)
-    name, kind, target = _kind_of(told["--scheduler"])
-    return Wanted(name, target, _conf(name, kind, told["--scheduler-conf"]), Owner(told["--scale-owner"]))
-
-
 def make_scheduler(order: Order) -> Scheduler:
     """The adapter. Raises ``SettingError``, or ``SchedulerError`` where it cannot be reached at all."""
-    made: Scheduler = _module(KINDS[order.wanted.kind]).make(order)
+    kind = KINDS.get(order.wanted.kind)
+    if kind is None:  # another version of edl wrote the job's specification
+        raise _unknown_kind(order.wanted.text)
+    made: Scheduler = _module(kind).make(order)
     return made
 
 
-def node_index(options: Mapping[str, Any], wanted: Wanted | None, environment: Mapping[str, str]) -> int:
+def node_index(options: Mapping[str, Any], wanted: SchedulerChoice | None, environment: Mapping[str, str]) -> int:
     """The number that the scheduler gave this node; -1: none is known. Raises ``SettingError``."""
     text = options["node_index"].strip()
     if text:
@@ -168,7 +136,7 @@ def node_index(options: Mapping[str, Any], wanted: Wanted | None, environment: M
     return int(found[0]) if found and int(found[0]) <= MOST_INDEX else -1
 
 
-def node_name(wanted: Wanted | None, environment: Mapping[str, str]) -> str:
+def node_name(wanted: SchedulerChoice | None, environment: Mapping[str, str]) -> str:
     """What this node is called when nothing is said: by Slurm's number of its job, so that the adapter knows it; empty:
     the scheduler has no name for it."""
     if wanted is None or wanted.kind != "slurm":
@@ -214,13 +182,17 @@ def _kind_of(text: str) -> tuple[str, Kind, str]:
     name = match[0] if match else ""
     kind = KINDS.get(name)
     if kind is None:
-        known = ", ".join(one.shape for one in KINDS.values())
-        raise SettingError("--scheduler", text, "there is no such kind", f"Known: {known}")
+        raise _unknown_kind(text)
     separator, target = text[len(name) : len(name) + 1], text[len(name) + 1 :].strip()
     wants = "" if kind.shape == name else ":" if name in WITH_COLON else "/"
     if separator != wants or bool(target) != bool(wants):
         raise SettingError("--scheduler", text, "is not complete, or too much", f"Write {kind.shape}")
     return name, kind, target
+
+
+def _unknown_kind(text: str) -> SettingError:
+    known = ", ".join(one.shape for one in KINDS.values())
+    return SettingError("--scheduler", text, "there is no such kind", f"Known: {known}")
 
 
 def _conf(name: str, kind: Kind, text: str) -> dict[str, str]:

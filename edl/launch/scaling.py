@@ -11,13 +11,14 @@ from typing import Any
 from edl.adapters.clock import SystemClock
 from edl.adapters.host_notes import notes, runtime_folder
 from edl.config import environment
-from edl.launch.cli import value_options
+from edl.job_records import SchedulerChoice
+from edl.launch.addresses import etcd_store
+from edl.launch.options import value_options
 from edl.launch.paddle_table import row_of
-from edl.launch.reach import etcd_store
-from edl.launch.scale_options import launcher_again, make_scheduler, wanted_of
+from edl.launch.scale_options import launcher_again, make_scheduler
 from edl.launch.settings import LaunchSettings
 from edl.ports import Ruling, Store
-from edl.schedulers.order import Order, Wanted
+from edl.schedulers.order import Order
 
 Companions = Callable[[Ruling], Sequence[Coroutine[Any, Any, None]]]
 
@@ -36,7 +37,7 @@ def companions(
     settings: LaunchSettings, store: Store, endpoints: Sequence[str], log: Callable[[str], None]
 ) -> Companions:
     """For ``MasterDeps``: one that looks after the scheduler, if the job has any."""
-    wanted = wanted_of(settings.spec.scheduler)
+    wanted = settings.spec.scheduler
     if wanted is None:
         return lambda ruling: ()
     from edl.schedulers.shell import Reconciler  # for jobs that have a scheduler: a launcher's start is mostly imports
@@ -46,7 +47,11 @@ def companions(
 
 
 def order(
-    settings: LaunchSettings, wanted: Wanted, store: Store, endpoints: Sequence[str], log: Callable[[str], None]
+    settings: LaunchSettings,
+    wanted: SchedulerChoice,
+    store: Store,
+    endpoints: Sequence[str],
+    log: Callable[[str], None],
 ) -> Order:
     """All that an adapter may use."""
     spec, logs = settings.spec, Path(settings.logs.folder).parent if settings.logs.folder else runtime_folder()

@@ -13,8 +13,9 @@ from typing import Any
 from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import NodeRange, ScriptServers, parse_nnodes
 from edl.errors import SettingError
+from edl.launch.options import is_default
 from edl.launch.ps_options import ONLY_OURS, count_from, endpoints_of, is_list, of_this_host, slots_of_trainers
-from edl.launch.told import Told
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.torchrun_options import OWN_ROLES
 from edl.wire.address import address
 
@@ -39,50 +40,50 @@ class Roles:
     job: ScriptServers
 
 
-def take_words(told: Told) -> None:
+def take_words(resolved: ResolvedOptions) -> None:
     """Offer them as options of ours."""
     for word, (ours, name) in WORDS.items():
-        if told.given(word):
-            told.offer(ours, told.values[word], told.source(word), name)
+        if resolved.given(word):
+            resolved.offer(ours, resolved.values[word], resolved.source(word), name)
 
 
-def named_in_paddles_words(told: Told) -> bool:
+def named_in_paddles_words(resolved: ResolvedOptions) -> bool:
     """Whether the line says in a way that is only Paddle's which pservers or trainers there are."""
-    lists = all(is_list(told.values[name].strip()) for name in ("servers", "trainers"))
-    return lists or any(told.given(word) for word in WORDS)
+    lists = all(is_list(resolved.values[name].strip()) for name in ("servers", "trainers"))
+    return lists or any(resolved.given(word) for word in WORDS)
 
 
-def settle(told: Told, paddle: bool, imported: Callable[[Told], frozenset[str]]) -> None:
+def settle(resolved: ResolvedOptions, paddle: bool, imported: Callable[[ResolvedOptions], frozenset[str]]) -> None:
     """Decide what ``--pservers=auto`` is. ``paddle``: its dialect is spoken. ``imported``: see ``imports_of``."""
-    chosen = told.values["pservers"]
+    chosen = resolved.values["pservers"]
     if chosen == "auto":
-        meant = paddle and _wanted(told) and bool(told.script) and not _needs_ours(told)
-        chosen = "script" if meant and not _uses_ours(imported(told)) else "edl"
+        meant = paddle and _wanted(resolved) and bool(resolved.script) and not _needs_ours(resolved)
+        chosen = "script" if meant and not _uses_ours(imported(resolved)) else "edl"
         if chosen == "script":
-            told.remark(f"pservers run {told.script}, as Paddle's do; --pservers=edl for edl's own")
-    told.values["pservers"] = chosen
-    if chosen == "edl" and told.given("with_gloo") and str(told.values["with_gloo"]) != "0":
-        gloo = f"{told.origin('with_gloo') or '--with_gloo'}={told.values['with_gloo']}"
-        told.remark(f"{gloo}: no pserver runs the script, so none would serve gloo")
-    if chosen == "script" and not told.given("slot_strikes"):
-        told.values["slot_strikes"] = 0  # a job without one of its pservers is another one
+            resolved.remark(f"pservers run {resolved.script}, as Paddle's do; --pservers=edl for edl's own")
+    resolved.values["pservers"] = chosen
+    if chosen == "edl" and resolved.given("with_gloo") and str(resolved.values["with_gloo"]) != "0":
+        gloo = f"{resolved.origin('with_gloo') or '--with_gloo'}={resolved.values['with_gloo']}"
+        resolved.remark(f"{gloo}: no pserver runs the script, so none would serve gloo")
+    if chosen == "script" and not resolved.given("slot_strikes"):
+        resolved.values["slot_strikes"] = 0  # a job without one of its pservers is another one
 
 
-def imports_of(told: Told) -> frozenset[str]:
+def imports_of(resolved: ResolvedOptions) -> frozenset[str]:
     """Modules that the script imports, as far as can be seen without running it."""
-    if told.values["no_python"]:
+    if resolved.values["no_python"]:
         return frozenset()
     from edl.worker.warm import imported_by  # only now: most launchers need not look
 
-    return imported_by("module" if told.values["module"] else "script", told.script)
+    return imported_by("module" if resolved.values["module"] else "script", resolved.script)
 
 
 def roles_from(options: Mapping[str, Any], slots_of: Callable[[str], int]) -> Roles | None:
     """None where pservers, if there are any, are edl's own. Raises ``SettingError``."""
     if options["pservers"] != "script":
         return None
-    for name, default in ONLY_OURS.items():
-        if options[name] != default:
+    for name in ONLY_OURS:
+        if not is_default(name, options):
             flag = "--" + name.replace("_", "-")
             raise SettingError(flag, options[name], "is for edl's own pservers", "Drop it, or say --pservers=edl")
     gloo = str(options["with_gloo"])
@@ -113,17 +114,17 @@ def _listed(servers: str, trainers: str, local_addr: str, gloo: str) -> Roles:
     return Roles(NodeRange(total, total), sum(map(len, here)), ScriptPlaces(len(here[0]), (*here[0], *here[1])), job)
 
 
-def _wanted(told: Told) -> bool:
+def _wanted(resolved: ResolvedOptions) -> bool:
     sizes = ("servers", "trainers", "servers_per_node", "trainer_num")
-    return told.values["run_mode"] == "ps" or any(told.values[name] for name in sizes)
+    return resolved.values["run_mode"] == "ps" or any(resolved.values[name] for name in sizes)
 
 
-def _needs_ours(told: Told) -> bool:
+def _needs_ours(resolved: ResolvedOptions) -> bool:
     """Whether something is said that only edl's own pservers understand."""
-    texts = [told.values[name].strip() for name in ("servers", "trainers")]
+    texts = [resolved.values[name].strip() for name in ("servers", "trainers")]
     counted = any(texts) and not all(map(is_list, texts))
-    ours = any(told.given(name) for name in (*ONLY_OURS, "server_nnodes"))
-    return counted or ours or told.values["role"] in OWN_ROLES
+    ours = any(resolved.given(name) for name in (*ONLY_OURS, "server_nnodes"))
+    return counted or ours or resolved.values["role"] in OWN_ROLES
 
 
 def _uses_ours(imported: frozenset[str]) -> bool:

@@ -39,6 +39,9 @@ CONF_KEYS = {
 """What ``--rdzv-conf`` understands of its own."""
 
 
+CONNECT_TIMEOUT_S = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """How to reach etcd."""
@@ -50,7 +53,7 @@ class StoreSettings:
     """Folder of an embedded member's data; empty for one under the temporary directory, by job and host."""
     request_timeout_s: float = 2.0
     """How long one call may take before another member is asked or the call is made again."""
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
     """How long a launcher tries to reach the store before it gives up."""
     ca: str = ""
     cert: str = ""
@@ -129,30 +132,70 @@ class LeaveSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ReaderPool:
+    """Processes that read data for all trainers of the job."""
+
+    count: int = 0
+    capacity: int = 16
+    """Streams that each of them serves at once."""
+    functions: tuple[str, ...] = ()
+    """What trainers may have them call, as ``module:function``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What the workers of this node are, and how they are started."""
+
+    command: WorkerCommand
+    standby: Standby = Standby.FORK
+    preload: tuple[str, ...] = ()
+    """Modules to import ahead of them, beside those found in the script."""
+    role: str = ""
+    """What torchrun calls their role; empty: default."""
+    python: str = ""
+    """Their interpreter; empty: the launcher's own."""
+    virtual_local_rank: bool = False
+    """Each of them sees one device, and ``LOCAL_RANK`` is 0."""
+    cores: tuple[tuple[int, ...], ...] = ()
+    """Processor cores by slot that they are bound to; empty: they are not."""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """For them alone, over the launcher's environment; None: taken away."""
+    scripts: ScriptPlaces = NOWHERE
+    """Which of them are pservers that run the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSettings:
+    """What is left when the job has ended."""
+
+    error_file: str = ""
+    """Where the program that started this launcher looks for a failed job's error (``TORCHELASTIC_ERROR_FILE``);
+    empty: nowhere."""
+    file: str = ""
+    """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
+    worker_status: bool = False
+    """A job that fails ends with the status of the worker that failed first, not with ours."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSettings:
     """Everything compose.py needs."""
 
     spec: JobSpec
     store: StoreSettings
-    command: WorkerCommand
+    workers: WorkerSettings
     slots: int
     node: str
-    node_rank: int
-    local_addr: str
-    """Address other nodes reach this one at; empty: the one that leads to the store."""
-    standby: Standby
-    preload: tuple[str, ...]
     logs: LogPlan
     state: StateSettings
-    rack: str
-    outer_error_file: str = ""
-    """Where whoever started this launcher looks for a failed job's error (``TORCHELASTIC_ERROR_FILE``), or empty."""
-    readers: int = 0
-    """Processes beside the workers that read data for all trainers of the job."""
-    reader_capacity: int = 16
-    """Streams that each of them serves at once."""
-    reader_functions: tuple[str, ...] = ()
-    """What trainers may have them call, as ``module:function``."""
+    node_rank: int = -1
+    """Position that this node asks for, from 0; -1: any."""
+    local_addr: str = ""
+    """Address other nodes reach this one at; empty: the one that leads to the store."""
+    rack: str = ""
+    """Where it stands: copies of its commits prefer another rack."""
+    readers: ReaderPool = ReaderPool()
+    """Readers beside the workers."""
     servers: ServerSettings = ServerSettings()
     """Parameter servers beside the workers."""
     http: HttpSettings | None = None
@@ -163,38 +206,23 @@ class LaunchSettings:
     """The scheduler's number for this node; -1 for none."""
     leave: LeaveSettings = LeaveSettings()
     """On which signals and notices it leaves, and with which status."""
+    report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()
     """The command line that these settings come from, without the program."""
-    role: str = ""
-    """What torchrun calls the role of the workers here; empty: default."""
-    python: str = ""
-    """Interpreter of the workers; empty: the launcher's own."""
-    virtual_local_rank: bool = False
-    """Each worker sees one device, and ``LOCAL_RANK`` is 0."""
-    cores: tuple[tuple[int, ...], ...] = ()
-    """Processor cores by slot that workers are bound to; empty: they are not."""
-    for_workers: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables for workers alone, over the launcher's own; None: taken away."""
-    worker_status: bool = False
-    """A job that fails ends with the status of the worker that failed first, not with ours."""
     remarks: tuple[str, ...] = ()
     """What the person who gave them should know, a line each."""
-    report_file: str = ""
-    """Where it goes as JSON how the job has ended, also with success; empty: nowhere."""
     allowed: tuple[str, ...] = ()
     """In what this launcher may differ from the one that has founded the job."""
-    scripts: ScriptPlaces = NOWHERE
-    """Which workers are pservers that run the script."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class FunctionLaunch:
     """What ``edl.launch.api`` adds to a command line."""
 
     command: WorkerCommand | None = None
     """The function that is called; None: the command line says what the workers run."""
     report_file: str = ""
-    """See ``LaunchSettings``."""
+    """See ``ReportSettings``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,20 +242,17 @@ class HelperSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderSettings(HelperSettings):
+class ReaderSettings:
     """What a launcher with ``--role=reader`` was told."""
 
-    count: int
-    """Reader processes."""
-    capacity: int
-    """Streams that each of them serves at once."""
-    functions: tuple[str, ...]
-    """What trainers may have them call, as ``module:function``."""
+    helper: HelperSettings
+    readers: ReaderPool
 
 
 @dataclass(frozen=True, slots=True)
-class PserverSettings(HelperSettings):
+class PserverSettings:
     """What a launcher with ``--role=pserver`` was told."""
 
+    helper: HelperSettings
     servers: ServerSettings
     checkpoint_dir: str = ""

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
-from edl.config import SlotRules
 from edl.errors import SettingError
 from edl.launch.accelerators import count_accelerators
-
-MOST_SLOTS = 4096
-"""Of one node: far above what hosts have, low enough to catch a typing slip."""
-
-SLOT_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--nproc-per-node", default="1", metavar="N|auto|gpu|cpu", help="Workers on this node. Default: 1."),
-    click.option(
-        "--spare-slots", type=int, default=0, metavar="N", help="Idle slots that replace dropped ones. Default: 0."
-    ),
-    click.option(
-        "--slot-strikes",
-        type=int,
-        default=2,
-        metavar="N",
-        help="Drop a slot that failed N times. 0: never. Default: 2.",
-    ),
-    click.option(
-        "--slot-cooldown", type=float, default=0.0, metavar="SECONDS", help="A dropped slot is back then. 0: never."
-    ),
-]
+from edl.launch.options import value
+from edl.launch.options.job import MOST_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +21,6 @@ class NodeSlots:
     spare: int
     remark: str = ""
     """What whoever starts it should know; empty: nothing."""
-
-
-def rules_from(options: Mapping[str, Any]) -> SlotRules:
-    """What all launchers of a job must agree on. Raises ``SettingError``."""
-    return SlotRules(options["slot_strikes"], options["slot_cooldown"])
 
 
 def slots_from(text: str) -> int:
@@ -68,9 +42,7 @@ def slots_from(text: str) -> int:
 def with_spares(options: Mapping[str, Any], slots: int) -> NodeSlots:
     """Workers and spare slots. ``slots``: what ``--nproc-per-node`` says. Where it counts accelerators the spare ones
     are among them. Raises ``SettingError`` when a spare slot would have no device of its own."""
-    spare, text, devices = options["spare_slots"], options["nproc_per_node"], count_accelerators()
-    if not 0 <= spare <= MOST_SLOTS:
-        raise SettingError("--spare-slots", spare, f"must be from 0 to {MOST_SLOTS}")
+    spare, text, devices = value("spare_slots", options), options["nproc_per_node"], count_accelerators()
     if spare and devices and text in ("auto", "gpu"):
         slots -= spare
         if slots < 1:

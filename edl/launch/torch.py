@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.launch.__main__ import main
-from edl.launch.torchrun_options import TORCH_LAUNCH
+from edl.launch.options.workers import TORCH_LAUNCH
 
 if __name__ == "__main__":
     main(TORCH_LAUNCH)

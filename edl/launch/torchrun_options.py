@@ -7,117 +7,45 @@ options that are only torchrun's are answered one by one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import click
-from click.shell_completion import get_completion_class
-
-from edl.agent.workers import torch_environment
-from edl.arithmetic.affinity import MODES
+from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.errors import SettingError, UsageError
 from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
 from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
-from edl.launch.told import Source, Told
+from edl.launch.options import BY_NAME, BY_SPELLING, is_default, record, value
+from edl.launch.options.workers import TORCH_LAUNCH
+from edl.launch.resolved_options import ResolvedOptions, Source
+from edl.launch.settings import WorkerSettings
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES, row_of
+from edl.ports import WorkerCommand
 
-TORCH_LAUNCH = "torch.distributed.launch"
-"""The dialect of torchrun's elder sister."""
 OWN_ROLES = ("reader", "trainer", "pserver")
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
-def _accepted(*names: str, **told: Any) -> Callable[[Any], Any]:
-    """One that changes nothing, and so has no variable of ours."""
-    return click.option(*names, allow_from_autoenv=False, **told)
-
-
-def _print_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    if not shell:
-        return
-    kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - click has these three
-    click.echo(kind(context.command, {}, "edl-run", "_EDL_RUN_COMPLETE").source())
-    context.exit()
-
-
-TORCHRUN_OPTIONS: list[Callable[[Any], Any]] = [
-    click.option(
-        "--role",
-        default="default",
-        metavar="NAME",
-        help="reader, pserver: run no script, only have such processes for the job; trainer, in a job with pservers: "
-        "have none of them. Any other name is for the workers, as ROLE_NAME. Default: default.",
-    ),
-    click.option("--master-addr", default="", metavar="HOST", help="With more than one node: host of the store."),
-    click.option(
-        *("--master-port",),
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="With more than one node: its port. Default: 29500.",
-    ),
-    click.option("--run-path", is_flag=True, help="The script is a file of Python, whatever --no-python says."),
-    click.option("--virtual-local-rank", is_flag=True, help="Workers see one accelerator each, and find LOCAL_RANK=0."),
-    click.option(
-        "--numa-binding",
-        type=click.Choice(["none", *MODES]),
-        default="none",
-        help="Bind workers to the processor cores next to their GPUs. Default: none.",
-    ),
-    click.option(
-        "--signals-to-handle",
-        default=torch_environment.SIGNALS,
-        metavar="NAME[,…]",
-        help="Signals that stop this node and are passed to its workers: TERM, INT, HUP, QUIT and these.",
-    ),
-    _accepted("--monitor-interval", type=float, default=0.1, metavar="SECONDS", help="Accepted from torchrun."),
-    _accepted(
-        "--start-method",
-        type=click.Choice(["spawn", "fork", "forkserver"]),
-        default="spawn",
-        help="Accepted from torchrun; see --standby.",
-    ),
-    _accepted("--event-log-handler", default="null", metavar="NAME", help="Accepted from torchrun; see edl events."),
-    _accepted(
-        "--use-env",
-        is_flag=True,
-        help="With --dialect=torch.distributed.launch: scripts get no --local-rank=N. Else it always holds.",
-    ),
-    _accepted("--log-line-prefix-template", default="", metavar="TEMPLATE", help="torchrun's name of --log-prefix."),
-    _accepted(
-        "--print-completion",
-        type=click.Choice(["bash", "zsh", "fish"]),
-        default=None,
-        expose_value=False,
-        is_eager=True,
-        callback=_print_completion,
-        help="Print what makes this shell complete edl-run's options, and exit.",
-    ),
-]
-
-
-def apply(told: Told, env: Mapping[str, str]) -> None:
+def apply(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Make of them what they mean here. Raises ``UsageError`` for what cannot be honoured."""
-    _take_variables(told, env)
+    _take_variables(resolved, env)
     for answer in (_event_handler, _how_often, _what_runs, _prefix, _local_rank, torchrun_store.apply):
-        answer(told)
-    if told.values["nproc_per_node"] == "xpu":
-        told.values["nproc_per_node"] = "gpu"
-    told.values["role"] = told.values["role"] or "default"
-    _look_at_other_variables(told, env)
+        answer(resolved)
+    if resolved.values["nproc_per_node"] == "xpu":
+        resolved.values["nproc_per_node"] = "gpu"
+    resolved.values["role"] = resolved.values["role"] or "default"
+    _look_at_other_variables(resolved, env)
 
 
-def _take_variables(told: Told, env: Mapping[str, str]) -> None:
+def _take_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     for row in TORCHRUN_ROWS:
         for variable in row.variables:
             text = env.get(variable, "")
             if text:
-                told.offer(row.name, _flag(variable, text) if row.name in FLAGS else text, Source.PET, variable)
-    if env.get(_SHUTDOWN) and not told.given("shutdown_timeout"):
-        told.offer("shutdown_timeout", env[_SHUTDOWN], Source.PET, _SHUTDOWN)
+                resolved.offer(row.name, _flag(variable, text) if row.name in FLAGS else text, Source.PET, variable)
+    if env.get(_SHUTDOWN) and not resolved.given("shutdown_timeout"):
+        resolved.offer("shutdown_timeout", env[_SHUTDOWN], Source.PET, _SHUTDOWN)
 
 
 def _flag(variable: str, text: str) -> bool:
@@ -126,69 +54,78 @@ def _flag(variable: str, text: str) -> bool:
     return text.strip() == "1"
 
 
-def _event_handler(told: Told) -> None:
-    name, row = told.values["event_log_handler"], row_of("event_log_handler")
+def _event_handler(resolved: ResolvedOptions) -> None:
+    name, row = resolved.values["event_log_handler"], row_of("event_log_handler")
     if name in ("", "null"):
         return
     if name not in ("console", "dynamic_rendezvous"):
         raise SettingError("--event-log-handler", name, "torch has no such handler of its own", row.advice)
-    _explain(told, "event_log_handler")
+    _explain(resolved, "event_log_handler")
 
 
-def _how_often(told: Told) -> None:
-    interval = told.values["monitor_interval"]
-    if not interval > 0:
-        raise SettingError("--monitor-interval", f"{interval:g}", "must be more than 0", "Or drop it")
-    for name, default in (("monitor_interval", 0.1), ("start_method", "spawn")):
-        if told.given(name) and told.values[name] != default:
-            _explain(told, name)
+def _how_often(resolved: ResolvedOptions) -> None:
+    value("monitor_interval", resolved.values)
+    for name in ("monitor_interval", "start_method"):
+        if resolved.given(name) and not is_default(name, resolved.values):
+            _explain(resolved, name)
 
 
-def _what_runs(told: Told) -> None:
+def _what_runs(resolved: ResolvedOptions) -> None:
     """``--run-path`` names a file of Python, whatever else was said."""
-    if told.values["run_path"]:
-        told.values["no_python"] = told.values["module"] = False
+    if resolved.values["run_path"]:
+        resolved.values["no_python"] = resolved.values["module"] = False
 
 
-def _prefix(told: Told) -> None:
-    name = "log_line_prefix_template"
-    if told.values[name]:
-        told.offer("log_prefix", told.values[name], told.source(name), told.said(name))
+def _prefix(resolved: ResolvedOptions) -> None:
+    option = BY_NAME["log_line_prefix_template"]
+    if resolved.values[option.name]:
+        ours = BY_SPELLING[option.same_as].name
+        resolved.offer(ours, resolved.values[option.name], resolved.source(option.name), resolved.said(option.name))
 
 
-def _local_rank(told: Told) -> None:
+def _local_rank(resolved: ResolvedOptions) -> None:
     """``torch.distributed.launch`` tells each worker its rank as the first argument."""
-    if told.values["dialect"] == TORCH_LAUNCH and not told.values["use_env"]:
-        told.arguments = ("--local-rank=${local_rank}", *told.arguments)
+    if resolved.values["dialect"] == TORCH_LAUNCH and not resolved.values["use_env"]:
+        resolved.arguments = ("--local-rank=${local_rank}", *resolved.arguments)
 
 
-def _explain(told: Told, name: str) -> None:
-    option = told.origin(name) or row_of(name).option
-    told.remark(f"{option}={told.values[name]} changes nothing: {row_of(name).why}")
+def _explain(resolved: ResolvedOptions, name: str) -> None:
+    option = resolved.origin(name) or row_of(name).option
+    resolved.remark(f"{option}={resolved.values[name]} changes nothing: {row_of(name).why}")
 
 
-def _look_at_other_variables(told: Told, env: Mapping[str, str]) -> None:
+def _look_at_other_variables(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     for variable in VARIABLES:
         text = env.get(variable.name, "")
         if variable.fate is Fate.EXPLAINED and not variable.quiet and text not in ("", "0"):
             instead = f". See {variable.becomes}" if variable.becomes else ""
-            told.remark(f"{variable.name}={text} changes nothing: {variable.why}{instead}")
+            resolved.remark(f"{variable.name}={text} changes nothing: {variable.why}{instead}")
 
 
-def workers_from(options: Mapping[str, Any], slots: int, env: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of ``LaunchSettings`` that say how workers run. ``slots``: spare ones included. Raises ``UsageError``."""
+def workers_from(
+    options: Mapping[str, Any],
+    command: WorkerCommand,
+    slots: int,
+    env: Mapping[str, str],
+    *,
+    variables: Mapping[str, str | None],
+    scripts: ScriptPlaces,
+) -> WorkerSettings:
+    """How workers run. ``slots``: spare ones included. Raises ``UsageError``."""
     devices = visible_devices()
-    virtual = options["virtual_local_rank"]
-    for variable, entries in devices.items() if virtual else ():
+    for variable, entries in devices.items() if options["virtual_local_rank"] else ():
         if len(entries) < slots:
             why = f"{slots} slots need as many devices, and {variable} has {len(entries)} here"
             raise UsageError(f"--virtual-local-rank: {why}. Lower --nproc-per-node, or drop it")
-    return {
-        "role": "" if options["role"] == "default" else options["role"],
-        "python": python_from(env),
-        "virtual_local_rank": virtual,
-        "cores": cores_of_slots(options["numa_binding"], devices, slots),
-    }
+    return record(
+        *(WorkerSettings, options),
+        command=command,
+        role="" if options["role"] == "default" else options["role"],
+        python=python_from(env),
+        cores=cores_of_slots(options["numa_binding"], devices, slots),
+        variables=variables,
+        scripts=scripts,
+    )
 
 
 def python_from(env: Mapping[str, str]) -> str:

@@ -8,155 +8,161 @@ import re
 from edl.config import parse_nnodes
 from edl.errors import SettingError
 from edl.launch.dropin_table import Fate
+from edl.launch.options import value
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import CONF_KEYS
-from edl.launch.told import Told
 from edl.launch.torchrun_table import KEYS, Key
 from edl.wire.address import address
 
 DEFAULT_PORT = 29500
 """torchrun's, of a static rendezvous."""
-HIGHEST_PORT = 65535
 _KEEP_ALIVE_S, _KEEP_ALIVES = 5.0, 3.0
 """torchrun's defaults of ``keep_alive_interval`` and ``keep_alive_max_attempt``."""
 
 
-def apply(told: Told) -> None:
+def apply(resolved: ResolvedOptions) -> None:
     """Offer it. Raises ``SettingError`` for what cannot be."""
-    _standalone(told)
-    _configuration(told)
-    _static(told)
+    _standalone(resolved)
+    _configuration(resolved)
+    _static(resolved)
 
 
-def _standalone(told: Told) -> None:
+def _standalone(resolved: ResolvedOptions) -> None:
     """As there: what else names a store does not count."""
-    if not told.values["standalone"]:
+    if not resolved.values["standalone"]:
         return
-    if parse_nnodes(told.values["nnodes"]).minimum > 1:
+    if parse_nnodes(resolved.values["nnodes"]).minimum > 1:
         raise SettingError(
-            _said(told, "nnodes"), told.values["nnodes"], "--standalone is a job of one node", "Drop one of them"
+            _said(resolved, "nnodes"),
+            resolved.values["nnodes"],
+            "--standalone is a job of one node",
+            "Drop one of them",
         )
     for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):
-        if told.values[name] and told.given(name):
-            told.remark(
-                f"--standalone: {_said(told, name)}={told.values[name]} is not used, the job has a store of its own"
-            )
-        told.values[name] = 0 if name == "master_port" else ""
+        if resolved.values[name] and resolved.given(name):
+            what = f"{_said(resolved, name)}={resolved.values[name]}"
+            resolved.remark(f"--standalone: {what} is not used, the job has a store of its own")
+        resolved.values[name] = 0 if name == "master_port" else ""
 
 
-def _static(told: Told) -> None:
+def _static(resolved: ResolvedOptions) -> None:
     """``--master-addr`` and ``--master-port`` name the store of a job of several nodes."""
-    if not 0 <= told.values["master_port"] <= HIGHEST_PORT:
-        raise SettingError(_said(told, "master_port"), told.values["master_port"], f"must be from 0 to {HIGHEST_PORT}")
-    given = [name for name in ("master_addr", "master_port") if told.given(name) and told.values[name]]
+    value("master_port", resolved.values)
+    given = [name for name in ("master_addr", "master_port") if resolved.given(name) and resolved.values[name]]
     if not given:
         return
-    said = " ".join(f"{_said(told, name)}={told.values[name]}" for name in given)
-    if told.values["rdzv_endpoint"]:
-        told.remark(
-            f"{said}: not used beside {_said(told, 'rdzv_endpoint')}={told.values['rdzv_endpoint']}, as in torchrun"
-        )
+    said = " ".join(f"{_said(resolved, name)}={resolved.values[name]}" for name in given)
+    if resolved.values["rdzv_endpoint"]:
+        other = f"{_said(resolved, 'rdzv_endpoint')}={resolved.values['rdzv_endpoint']}"
+        resolved.remark(f"{said}: not used beside {other}, as in torchrun")
         return
-    if parse_nnodes(told.values["nnodes"]).maximum == 1:
-        told.remark(f"{said}: not used, a job of one node has a store of its own on a free port")
+    if parse_nnodes(resolved.values["nnodes"]).maximum == 1:
+        resolved.remark(f"{said}: not used, a job of one node has a store of its own on a free port")
         return
-    host = (told.values["master_addr"] or "127.0.0.1").strip().removeprefix("[").removesuffix("]")
+    host = (resolved.values["master_addr"] or "127.0.0.1").strip().removeprefix("[").removesuffix("]")
     if not re.fullmatch(r"[\w.:-]+", host):
         raise SettingError(
-            _said(told, "master_addr"), host, "is no name or address of a host", "Such as node1 or 10.0.0.1"
+            _said(resolved, "master_addr"), host, "is no name or address of a host", "Such as node1 or 10.0.0.1"
         )
-    endpoint = address(host, told.values["master_port"] or DEFAULT_PORT)
-    told.offer("rdzv_endpoint", endpoint, max(told.source(name) for name in given), _said(told, given[0]))
-    told.remark(f"{said}: the job's store is at {endpoint}; MASTER_PORT of the workers is another one in each round")
+    endpoint = address(host, resolved.values["master_port"] or DEFAULT_PORT)
+    resolved.offer("rdzv_endpoint", endpoint, max(resolved.source(name) for name in given), _said(resolved, given[0]))
+    resolved.remark(
+        f"{said}: the job's store is at {endpoint}; MASTER_PORT of the workers is another one in each round"
+    )
 
 
 # --- --rdzv-conf -----------------------------------------------------------------------------------------------------
 
 
-def _configuration(told: Told) -> None:
+def _configuration(resolved: ResolvedOptions) -> None:
     """torchrun's keys become options or keys of ours; what is left is read with the store's settings."""
     kept: list[str] = []
     found: dict[str, str] = {}
-    text = told.values["rdzv_conf"].strip()
+    text = resolved.values["rdzv_conf"].strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]  # a script has passed on the quotes that a shell would have taken
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (part.strip() for part in item.partition("="))
         key = KEYS.get(name)
         if key is None and name not in CONF_KEYS:
-            _unknown(told, name)
+            _unknown(resolved, name)
             continue
         if key is None:
             kept.append(item)
             continue
         if not value:
-            raise _wrong(told, item, "needs a value", f"Write {name}=VALUE")
+            raise _wrong(resolved, item, "needs a value", f"Write {name}=VALUE")
         if key.allowed and value.lower() not in key.allowed:
-            raise _wrong(told, item, f"must be {' or '.join(key.allowed)}")
+            raise _wrong(resolved, item, f"must be {' or '.join(key.allowed)}")
         if key.fate is Fate.EXPLAINED:
-            _explain(told, key, value)
+            _explain(resolved, key, value)
         found[name] = value
     for name in ("ssl_cert", "ssl_cert_key", "ca_cert", "cacert"):
         if name in found:
             kept.append(f"{KEYS[name].becomes}={found[name]}")
     if "read_timeout" in found:
-        kept.append(f"connect_timeout={_seconds(told, 'read_timeout', found):g}")
-    told.values["rdzv_conf"] = ",".join(kept)
-    _encryption(told, found)
-    _times(told, found)
+        kept.append(f"connect_timeout={_seconds(resolved, 'read_timeout', found):g}")
+    resolved.values["rdzv_conf"] = ",".join(kept)
+    _encryption(resolved, found)
+    _times(resolved, found)
     if "rank" in found:
-        _take_rank(told, found["rank"])
+        _take_rank(resolved, found["rank"])
 
 
-def _unknown(told: Told, name: str) -> None:
+def _unknown(resolved: ResolvedOptions, name: str) -> None:
     """As in torchrun, whose plug-ins may each have keys of their own: no reason not to run."""
     known = (*CONF_KEYS, *KEYS)
     near = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    told.remark(f"{_said(told, 'rdzv_conf')}: unknown key {name!r} is passed over; {meant}")
+    resolved.remark(f"{_said(resolved, 'rdzv_conf')}: unknown key {name!r} is passed over; {meant}")
 
 
-def _take_rank(told: Told, text: str) -> None:
+def _take_rank(resolved: ResolvedOptions, text: str) -> None:
     """Of the static rendezvous."""
     if not text.isdecimal():
-        raise _wrong(told, f"rank={text}", "must be the number of a node, from 0")
-    _offer(told, "node_rank", int(text), "rank")
+        raise _wrong(resolved, f"rank={text}", "must be the number of a node, from 0")
+    _offer(resolved, "node_rank", int(text), "rank")
 
 
-def _explain(told: Told, key: Key, value: str) -> None:
+def _explain(resolved: ResolvedOptions, key: Key, value: str) -> None:
     if (key.key, value.lower()) == ("store_type", "file"):
-        raise _wrong(told, f"{key.key}={value}", key.why, "Drop it, and name the store with --rdzv-endpoint=HOST:PORT")
+        raise _wrong(
+            resolved, f"{key.key}={value}", key.why, "Drop it, and name the store with --rdzv-endpoint=HOST:PORT"
+        )
     if (key.key, value.lower()) != ("store_type", "tcp"):
-        told.remark(f"{_said(told, 'rdzv_conf')} {key.key}={value} changes nothing: {key.why}")
+        resolved.remark(f"{_said(resolved, 'rdzv_conf')} {key.key}={value} changes nothing: {key.why}")
 
 
-def _encryption(told: Told, found: dict[str, str]) -> None:
-    endpoint = told.values["rdzv_endpoint"]
+def _encryption(resolved: ResolvedOptions, found: dict[str, str]) -> None:
+    endpoint = resolved.values["rdzv_endpoint"]
     if found.get("protocol", "").lower() == "https" and endpoint and "://" not in endpoint:
-        told.values["rdzv_endpoint"] = f"etcds://{endpoint}"
+        resolved.values["rdzv_endpoint"] = f"etcds://{endpoint}"
 
 
-def _times(told: Told, found: dict[str, str]) -> None:
+def _times(resolved: ResolvedOptions, found: dict[str, str]) -> None:
     for name in ("timeout", "join_timeout"):
         if name in found:
-            _offer(told, "recover_timeout", _seconds(told, name, found), name)
+            _offer(resolved, "recover_timeout", _seconds(resolved, name, found), name)
     if "last_call_timeout" in found:
-        _offer(told, "join_grace", _seconds(told, "last_call_timeout", found), "last_call_timeout")
+        _offer(resolved, "join_grace", _seconds(resolved, "last_call_timeout", found), "last_call_timeout")
     if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
-        interval = _seconds(told, "keep_alive_interval", found, _KEEP_ALIVE_S)
-        attempts = _seconds(told, "keep_alive_max_attempt", found, _KEEP_ALIVES)
-        _offer(told, "lease_ttl", interval * attempts, "keep_alive_interval*keep_alive_max_attempt")
+        interval = _seconds(resolved, "keep_alive_interval", found, _KEEP_ALIVE_S)
+        attempts = _seconds(resolved, "keep_alive_max_attempt", found, _KEEP_ALIVES)
+        _offer(resolved, "lease_ttl", interval * attempts, "keep_alive_interval*keep_alive_max_attempt")
 
 
-def _offer(told: Told, option: str, value: float, key: str) -> None:
+def _offer(resolved: ResolvedOptions, option: str, value: float, key: str) -> None:
     """The option itself wins over a key, said by whomever is as strong."""
-    origin = f"{_said(told, 'rdzv_conf')} {key}"
-    if told.source(option) < told.source("rdzv_conf") or told.origin(option).startswith(_said(told, "rdzv_conf")):
-        told.offer(option, value, told.source("rdzv_conf"), origin)
-    elif told.values[option] != value:
-        told.remark(f"{origin}={value:g} is not used beside {_said(told, option)}={told.values[option]:g}")
+    origin = f"{_said(resolved, 'rdzv_conf')} {key}"
+    if resolved.source(option) < resolved.source("rdzv_conf") or resolved.origin(option).startswith(
+        _said(resolved, "rdzv_conf")
+    ):
+        resolved.offer(option, value, resolved.source("rdzv_conf"), origin)
+    elif resolved.values[option] != value:
+        resolved.remark(f"{origin}={value:g} is not used beside {_said(resolved, option)}={resolved.values[option]:g}")
 
 
-def _seconds(told: Told, name: str, found: dict[str, str], default: float = 0.0) -> float:
+def _seconds(resolved: ResolvedOptions, name: str, found: dict[str, str], default: float = 0.0) -> float:
     text = found.get(name)
     if text is None:
         return default
@@ -166,14 +172,14 @@ def _seconds(told: Told, name: str, found: dict[str, str], default: float = 0.0)
         value = -1.0
     if not 0 < value < float("inf"):
         what = "attempts" if name.endswith("attempt") else "seconds"
-        raise _wrong(told, f"{name}={text}", f"must be a number of {what} above 0")
+        raise _wrong(resolved, f"{name}={text}", f"must be a number of {what} above 0")
     return value
 
 
-def _wrong(told: Told, item: str, allowed: str, advice: str = "") -> SettingError:
-    return SettingError(_said(told, "rdzv_conf"), item, allowed, advice)
+def _wrong(resolved: ResolvedOptions, item: str, allowed: str, advice: str = "") -> SettingError:
+    return SettingError(_said(resolved, "rdzv_conf"), item, allowed, advice)
 
 
-def _said(told: Told, name: str) -> str:
+def _said(resolved: ResolvedOptions, name: str) -> str:
     """Where it was said: the variable, or the option."""
-    return told.said(name)
+    return resolved.said(name)

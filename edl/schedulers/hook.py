@@ -20,8 +20,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.errors import SchedulerError, SettingError
+from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
-from edl.schedulers.order import Order, Wanted, seconds
+from edl.schedulers.order import Order, seconds
 from edl.schedulers.port import Doomed, Observation, Size, Sized
 
 TIMEOUT_S = 30.0
@@ -34,7 +35,7 @@ FINAL = {64: "usage", 77: "no permission", 78: "configuration", 126: "not execut
 """Exit statuses after which trying again is of no use (sysexits.h, and those of a shell)."""
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: SchedulerChoice) -> None:
     """The command is there. Raises ``SettingError``."""
     _words(wanted)
     for key, least in LEAST.items():
@@ -54,7 +55,7 @@ def make(order: Order) -> ExecScheduler | DiscoveryScheduler:
     return DiscoveryScheduler(program, wanted.text, seconds(wanted.conf, "poll", POLL_S, LEAST["poll"]), order)
 
 
-def _words(wanted: Wanted) -> list[str]:
+def _words(wanted: SchedulerChoice) -> list[str]:
     try:
         words = shlex.split(wanted.target)
     except ValueError as error:

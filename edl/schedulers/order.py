@@ -1,46 +1,23 @@
 """What an adapter is told when it is made: which scheduler the user means, and what of the launcher it may need.
 
-Each module of an adapter has two functions: ``check(wanted: Wanted) -> None`` raises ``SettingError`` for what can be
-seen to be wrong before anything is started, on every launcher; ``make(order: Order) -> Scheduler`` makes one for the
-time that one Master rules.
+Each module of an adapter has two functions: ``check(wanted: SchedulerChoice) -> None`` raises ``SettingError`` for what
+can be seen to be wrong before anything is started, on every launcher; ``make(order: Order) -> Scheduler`` makes one for
+the time that one Master rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from edl.config import NodeRange
 from edl.errors import SettingError
+from edl.job_records import SchedulerChoice
 from edl.ports import Clock, Store
-from edl.schedulers.port import Owner
 from edl.types import JobId
 
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """``--scheduler``, ``--scheduler-conf`` and ``--scale-owner``, read."""
-
-    kind: str
-    """The word before ``/`` or ``:``, such as ``statefulset``."""
-    target: str = ""
-    """What follows it: a name, a command."""
-    conf: Mapping[str, str] = field(default_factory=dict)
-    """Only keys that the kind knows."""
-    owner: Owner = Owner.MASTER
-
-    @property
-    def text(self) -> str:
-        """As on the command line, for messages."""
-        if not self.target:
-            return self.kind
-        return f"{self.kind}{':' if self.kind in WITH_COLON else '/'}{self.target}"
-
-
 MOST_S = 86400.0
-WITH_COLON = ("exec", "discovery", "custom")
-"""Kinds whose target follows a colon."""
 
 
 def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.001) -> float:
@@ -59,7 +36,7 @@ def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.
 class Order:
     """Everything that an adapter may use."""
 
-    wanted: Wanted
+    wanted: SchedulerChoice
     job: JobId
     nodes: NodeRange
     """The job's bounds, as it began with them."""

@@ -16,8 +16,9 @@ from typing import TypeVar
 
 from edl.config import environment
 from edl.errors import SchedulerError, SettingError, StoreError, StoreRefused, StoreUnavailable
+from edl.job_records import SchedulerChoice
 from edl.ports import Change, ChangeKind, CreatedAt, KeyValue, ModifiedAt, Put, Store
-from edl.schedulers.order import Order, Wanted
+from edl.schedulers.order import Order
 from edl.schedulers.port import Doomed, Observation, Scheduler, Size, Sized
 from edl.tasks import end
 
@@ -36,7 +37,7 @@ TRIES = 5
 _OURS = ("server", "paddlejob")
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: SchedulerChoice) -> None:
     """The addresses are addresses. Raises ``SettingError``."""
     _endpoints(wanted.conf, environment())
     inner = _paddlejob(wanted)
@@ -77,11 +78,11 @@ def read_nodes(text: str) -> int:
     return number if number <= MOST_NODES else 0
 
 
-def _paddlejob(wanted: Wanted) -> Wanted | None:
+def _paddlejob(wanted: SchedulerChoice) -> SchedulerChoice | None:
     """The adapter that makes the pods, if one is named."""
     name = wanted.conf.get("paddlejob", "")
     conf = {key: value for key, value in wanted.conf.items() if key not in _OURS}
-    return Wanted("paddlejob", name, conf, wanted.owner) if name else None
+    return SchedulerChoice("paddlejob", name, conf, wanted.owner) if name else None
 
 
 def _endpoints(conf: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, ...]:

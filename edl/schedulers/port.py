@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-
-class Owner(enum.Enum):
-    """Who decides how many nodes there are."""
-
-    MASTER = "master"
-    """Wishes come to the Master, which asks the scheduler."""
-    EXTERNAL = "external"
-    """Whoever uses the scheduler decides; the Master follows, and never asks."""
 
 
 @dataclass(frozen=True, slots=True)

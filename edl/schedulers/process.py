@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.errors import SchedulerError
-from edl.schedulers.order import Order, Wanted, with_options
+from edl.job_records import SchedulerChoice
+from edl.schedulers.order import Order, with_options
 from edl.schedulers.port import Observation, Size, Sized
 
 WATCH_S = 0.5
@@ -34,7 +35,7 @@ EARLY_S = 30.0
 """A launcher that fails so soon after its start is mentioned."""
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: SchedulerChoice) -> None:
     """Nothing can be wrong with it."""
 
 

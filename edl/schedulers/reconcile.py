@@ -5,8 +5,8 @@ step from here to there; nothing is planned ahead, so a new Master begins with a
 scheduler is under way at a time, and one wish to the Master. While the scheduler is silent the job trains on with what
 it has.
 
-With ``Owner.MASTER`` the scheduler is asked for more nodes at once, and nodes are given back only when they are no
-members of the running world any more and have been told to leave (a drain). With ``Owner.EXTERNAL`` the scheduler's
+With ``SizeOwner.MASTER`` the scheduler is asked for more nodes at once, and nodes are given back only when they are no
+members of the running world any more and have been told to leave (a drain). With ``SizeOwner.EXTERNAL`` the scheduler's
 size is a fact that the Master is told. Nodes that are doomed are drained with either.
 """
 
@@ -16,10 +16,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from edl import machine
+from edl.job_records import SizeOwner
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.schedulers.plan import Job, Plan, release_plan, target_of
-from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
+from edl.schedulers.port import Doomed, Observation, Size, Sized
 from edl.wire.wishes import Care, Drain, Granted, Resize, Verdict, Wish
 
 LOOK_S = 10.0
@@ -46,7 +47,7 @@ class About:
     """The scheduler; see ``port.Scheduler``."""
 
     name: str
-    owner: Owner
+    owner: SizeOwner
     indexed: bool = False
     ask_none_at_end: bool = False
 
@@ -286,7 +287,7 @@ class _Turn:
         state, last = self.state, self.state.last
         changed = state.size is not None and size.nodes != state.size.nodes
         by_us = last is not None and last.nodes == size.nodes
-        if changed and not by_us and state.about.owner is Owner.MASTER and isinstance(last, Ask | Release):
+        if changed and not by_us and state.about.owner is SizeOwner.MASTER and isinstance(last, Ask | Release):
             self._note(f"somebody else has changed {state.about.name} to {size.nodes} nodes")
         self._set(size=size, look_s=self._now_s + LOOK_S)
 
@@ -350,7 +351,7 @@ class _Turn:
     def _plan(self, job: Job) -> Plan | None:
         """How to get rid of what is too much; None when nothing is, or it is not the time."""
         state = self.state
-        if state.about.owner is not Owner.MASTER or state.size is None or job.ended or job.suspended:
+        if state.about.owner is not SizeOwner.MASTER or state.size is None or job.ended or job.suspended:
             return None
         return release_plan(job, state.size.nodes, state.about.indexed)
 
@@ -362,7 +363,7 @@ class _Turn:
             return doomed
         if self._now_s < self.state.hush_s:
             return None
-        if self.state.about.owner is Owner.EXTERNAL:
+        if self.state.about.owner is SizeOwner.EXTERNAL:
             return self._resize(job)
         away = sorted(set(plan.drain) - self.state.sent_away) if plan is not None else []
         if plan is None or not away:
@@ -405,7 +406,7 @@ class _Turn:
         if size is None or self._now_s >= self.state.look_s:
             self.reason = "looking"
             return Current()
-        if self.state.about.owner is Owner.EXTERNAL or job.suspended:
+        if self.state.about.owner is SizeOwner.EXTERNAL or job.suspended:
             self.reason = "the size is not ours" if not job.suspended else "the job is suspended: nodes stay"
             return None
         target = target_of(job, size.nodes)

@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from edl.errors import EdlError, FencedOut, SchedulerError
+from edl.job_records import SizeOwner
 from edl.ports import Clock, Ruling
 from edl.rendezvous.phrases import one_line
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node
-from edl.schedulers.port import Owner, Scheduler, Size
+from edl.schedulers.port import Scheduler, Size
 from edl.tasks import BackgroundTasks, Timer, end
 from edl.wire.status import JobStatus
 from edl.wire.wishes import Wish
@@ -33,7 +34,7 @@ class Reconciler:
     """For one rule. ``make`` makes the adapter."""
 
     def __init__(
-        self, make: Callable[[], Scheduler], ruling: Ruling, clock: Clock, owner: Owner, log: Callable[[str], None]
+        self, make: Callable[[], Scheduler], ruling: Ruling, clock: Clock, owner: SizeOwner, log: Callable[[str], None]
     ) -> None:
         self._make = make
         self._ruling = ruling

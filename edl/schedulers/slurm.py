@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.errors import SchedulerError, SettingError
+from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
-from edl.schedulers.order import Order, Wanted, seconds
+from edl.schedulers.order import Order, seconds
 from edl.schedulers.port import Observation, Size, Sized
 
 PROGRAMS = ("sbatch", "squeue", "scancel")
@@ -43,7 +44,7 @@ _OF_ITS_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_O
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_JWT")
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: SchedulerChoice) -> None:
     """Raises ``SettingError`` where this host cannot use Slurm as it is asked to."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
@@ -223,7 +224,7 @@ def _of_another_job(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _options(wanted: Wanted) -> list[str]:
+def _options(wanted: SchedulerChoice) -> list[str]:
     text = wanted.conf.get("options", "")
     try:
         return shlex.split(text)

@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 
 from edl.checkpoint.directory.manifest import Sum, broken_off, check_format
 from edl.errors import CheckpointError, EdlError, ProtocolError
+from edl.job_records import Training
 from edl.wire.plain import from_plain, to_plain
-from ps.spec import BUCKETS, TableSpec, Training
+from ps.spec import BUCKETS, TableSpec
 
 FORMAT = 1
 MARKER_FILE = "cut.json"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
+from edl.job_records import Mode, Training
 from edl.worker.session import note
 from ps.client import push_intents, routing
 from ps.client.arguments import as_keys, as_out
@@ -32,7 +33,7 @@ from ps.client.write import Writer
 from ps.protocol import messages
 from ps.protocol.handshake import TOOL, TRAINER, Hello
 from ps.rows import Op, Rows
-from ps.spec import Mode, TableSpec, Training
+from ps.spec import TableSpec
 from ps.wait import BoundedWait
 
 Weights = NDArray[np.float32]

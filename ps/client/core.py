@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from edl.errors import PsError, SettingError
+from edl.job_records import Mode
 from ps.client.fanout import FanOut, PserverRequest
 from ps.client.master_session import FixedMasterSession, LiveMasterSession
 from ps.client.pool import ConnectionPool
 from ps.client.routing import Route, SubRequest
 from ps.protocol import half_precision
-from ps.spec import Mode, TableSpec
+from ps.spec import TableSpec
 from ps.wait import BoundedWait
 
 PULL, PUSH, AHEAD, INTENT = "pull", "push", "ahead", "intent"

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from data_service.loader import trainers
 from edl.errors import PsError, SettingError, StateError
+from edl.job_records import Training
 from edl.worker import session as sessions
 from ps.client import dense
 from ps.client.dense import Blocks
 from ps.client.push_intents import Records
 from ps.errors import RolledBack
-from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec, Training
+from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec
 
 Array = NDArray[Any]
 Keys = NDArray[np.int64]

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
+from edl.job_records import Mode, Training
 from ps.client.push_intents import Records
 from ps.rows import Part, Push
-from ps.spec import Mode, TableSpec, Training
+from ps.spec import TableSpec
 from ps.store.store import Store
 
 Array = NDArray[Any]

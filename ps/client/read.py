@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.job_records import Mode
 from ps import hashing
 from ps.background import Background
 from ps.client import dedup, routing
@@ -19,7 +20,7 @@ from ps.client.dedup import DistinctKeys
 from ps.client.prefetch import Ahead
 from ps.client.requests import Fetch, Pull, Scan
 from ps.rows import Rows
-from ps.spec import BUCKETS, Mode, TableSpec
+from ps.spec import BUCKETS, TableSpec
 
 SCANNED = 64
 """Buckets that a scan asks for at a time."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.job_records import Mode
 from ps.background import Background, Job
 from ps.client import dedup, routing
 from ps.client.arguments import as_keys, as_op, as_rows
@@ -17,7 +18,6 @@ from ps.client.dedup import DistinctKeys
 from ps.client.push_intents import Records, declare
 from ps.client.requests import Push
 from ps.rows import Op, Part
-from ps.spec import Mode
 from ps.store import damage
 
 Wrote = Callable[[str, NDArray[np.int64]], None]

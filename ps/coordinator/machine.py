@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edl.errors import ProtocolError
+from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Effect, Event, Fail, Keep, Progress, Send, WakeAt
 from edl.wire.plain import to_plain
@@ -26,7 +27,7 @@ from ps.coordinator.state import CHART, CUT, LR, PEOPLE, SERVERS, TABLES, Limits
 from ps.coordinator.trainers import Trainers
 from ps.protocol import messages
 from ps.protocol.deltas import orders_changed
-from ps.spec import BUCKETS, Training
+from ps.spec import BUCKETS
 
 PIECES = (CHART, SERVERS, PEOPLE, TABLES, CUT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from edl.job_records import Replication
 from edl.master.service import Progress
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.state import PlacementState, Pserver, listed
-from ps.spec import Replication
 
 
 def report(state: PlacementState, cuts: Cuts) -> tuple[Progress, ...]:

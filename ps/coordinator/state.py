@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.job_records import Replication, Training
 from edl.master.service import Caller, Effect, Note, Tell, WakeAt
 from ps.coordinator.membership import Membership
 from ps.coordinator.placement import Grid, Site
 from ps.protocol import messages
-from ps.spec import Replication, TableSpec, Training
+from ps.spec import TableSpec
 
 CHART, SERVERS, PEOPLE, TABLES, CUT, LR = "chart", "servers", "trainers", "tables", "cut", "lr"
 """Names under which the pieces are kept."""

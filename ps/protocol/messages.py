@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from edl.errors import ProtocolError
+from edl.job_records import Training
 from edl.wire.plain import from_plain, to_plain
-from ps.spec import BUCKETS, TableSpec, Training
+from ps.spec import BUCKETS, TableSpec
 
 NOBODY = 0
 """In place of a pserver's number. Real numbers begin at 1."""

@@ -33,6 +33,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from edl.job_records import Replication
 from ps.protocol import messages
 from ps.protocol.messages import NOBODY, RESTORE, Orders
 from ps.server.bucket_effects import (
@@ -59,7 +60,7 @@ from ps.server.bucket_effects import (
     Serve,
     Stop,
 )
-from ps.spec import BUCKETS, Replication
+from ps.spec import BUCKETS
 
 __all__ = [
     "MOVED",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
+from edl.job_records import Mode, Replication
 from ps.hashing import buckets_of, shard_of_bucket
 from ps.intents import MOST_TEXT, Fenced, Intent, home
 from ps.net.caller import Peer, Reply
@@ -30,7 +31,7 @@ from ps.rows import Op as Does
 from ps.rows import Part, Piece, Push, Pushed, encode
 from ps.server.bucket_shell import BucketShell, Sent
 from ps.server.step_barrier_shell import Held, Revoked, StepBarrierShell
-from ps.spec import BUCKETS, Mode, Replication, TableSpec
+from ps.spec import BUCKETS, TableSpec
 from ps.store.budget import Full
 from ps.store.damage import DamagedPush
 from ps.store.store import Store

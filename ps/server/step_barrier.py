@@ -11,8 +11,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edl.job_records import Mode, Training
 from ps.protocol.messages import Member
-from ps.spec import Mode, Training
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from edl.job_records import Training
 from ps.hashing import buckets_of
 from ps.net.connection import now_s
 from ps.protocol.messages import Member
 from ps.rows import Part, Push
 from ps.server.step_barrier import Apply, May, Stale, StepBarrier, Verdict
-from ps.spec import BUCKETS, Training
+from ps.spec import BUCKETS
 
 
 class Held(Exception):

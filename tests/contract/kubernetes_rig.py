@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from edl.job_records import SchedulerChoice
 from edl.schedulers.kubernetes import open_scheduler
 from edl.schedulers.kubernetes.scheduler import KubernetesScheduler
-from edl.schedulers.order import Wanted
 from edl.schedulers.port import Observation, Sized
 from edl.tasks import end
 from tests.kubernetes_fake import kinds
@@ -131,7 +131,7 @@ async def rig(case: Case, folder: Path, *, controllers: bool = False, **conf: st
     token_file = folder / "token"
     token_file.write_text(TOKEN + "\n")
     told = {"api": url, "namespace": "default", "token_file": str(token_file), "timeout": "5", "poll": "0.1", **conf}
-    scheduler = open_scheduler(Wanted(case.kind, case.target, told))
+    scheduler = open_scheduler(SchedulerChoice(case.kind, case.target, told))
     made = Controllers(server.store)
     task = asyncio.ensure_future(made.run()) if controllers else None
     try:

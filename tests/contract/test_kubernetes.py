@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edl.errors import SchedulerError
+from edl.job_records import SchedulerChoice
 from edl.schedulers.kubernetes import open_scheduler
 from edl.schedulers.kubernetes.client import Target
-from edl.schedulers.order import Wanted
 from tests.contract.kubernetes_rig import CASES, RULES, SET, TOKEN, Case, every_kind, rig, run
 from tests.kubernetes_fake import kinds
 from tests.kubernetes_fake.server import Fault, Server
@@ -114,7 +114,7 @@ def test_an_object_of_somebody_else_is_not_scaled_to_none(case: Case, tmp_path: 
 
 def test_a_set_with_a_longer_name_is_another_one() -> None:
     conf = {"api": "https://127.0.0.1:1"}
-    scheduler = open_scheduler(Wanted("statefulset", "train", conf))
+    scheduler = open_scheduler(SchedulerChoice("statefulset", "train", conf))
     with pytest.raises(SchedulerError, match="is not scaled to 0"):
         run(scheduler.release(["train-b-0", "train-b-1"], 0, "the job has ended"))
 
@@ -267,8 +267,8 @@ def test_tls_with_the_clusters_own_authority(tmp_path: Path) -> None:
         async with rig(SET, tmp_path) as here:
             secure = Server(here.store, {TOKEN: RULES})
             conf = {"api": await secure.start(context), "namespace": "default", "token_file": str(here.token_file)}
-            trusting = open_scheduler(Wanted("statefulset", "train", {**conf, "ca": str(certificate)}))
-            distrusting = open_scheduler(Wanted("statefulset", "train", {**conf, "timeout": "0.5"}))
+            trusting = open_scheduler(SchedulerChoice("statefulset", "train", {**conf, "ca": str(certificate)}))
+            distrusting = open_scheduler(SchedulerChoice("statefulset", "train", {**conf, "timeout": "0.5"}))
             try:
                 assert (await trusting.current()).nodes == 2
                 with pytest.raises(SchedulerError, match="certificate"):

@@ -23,9 +23,10 @@ import pytest
 from edl.adapters.clock import SystemClock
 from edl.config import NodeRange
 from edl.errors import SchedulerError
+from edl.job_records import SchedulerChoice, SizeOwner
 from edl.schedulers import hook, kubernetes, process, slurm
-from edl.schedulers.order import Order, Wanted
-from edl.schedulers.port import Doomed, Observation, Owner, Scheduler, Size, Sized
+from edl.schedulers.order import Order
+from edl.schedulers.port import Doomed, Observation, Scheduler, Size, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_scheduler import MemoryScheduler
 from edl.testing.memory_store import MemoryStore
@@ -56,7 +57,7 @@ class Rig(Protocol):
         ...
 
 
-def order(folder: Path, wanted: Wanted, **changes: Any) -> Order:
+def order(folder: Path, wanted: SchedulerChoice, **changes: Any) -> Order:
     """For adapters on this host."""
     made = Order(
         wanted=wanted,
@@ -99,7 +100,7 @@ class ProcessRig:
 
     def __init__(self, folder: Path) -> None:
         sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
-        self._order = order(folder, Wanted("process"), launcher=sleeper)
+        self._order = order(folder, SchedulerChoice("process"), launcher=sleeper)
 
     def scheduler(self) -> Scheduler:
         return process.make(self._order)
@@ -146,7 +147,7 @@ class ExecRig:
     def __init__(self, folder: Path) -> None:
         self._script = folder / "cluster.py"
         self._script.write_text(CLUSTER)
-        wanted = Wanted("exec", f"{sys.executable} {self._script}")
+        wanted = SchedulerChoice("exec", f"{sys.executable} {self._script}")
         hook.check(wanted)
         self._order = order(folder, wanted)
 
@@ -184,7 +185,7 @@ class KubernetesRig:
         conf = {"api": self._cluster.server.url, "namespace": "default", "token_file": str(token)}
         if self._cluster.ca is not None:
             conf["ca"] = str(self._cluster.ca)
-        wanted = Wanted("statefulset", "train", conf)
+        wanted = SchedulerChoice("statefulset", "train", conf)
         kubernetes.check(wanted)
         self._order = order(folder, wanted)
 
@@ -206,7 +207,7 @@ class SlurmRig:
 
     def __init__(self, folder: Path, cluster: Slurm) -> None:
         self._cluster = cluster
-        wanted = Wanted("slurm", conf={"options": f"--partition=low --mem={MEMORY_MB}", "poll": "0.2"})
+        wanted = SchedulerChoice("slurm", conf={"options": f"--partition=low --mem={MEMORY_MB}", "poll": "0.2"})
         sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
         self.order = order(folder, wanted, launcher=sleeper, environment=cluster.environment)
 
@@ -428,7 +429,7 @@ def script(folder: Path, text: str, kind: str = "exec", **conf: str) -> Any:
     path = folder / "hook.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    wanted = Wanted(kind, str(path), conf, Owner.EXTERNAL if kind == "discovery" else Owner.MASTER)
+    wanted = SchedulerChoice(kind, str(path), conf, SizeOwner.EXTERNAL if kind == "discovery" else SizeOwner.MASTER)
     hook.check(wanted)
     return hook.make(order(folder, wanted))
 

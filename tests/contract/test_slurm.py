@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from edl.errors import SchedulerError
-from edl.schedulers.order import Order, Wanted
+from edl.job_records import SchedulerChoice
+from edl.schedulers.order import Order
 from edl.schedulers.port import Size, Sized
 from edl.schedulers.slurm import Slurm as Adapter
 from edl.schedulers.slurm import make
@@ -33,14 +34,14 @@ ODD = 'a b\'s $(touch x) "q" #1 %j ;&'
 @pytest.fixture
 def told(tmp_path: Path, slurm: Slurm) -> Order:
     """For an adapter whose launchers sleep."""
-    wanted = Wanted("slurm", conf={"options": f"--partition=low --mem={MEMORY_MB}", "poll": "0.1"})
+    wanted = SchedulerChoice("slurm", conf={"options": f"--partition=low --mem={MEMORY_MB}", "poll": "0.1"})
     return order(tmp_path, wanted, launcher=SLEEPER, environment=slurm.environment)
 
 
 def adapter(told: Order, options: str = "", **conf: str) -> Adapter:
     """With further options of ``sbatch``, and other settings."""
     conf = {**told.wanted.conf, **conf, "options": f"{told.wanted.conf['options']} {options}"}
-    return make(dataclasses.replace(told, wanted=Wanted("slurm", conf=conf)))
+    return make(dataclasses.replace(told, wanted=SchedulerChoice("slurm", conf=conf)))
 
 
 def running(one: Adapter, nodes: int) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edl.job_records import Mode
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.server import bucket_machine as hd
 from ps.server.bucket_machine import MOVED, SERVED, BucketMachine
 from ps.server.step_barrier import Apply, Stale, StepBarrier
-from ps.spec import Mode
 from tests.sim.ps_net import Pipe, Violation
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edl.job_records import Mode
 from edl.master.service import Caller, Said
 from edl.types import NodeId, Round
 from ps.protocol import messages
 from ps.protocol.deltas import members_after
-from ps.spec import Mode
 from tests.sim.ps_node import PATIENCE_S, Request
 
 if TYPE_CHECKING:

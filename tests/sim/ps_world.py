@@ -10,10 +10,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from edl.job_records import Mode, Replication, Training
 from edl.master.service import Caller
 from ps.coordinator.machine import PlacementMachine
 from ps.coordinator.state import Limits
-from ps.spec import Mode, Replication, TableSpec, Training
+from ps.spec import TableSpec
 from tests.sim.ps_disk import Disk, Place
 from tests.sim.ps_loss import Losses
 from tests.sim.ps_master import Master

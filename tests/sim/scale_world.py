@@ -9,9 +9,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edl.job_records import SizeOwner
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node
-from edl.schedulers.port import Doomed, Owner, Size, Sized
+from edl.schedulers.port import Doomed, Size, Sized
 from edl.wire.wishes import Drain, Granted, Resize, Verdict
 
 
@@ -30,7 +31,7 @@ class Story:
     """What may happen, and how long things take."""
 
     indexed: bool = False
-    owner: Owner = Owner.MASTER
+    owner: SizeOwner = SizeOwner.MASTER
     error_share: float = 0.0
     lost_share: float = 0.0
     """Of calls: carried out, and an error all the same."""
@@ -171,7 +172,7 @@ class ScaleWorld:
             assert isinstance(call, rc.Current) or self.story.ask_none_at_end
             return
         if not isinstance(call, rc.Current):
-            assert self.story.owner is Owner.MASTER, f"asks though the size is not the Master's, seed {self.seed}"
+            assert self.story.owner is SizeOwner.MASTER, f"asks though the size is not the Master's, seed {self.seed}"
             assert not self.suspended
             assert self.minimum <= call.nodes <= max(self.maximum, self.replicas), (call, self.seed)
         if isinstance(call, rc.Ask):
@@ -297,7 +298,7 @@ class ScaleWorld:
                 for name in wish.nodes:
                     self._leave(name)
         if isinstance(wish, Resize):
-            assert wish.external and self.story.owner is Owner.EXTERNAL
+            assert wish.external and self.story.owner is SizeOwner.EXTERNAL
             self.desired = min(max(wish.nodes, self.minimum), self.maximum)
             self.asked = True
         if rule != self._rule:
@@ -330,7 +331,7 @@ def varied(seed: int) -> Story:
     return dataclasses.replace(
         Story(),
         indexed=draw.random() < 0.5,
-        owner=Owner.EXTERNAL if draw.random() < 0.25 else Owner.MASTER,
+        owner=SizeOwner.EXTERNAL if draw.random() < 0.25 else SizeOwner.MASTER,
         error_share=draw.choice([0.0, 0.1, 0.5]),
         lost_share=draw.choice([0.0, 0.1, 0.3]),
         final_share=draw.choice([0.0, 0.0, 0.05]),

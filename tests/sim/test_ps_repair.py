@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ps.spec import Mode
+from edl.job_records import Mode
 from tests.sim.ps_world import PsSim
 
 SEEDS = range(3)

@@ -8,9 +8,10 @@ import random
 
 import pytest
 
+from edl.job_records import SizeOwner
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import Job, Node, release_plan, target_of
-from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
+from edl.schedulers.port import Doomed, Observation, Size, Sized
 from edl.wire.wishes import Drain, Granted, Resize, Verdict
 from tests.sim.scale_world import ScaleWorld, Story, varied
 
@@ -24,7 +25,7 @@ def disturb(world: ScaleWorld, draw: random.Random) -> None:
     """One thing that happens."""
     names = sorted(world.nodes)
     what = draw.choice(["resize", "foreign", "vanish", "doom", "suspend", "master", "bounds", "nothing"])
-    if what == "resize" and world.story.owner is Owner.MASTER:
+    if what == "resize" and world.story.owner is SizeOwner.MASTER:
         world.resize(draw.randint(world.minimum, world.maximum))
     elif what == "foreign":
         world.foreign(draw.randint(0, 8))
@@ -54,7 +55,7 @@ def one(seed: int) -> None:
     world.run(world.now_s + 250.0)
     calm_s = world.now_s
     world.run(calm_s + 120.0)
-    if world.story.owner is Owner.MASTER:
+    if world.story.owner is SizeOwner.MASTER:
         if world.asked:
             assert world.replicas == world.desired, f"seed {seed}: {world.replicas} of {world.desired}"
         assert world.minimum <= world.replicas <= world.maximum, f"seed {seed}: {world.replicas}"
@@ -111,7 +112,7 @@ def test_up_and_down(indexed: bool) -> None:
 
 
 def test_with_an_external_owner_nothing_is_asked_for() -> None:
-    world = quiet(owner=Owner.EXTERNAL)
+    world = quiet(owner=SizeOwner.EXTERNAL)
     for nodes, desired in ((4, 4), (8, 6), (0, 6), (1, 1)):
         world.foreign(nodes)
         world.run(world.now_s + 60.0)
@@ -146,8 +147,8 @@ def test_a_suspended_job_keeps_its_machines() -> None:
     assert world.members == 4
 
 
-@pytest.mark.parametrize("owner", Owner)
-def test_what_starts_finished_nodes_again_is_asked_for_none_at_the_end(owner: Owner) -> None:
+@pytest.mark.parametrize("owner", SizeOwner)
+def test_what_starts_finished_nodes_again_is_asked_for_none_at_the_end(owner: SizeOwner) -> None:
     world = quiet(owner=owner, ask_none_at_end=True)
     world.ended = True
     world.show()
@@ -191,7 +192,7 @@ def test_members_with_high_indexes_make_room_for_low_ones() -> None:
 class Bench:
     """The machine, fed by hand."""
 
-    def __init__(self, owner: Owner = Owner.MASTER, *, indexed: bool = False, at_end: bool = False) -> None:
+    def __init__(self, owner: SizeOwner = SizeOwner.MASTER, *, indexed: bool = False, at_end: bool = False) -> None:
         self.state = rc.State(rc.About("it", owner, indexed, at_end))
         self.now_s = 0.0
 
@@ -356,7 +357,7 @@ class TestShrinking:
 
 class TestDoomed:
     def test_all_of_them_leave_together_with_the_shortest_time(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         (told,) = bench(saw(Doomed("a", "spot", 120.0)))
         bench(saw(Doomed("b", "spot", 90.0)))
@@ -371,7 +372,7 @@ class TestDoomed:
         assert [type(effect) for effect in bench(saw(Doomed("a", "spot")))] == [rc.Tell]
 
     def test_the_same_news_again_and_unknown_nodes_say_nothing(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         bench(saw(Doomed("a", "spot")))
         bench(rc.Replied(OK))
@@ -379,7 +380,7 @@ class TestDoomed:
         assert bench(saw(Doomed("nobody", "spot"))) == []
 
     def test_a_host_is_known_by_its_name_or_address(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         nodes = (Node("h1-0a1b", host="10.0.0.1"), Node("h1", host="10.0.0.9"), Node("h12-0a1b", host="10.0.0.2"))
         bench(rc.Looked(job(nodes=nodes)))
         (told,) = bench(saw(Doomed("h1", "gone")))
@@ -393,7 +394,7 @@ class TestDoomed:
         assert told.wish.nodes == ("h12-0a1b",)
 
     def test_one_that_cannot_be_spared_yet_leaves_when_others_have_come(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", desired=2)))
         bench(rc.Answered(Size(2)))
         told = bench(saw(Doomed("a", "spot")))
@@ -409,7 +410,7 @@ class TestDoomed:
         assert not bench.state.doomed, "who comes under its name later is another one"
 
     def test_when_one_of_them_has_gone_meanwhile_the_others_are_told_all_the_same(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         bench(saw(Doomed("c", "spot")))
         bench(saw(Doomed("a", "spot")))
@@ -420,7 +421,7 @@ class TestDoomed:
         assert bench(rc.Tick(), rc.FIRST_RETRY_S) == [rc.Tell(Drain(("b",), "it", "spot"))]
 
     def test_while_the_store_is_away_nothing_is_forgotten(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         told = bench(saw(Doomed("a", "spot")))
         assert bench(rc.Unheard("no answer")) == [rc.Note("it: no answer")]
@@ -430,7 +431,7 @@ class TestDoomed:
 
 class TestExternal:
     def test_a_size_outside_the_bounds_is_told_once(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", desired=6)))
         told, _ = bench(rc.Answered(Size(9)))
         assert told == rc.Tell(Resize(9, "it", "it has 9 nodes", external=True))
@@ -439,7 +440,7 @@ class TestExternal:
         assert bench(rc.Looked(job("a", desired=6, maximum=10))) != [], "other bounds, another matter"
 
     def test_a_new_master_tells_nothing_new(self) -> None:
-        bench = Bench(Owner.EXTERNAL)
+        bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         assert bench(rc.Answered(Size(3))) == []
 

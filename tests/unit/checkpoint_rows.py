@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.job_records import Training
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import SHARD_BUCKETS, Taken
 from ps.hashing import buckets_of
 from ps.protocol.messages import Cut, Orders, PlacementMap
 from ps.rows import Rows
-from ps.spec import BUCKETS, Optimizer, Rule, TableSpec, Training
+from ps.spec import BUCKETS, Optimizer, Rule, TableSpec
 
 USER = TableSpec("user", 4, Optimizer(Rule.ADAM))
 DENSE = TableSpec("wide/../net.0".replace("/../", "-"), 3, Optimizer(Rule.SGD), dense=True, rows=50)

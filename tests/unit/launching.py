@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from edl.errors import SettingError
 from edl.launch import __main__ as program
-from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.cli import settings_of, with_both_spellings
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import LaunchSettings
-from edl.launch.told import Told
 
 SCRIPTS = (".py", ".sh", "json.tool")
 
 
-def tell(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
+def tell(*arguments: str, env: Mapping[str, str] | None = None) -> ResolvedOptions:
     """What it is told. The script is ``train.py`` unless one is named."""
     given = [*arguments] if any(one.endswith(SCRIPTS) for one in arguments) else [*arguments, "train.py"]
     context = program.run.make_context("edl-run", with_both_spellings(given))
-    told = Told.by(context, context.params["script"], context.params["arguments"])
+    told = ResolvedOptions.by(context, context.params["script"], context.params["arguments"])
     try:
         program.settle(told, env or {})
     except SettingError as error:
@@ -25,10 +25,17 @@ def tell(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
     return told
 
 
+def launch_settings(told: ResolvedOptions) -> LaunchSettings:
+    """The settings of a launcher that has workers."""
+    settings = settings_of(told)
+    assert isinstance(settings, LaunchSettings)
+    return settings
+
+
 def read(*arguments: str, env: Mapping[str, str] | None = None) -> LaunchSettings:
     """The settings that follow. ``train.py`` has to exist."""
     told = tell(*arguments, env=env)
     try:
-        return settings_from(told.values, told.script, told.arguments)
+        return launch_settings(told)
     except SettingError as error:
         raise told.named(error) from error

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.job_records import Training
 from ps.client.client import Client
 from ps.net.caller import Endpoint, Limits, Peer, Reply
 from ps.protocol import messages, requests
@@ -19,7 +20,7 @@ from ps.protocol.frames import Frame, Op, pack_head
 from ps.protocol.half_precision import WIRE_DTYPES, narrow
 from ps.protocol.requests import laid_out
 from ps.rows import Push, encode
-from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec, Training
+from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
 from ps.store.store import Store
 
 SECRET = "the secret"

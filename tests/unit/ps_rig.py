@@ -6,6 +6,7 @@ import json
 from collections import deque
 from typing import Any, TypeVar
 
+from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
@@ -17,7 +18,7 @@ from ps.protocol import messages
 from ps.protocol.deltas import members_after, orders_after
 from ps.server import bucket_machine as hd
 from ps.server.bucket_machine import BucketMachine
-from ps.spec import TableSpec, Training
+from ps.spec import TableSpec
 
 TABLE = TableSpec("users", 8)
 Kind = TypeVar("Kind")

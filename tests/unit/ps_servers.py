@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import EdlError
+from edl.job_records import Training
 from ps.errors import TimedOut
 from ps.hashing import bucket_of
 from ps.net.caller import Caller, Place
@@ -20,7 +21,7 @@ from ps.protocol.half_precision import WIRE_DTYPES
 from ps.protocol.handshake import MASTER, TRAINER, Hello
 from ps.rows import Part
 from ps.server.server import Server, Setup
-from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec, Training
+from ps.spec import BUCKETS, Initial, Optimizer, Rule, Start, TableSpec
 
 SECRET = "0123456789abcdef"
 WAIT_S = 30.0

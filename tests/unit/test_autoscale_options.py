@@ -8,6 +8,7 @@ import pytest
 
 from edl.config import AutoscaleRules, JobSpec, NodeRange
 from edl.errors import SettingError
+from edl.launch.options.agreement import differences
 from edl.types import JobId
 from tests.unit.test_launch_cli import read
 
@@ -31,7 +32,7 @@ def test_what_is_asked_for() -> None:
 
 def test_launchers_that_differ_are_told() -> None:
     one, other = (JobSpec(JobId("j"), NodeRange(1, 2), autoscale=AutoscaleRules(on)) for on in (True, False))
-    assert one.differences(other) == ["--autoscale=throughput (the running job has off)"]
+    assert differences(one, other) == ["--autoscale=throughput (the running job has off)"]
 
 
 @pytest.mark.parametrize(

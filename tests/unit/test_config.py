@@ -23,6 +23,7 @@ from edl.config import (
 )
 from edl.errors import SettingError, UsageError
 from edl.exit_codes import ExitCode
+from edl.launch.options.agreement import differences
 from edl.types import JobId
 
 JOB = JobId("job")
@@ -118,14 +119,14 @@ class TestJobSpec:
             JobSpec(JobId("a/b"), NodeRange(1, 1))
 
     def test_does_not_differ_from_its_equal(self) -> None:
-        assert JobSpec(JOB, NodeRange(1, 4)).differences(JobSpec(JOB, NodeRange(1, 4))) == []
+        assert differences(JobSpec(JOB, NodeRange(1, 4)), JobSpec(JOB, NodeRange(1, 4))) == []
 
     def test_names_each_difference(self) -> None:
         mine = JobSpec(JOB, NodeRange(1, 4))
         theirs = JobSpec(
             JOB, NodeRange(2, 4, 2), 5, FaultTolerance.RECOVER, Timeouts(60, 2.5, lease_ttl_s=10, shutdown_s=7)
         )
-        assert mine.differences(theirs) == [
+        assert differences(mine, theirs) == [
             "--nnodes=1:4 (the running job has 2:4)",
             "--node-unit=1 (the running job has 2)",
             "--max-restarts=3 (the running job has 5)",
@@ -139,7 +140,7 @@ class TestJobSpec:
     def test_batch_and_learning_rate_are_the_same_everywhere(self) -> None:
         mine = JobSpec(JOB, NodeRange(1, 4), hyper=HyperPolicy(64, 0, LrRule.SQRT, 10))
         theirs = JobSpec(JOB, NodeRange(1, 4), hyper=HyperPolicy(0, 16, LrRule.NONE, 10, 2, 4))
-        assert mine.differences(theirs) == [
+        assert differences(mine, theirs) == [
             "--global-batch=64 (the running job has 0)",
             "--local-batch=0 (the running job has 16)",
             "--lr-rule=sqrt (the running job has none)",

@@ -10,17 +10,20 @@ import pytest
 from edl.agent.workers.environment import Local, LocalPaths, ahead_environment
 from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError
+from edl.job_records import environment_text
 from edl.launch.data_option import data_sets, functions_from
+from edl.launch.options.agreement import differences
 from edl.types import JobId, NodeId
+from edl.wire import plain
 
 
 def test_none_says_nothing() -> None:
-    assert data_sets(()) == ""
+    assert (data_sets(()), environment_text(())) == ((), "")
 
 
 def test_patterns_and_options() -> None:
-    text = data_sets(("train=/d/a-*.parquet, b.parquet;shuffle=no;seed=3", "valid=s3://bucket/v/*.arrow"))
-    assert json.loads(text) == {
+    sets = data_sets(("train=/d/a-*.parquet, b.parquet;shuffle=no;seed=3", "valid=s3://bucket/v/*.arrow"))
+    assert json.loads(environment_text(sets)) == {
         "train": {"files": ["/d/a-*.parquet", os.path.abspath("b.parquet")], "shuffle": "no", "seed": "3"},
         "valid": {"files": ["s3://bucket/v/*.arrow"]},
     }
@@ -49,19 +52,20 @@ def test_the_same_name_twice() -> None:
 
 
 def test_all_launchers_agree_on_it_and_workers_are_told() -> None:
-    data = data_sets(("train=/d/x",))
+    data = data_sets(("train=/d/x;shuffle=no",))
     spec = JobSpec(JobId("job"), NodeRange(1, 1), data=data)
     other = JobSpec(JobId("job"), NodeRange(1, 1))
-    assert spec.differences(other) == [f"--data={data} (the running job has '')"]
+    assert differences(spec, other) == ["--data=train=/d/x;shuffle=no (the running job has '')"]
     environment = ahead_environment({}, spec, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
-    assert environment["EDL_DATA_SETS"] == data
+    assert environment["EDL_DATA_SETS"] == environment_text(data)
+    assert plain.loads(JobSpec, plain.dumps(spec)) == spec
     assert "EDL_DATA_SETS" not in ahead_environment({}, other, NodeId("a"), (0,), 0, LocalPaths("", ""), Local())
 
 
 def test_what_readers_may_be_asked_to_call() -> None:
     sets = ("train=x;format=user;read=mine.own:read;shards=mine.own:split", "valid=y;decode=mine.own:decode")
     expected = ("a.b:c", "mine.own:read", "mine.own:split", "mine.own:decode")
-    assert sorted(functions_from("a.b:c, mine.own:read", sets)) == sorted(expected)
+    assert sorted(functions_from("a.b:c, mine.own:read", data_sets(sets))) == sorted(expected)
     assert functions_from("", ()) == ()
 
 

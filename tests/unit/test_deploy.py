@@ -13,11 +13,12 @@ import yaml
 
 from edl.exit_codes import ExitCode
 from edl.launch import __main__ as program
-from edl.launch.cli import settings_from
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import LaunchSettings
 from edl.schedulers.kubernetes.access import options_from
 from edl.schedulers.kubernetes.kinds import Patch, kind_from
 from tests.kubernetes_fake.patches import patched
+from tests.unit.launching import launch_settings
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,7 +275,7 @@ def launched(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> LaunchSet
     """What the launcher makes of its command line in a pod."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     options = dict(program.run.make_context("edl-run", arguments).params)
-    return settings_from(options, options.pop("script"), options.pop("arguments"))
+    return launch_settings(ResolvedOptions(options, options.pop("script"), options.pop("arguments")))
 
 
 def test_nodes_that_have_left_a_volcano_job_do_not_complete_it() -> None:

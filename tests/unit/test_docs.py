@@ -16,8 +16,9 @@ from edl.agent.workers.environment import Local, LocalPaths, worker_environment
 from edl.agent.workers.paddle_environment import KINDS, ScriptPlaces, shortened
 from edl.checkpoint.directory.manifest import MARKER_FILE, OWNER_FILE
 from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
-from edl.launch.cli import launcher_options
+from edl.job_records import Training
 from edl.launch.data_option import data_sets
+from edl.launch.options import launcher_options
 from edl.launch.pservers import environment_of
 from edl.launch.settings import CONF_KEYS, ServerSettings
 from edl.master.events import Kind
@@ -128,7 +129,11 @@ def worker_variables() -> set[str]:
     member = Member(NodeId("a"), Incarnation(1), "host", 2, Rank(0), (1, 2, 3))
     world = World(Round(1), (member,), 0)
     spec = JobSpec(
-        JobId("job"), NodeRange(1, 1), data=data_sets(("train=/data/*.parquet",)), servers="{}", verify=VerifyRules(1)
+        JobId("job"),
+        NodeRange(1, 1),
+        data=data_sets(("train=/data/*.parquet",)),
+        servers=Training(),
+        verify=VerifyRules(1),
     )
     found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):

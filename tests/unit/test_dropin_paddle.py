@@ -13,13 +13,15 @@ import pytest
 from edl.errors import SettingError
 from edl.launch import __main__ as program
 from edl.launch import paddle_options
-from edl.launch.cli import settings_from, value_options, with_both_spellings
+from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
+from edl.launch.options import value_options
 from edl.launch.paddle_table import OTHER_VARIABLES, PADDLE_ROWS, WEAK_VARIABLES
+from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import LaunchSettings
-from edl.launch.told import Source, Told
 from scripts import dropin_paddle
 from scripts.dropin_paddle import Theirs
+from tests.unit.launching import launch_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,16 +68,16 @@ VALUES = {
 """A value that each option takes in Paddle; for the others 1."""
 
 
-def tell(*arguments: str, **env: str) -> Told:
+def tell(*arguments: str, **env: str) -> ResolvedOptions:
     context = program.run.make_context("edl-run", with_both_spellings([*arguments, "train.py"]))
-    told = Told.by(context, "train.py", ())
+    told = ResolvedOptions.by(context, "train.py", ())
     program.settle(told, env)
     return told
 
 
 def settings(*arguments: str, **env: str) -> LaunchSettings:
     told = tell(*arguments, **env)
-    return settings_from(told.values, "train.py", ())
+    return launch_settings(told)
 
 
 def test_every_option_of_either_launcher_is_in_the_table(theirs: list[Theirs]) -> None:
@@ -148,7 +150,7 @@ def test_defaults_have_the_same_effect(row: Row) -> None:
 def test_what_is_nothing_by_default_is_nothing_here() -> None:
     """Options without a default, and those that only count where they are given."""
     alone = settings("--dialect=paddle")
-    assert (alone.store.endpoints, alone.local_addr, alone.spec.servers, alone.slots) == ((), "", "", 1)
+    assert (alone.store.endpoints, alone.local_addr, alone.spec.servers, alone.slots) == ((), "", None, 1)
     told = tell("--dialect=paddle")
     assert (told.environment, told.remarks) == ({}, [])
     for row in PADDLE_ROWS:

@@ -18,7 +18,7 @@ from edl.agent.workers.environment import (
 from edl.arithmetic import hyper
 from edl.config import JobSpec, NodeRange
 from edl.launch import __main__ as program
-from edl.launch.told import forget_exports
+from edl.launch.resolved_options import forget_exports
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Member, Settings, World
 

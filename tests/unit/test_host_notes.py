@@ -12,7 +12,7 @@ from edl.adapters import etcd_plan, host_notes
 from edl.adapters.etcd_plan import SocketPlan, parse_endpoints, plan_members
 from edl.adapters.host_notes import runtime_folder, socket_folder
 from edl.errors import SettingError
-from edl.launch.reach import address_towards, etcd_store
+from edl.launch.addresses import address_towards, etcd_store
 from edl.launch.settings import Backend, StoreSettings
 
 

@@ -10,6 +10,7 @@ from edl.agent.machine.machine import begin, step
 from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
 from edl.exit_codes import BEGIN_ANEW, ExitCode
+from edl.job_records import Training
 from edl.master import events as ms
 from edl.master import machine as master
 from edl.master.state import MasterState, Phase
@@ -252,7 +253,7 @@ class Two:
     """A Master and two agents, each with one trainer; messages arrive at once and in order."""
 
     def __init__(self, *, maximum: int = 2, unit: int = 1, strikes: int = 2) -> None:
-        spec = JobSpec(JobId("j"), NodeRange(unit, maximum, unit), servers="{}", slots=SlotRules(strikes))
+        spec = JobSpec(JobId("j"), NodeRange(unit, maximum, unit), servers=Training(), slots=SlotRules(strikes))
         self.now_s = 10.0
         self.agents: dict[NodeId, AgentState] = {}
         self.effects: dict[NodeId, list[ev.Effect]] = {}

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 import pytest
 
 from edl.config import FaultTolerance, JobSpec, NodeRange
+from edl.job_records import Training
 from edl.master.events import Kind, Note
 from edl.master.journal import KEPT, Journal
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
@@ -292,7 +293,7 @@ class TestReply:
         assert "a reason" in answer.text
 
     def test_with_parameter_servers_the_script_saves(self) -> None:
-        state = dataclasses.replace(STATE, spec=dataclasses.replace(SPEC, servers='{"servers": [1, 2]}'))
+        state = dataclasses.replace(STATE, spec=dataclasses.replace(SPEC, servers=Training()))
         answer = reply(state, Purpose.SAVE, "/ckpt")
         assert not answer.ok
         assert "ps.save()" in answer.text

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from edl.errors import SettingError
+from edl.job_records import SchedulerChoice
 from edl.launch.scale_options import KINDS
 from edl.schedulers.kubernetes import CONF_KEYS, check, pods
 from edl.schedulers.kubernetes.access import Options, options_from
 from edl.schedulers.kubernetes.kinds import kind_from
-from edl.schedulers.order import Wanted
 
 Json = dict[str, Any]
 INSIDE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -84,7 +84,7 @@ def test_the_table_of_options_knows_these_settings() -> None:
 
 
 def test_a_missing_package_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = Wanted("statefulset", "train", {"api": "https://10.0.0.1"})
+    wanted = SchedulerChoice("statefulset", "train", {"api": "https://10.0.0.1"})
     check(wanted)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingError, match="pip install aiohttp"):

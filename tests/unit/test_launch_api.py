@@ -18,13 +18,14 @@ import pytest
 from edl.config import Standby
 from edl.errors import JobFailed, SettingError, StoreUnavailable, UsageError, WorkerFailure
 from edl.launch import __main__ as command_line
-from edl.launch import api, called
+from edl.launch import api, function_launch
 from edl.launch.api import LaunchConfig, command_words, elastic_launch
 from edl.launch.api_options import words_of
-from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch.cli import with_both_spellings
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import LaunchSettings
-from edl.launch.told import Told
 from edl.worker import call, session
+from tests.unit.launching import launch_settings
 
 
 def read(config: Any, *command: str) -> LaunchSettings:
@@ -32,10 +33,10 @@ def read(config: Any, *command: str) -> LaunchSettings:
     words = with_both_spellings([*words_of(config), *(command or ("--no-python", "--", "true"))])
     with command_line.run.make_context("edl-run", words) as context:
         script, arguments = context.params["script"], context.params["arguments"]
-        told = Told.by(context, script, arguments)
+        told = ResolvedOptions.by(context, script, arguments)
         command_line.settle(told, {})
         told.values["log_dir"] = told.values["log_dir"] or "/nonexistent"  # not made before the job starts
-        return settings_from(told.values, told.script, told.arguments)
+        return launch_settings(told)
 
 
 def test_a_config_says_what_the_command_line_would(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_config_says_what_the_command_line_would(tmp_path: Path) -> None:
     assert settings.spec.timeouts.lease_ttl_s == 5.5
     assert settings.store.endpoints == ("h1:2379", "h2:2379")
     assert (settings.store.connect_timeout_s, settings.store.user) == (7.0, "me")
-    assert (settings.standby, settings.local_addr) == (Standby.NONE, "127.0.0.1")
+    assert (settings.workers.standby, settings.local_addr) == (Standby.NONE, "127.0.0.1")
     assert settings.state.adopt
     assert (settings.logs.tee, settings.logs.redirect_all) == ({0: 3, 1: 1}, 2)
 
@@ -308,7 +309,7 @@ def test_what_the_config_says_is_not_shown_to_everybody_on_the_host(
     monkeypatch.setattr("edl.launch.api.subprocess.Popen", start)
     words = LaunchConfig(1, 1, 1, rdzv_configs={"password": "sesame"}).words()
     assert api._run(tmp_path, "-", words) == 7
-    assert json.loads(call.read_private(tmp_path / called.WORDS)) == words
+    assert json.loads(call.read_private(tmp_path / function_launch.WORDS)) == words
     assert "sesame" in str(words) and "sesame" not in str(shown)
 
 
@@ -322,7 +323,7 @@ def test_how_the_launcher_has_ended_is_raised(tmp_path: Path) -> None:
         (SettingError("--x", 1, "no"), UsageError),
     ):
         with pytest.raises(SystemExit) as status:
-            called._refuse(str(tmp_path), type(error).__name__, str(error), int(error.exit_code))
+            function_launch._refuse(str(tmp_path), type(error).__name__, str(error), int(error.exit_code))
         assert status.value.code == int(error.exit_code)
         with pytest.raises(raised, match=str(error)):
             api._raise_for(tmp_path, int(error.exit_code))

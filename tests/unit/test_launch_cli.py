@@ -15,10 +15,13 @@ from edl.config import FaultTolerance, HyperPolicy, LogPlan, LrRule, NodeRange, 
 from edl.errors import ScriptError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import __main__ as program
-from edl.launch import accelerators, cli, slot_options
-from edl.launch.cli import settings_from, with_both_spellings
+from edl.launch import accelerators, slot_options
+from edl.launch.cli import with_both_spellings
+from edl.launch.options import OPTIONS
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
+from tests.unit.launching import launch_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +41,7 @@ def read(*arguments: str) -> LaunchSettings:
     context = program.run.make_context("edl-run", with_both_spellings(list(arguments)))
     options = dict(context.params)
     script, rest = options.pop("script"), options.pop("arguments")
-    return settings_from(options, script, rest)
+    return launch_settings(ResolvedOptions(options, script, rest))
 
 
 def refused(*arguments: str) -> str:
@@ -60,10 +63,10 @@ class TestDefaults:
         assert (settings.store.backend, settings.store.endpoints) == (Backend.EMBEDDED, ())
         assert (settings.spec.max_restarts, settings.spec.fault_tolerance) == (3, FaultTolerance.ELASTIC)
         assert settings.spec.timeouts == Timeouts()
-        assert (settings.standby, settings.preload) == (Standby.FORK, ())
-        assert settings.command.kind is CommandKind.SCRIPT
-        assert settings.command.target == "train.py"
-        assert settings.command.arguments == ("--lr", "0.1", "--nnodes=7")
+        assert (settings.workers.standby, settings.workers.preload) == (Standby.FORK, ())
+        assert settings.workers.command.kind is CommandKind.SCRIPT
+        assert settings.workers.command.target == "train.py"
+        assert settings.workers.command.arguments == ("--lr", "0.1", "--nnodes=7")
 
     def test_names_are_drawn(self) -> None:
         first, second = read("train.py"), read("train.py")
@@ -121,7 +124,11 @@ class TestOptions:
         assert (settings.store.user, settings.store.password, settings.store.data_dir) == ("me", "a=b", "d")
         assert (settings.spec.max_restarts, settings.spec.fault_tolerance) == (9, FaultTolerance.SHRINK)
         assert settings.spec.timeouts == Timeouts(60, 0, 5, 7.5)
-        assert (settings.standby, settings.preload, settings.local_addr) == (Standby.SPAWN, ("a", "b.c"), "10.0.0.1")
+        assert (settings.workers.standby, settings.workers.preload, settings.local_addr) == (
+            Standby.SPAWN,
+            ("a", "b.c"),
+            "10.0.0.1",
+        )
         assert (settings.logs.tee_all, settings.logs.redirect_all) == (3, 1)
 
     def test_batch_and_learning_rate(self) -> None:
@@ -137,7 +144,7 @@ class TestOptions:
             "--nproc_per_node=2", "--max_restarts", "5", "--node-id", "my_node", "train.py", "--batch_size=3"
         )
         assert (settings.slots, settings.spec.max_restarts, settings.node) == (2, 5, "my_node")
-        assert settings.command.arguments == ("--batch_size=3",)
+        assert settings.workers.command.arguments == ("--batch_size=3",)
 
     @pytest.mark.parametrize(
         ("given", "made"),
@@ -169,7 +176,7 @@ class TestOptions:
     def test_flags_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EDL_MODULE", "1")
         monkeypatch.setenv("EDL_STANDALONE", "true")
-        assert read("json.tool").command.kind is CommandKind.MODULE
+        assert read("json.tool").workers.command.kind is CommandKind.MODULE
 
     def test_a_variable_with_edls_version_is_no_question_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EDL_VERSION", "0.1.0")
@@ -381,15 +388,15 @@ class TestScript:
 
     def test_may_be_in_the_encoding_it_declares(self, folder: Path) -> None:
         (folder / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = 'caf\xe9'\n")
-        assert read("latin.py").command.target == "latin.py"
+        assert read("latin.py").workers.command.target == "latin.py"
 
     def test_may_be_sloppy(self, folder: Path) -> None:
         (folder / "sloppy.py").write_text("if 1 is 1: x = '\\d'\n")
-        assert read("sloppy.py").command.target == "sloppy.py"
+        assert read("sloppy.py").workers.command.target == "sloppy.py"
 
     def test_is_compiled_without_the_launchers_own_future_imports(self, folder: Path) -> None:
         (folder / "old.py").write_text("def g():\n    def f(x: (yield)): pass\n")  # an error under "annotations"
-        assert read("old.py").command.target == "old.py"
+        assert read("old.py").workers.command.target == "old.py"
 
     def test_is_not_run(self, folder: Path) -> None:
         (folder / "loud.py").write_text("open('ran', 'w')\n")
@@ -397,7 +404,7 @@ class TestScript:
         assert not (folder / "ran").exists()
 
     def test_of_a_module_is_its_name(self) -> None:
-        command = read("-m", "json.tool", "--x").command
+        command = read("-m", "json.tool", "--x").workers.command
         assert (command.kind, command.target, command.arguments) == (CommandKind.MODULE, "json.tool", ("--x",))
 
     def test_a_module_that_is_not_there_is_refused_before_anything_starts(self) -> None:
@@ -410,7 +417,7 @@ class TestScript:
         assert refused("-m", "train.py").endswith("Write train.py without -m")
 
     def test_may_be_any_program(self, folder: Path) -> None:
-        command = read("--no-python", "sh", "-c", "true").command
+        command = read("--no-python", "sh", "-c", "true").workers.command
         assert (command.kind, command.target, command.arguments) == (CommandKind.PROGRAM, "sh", ("-c", "true"))
 
     @pytest.mark.parametrize("name", ["no-such-program-anywhere", "./train.py", "./temporary"])
@@ -440,8 +447,8 @@ def imported(log: str) -> set[str]:
 def test_help_comes_without_network_libraries_or_frameworks() -> None:
     ended = launcher("--help")
     assert ended.returncode == 0
-    shown = [kind for kind in cli._click_options() if not kind.hidden]
-    missing = [option for kind in shown for option in kind.opts if option not in ended.stdout]
+    shown = [option for option in OPTIONS if not option.hidden]
+    missing = [name for option in shown for name in option.names if name not in ended.stdout]
     assert missing == []
     found = imported(ended.stderr)
     assert "click" in found

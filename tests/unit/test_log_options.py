@@ -16,7 +16,8 @@ from edl.agent.workers.log_paths import server_log
 from edl.config import LogLayout, LogPlan, StreamTarget
 from edl.errors import SettingError
 from edl.launch import log_options
-from edl.launch.log_options import LOG_OPTIONS, log_plan, remarks, server_folder, stream_map, texts
+from edl.launch.log_options import log_plan, remarks, server_folder, stream_map, texts
+from edl.launch.options import launcher_options
 from edl.ports import CommandKind, WorkerCommand
 
 
@@ -34,8 +35,7 @@ def given(*arguments: str) -> dict[str, Any]:
     @click.command()
     def probe(**_: object) -> None: ...
 
-    for option in LOG_OPTIONS:
-        option(probe)
+    launcher_options(probe)
     command = click.Command("probe", params=probe.params)
     return command.make_context("probe", list(arguments)).params
 

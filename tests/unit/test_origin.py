@@ -10,7 +10,8 @@ import pytest
 
 from edl.errors import ForeignJob, JobConflict, SettingError
 from edl.exit_codes import ExitCode
-from edl.launch.origin import allowed_from, origin_of
+from edl.launch.options import value
+from edl.launch.origin import origin_of
 from edl.launch.registration import Registration
 from edl.ports import CommandKind, Put, WorkerCommand
 from edl.types import NodeId
@@ -157,9 +158,9 @@ def test_what_a_launcher_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_option() -> None:
-    assert allowed_from({"allow_differences": " script,owner,"}) == ("script", "owner")
+    assert value("allow_differences", {"allow_differences": " script,owner,"}) == ("script", "owner")
     with pytest.raises(SettingError, match="owner, script, versions"):
-        allowed_from({"allow_differences": "all"})
+        value("allow_differences", {"allow_differences": "all"})
 
 
 def test_a_wrong_secret_on_one_node_of_four_is_named_and_the_three_lose_nothing() -> None:

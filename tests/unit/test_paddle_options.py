@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from edl.config import LogLayout, NodeRange, changed
 from edl.errors import SettingError, UsageError
 from edl.exit_codes import ExitCode
 from edl.launch import paddle_devices, paddle_options
-from edl.launch.cli import value_options
 from edl.launch.launcher import status_of_worker
+from edl.launch.options import value_options
+from edl.launch.resolved_options import Source
 from edl.launch.scale_options import launcher_again
 from edl.launch.settings import Backend
-from edl.launch.told import Source
 from edl.ports import CommandKind
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure
@@ -93,11 +92,11 @@ class TestDialect:
         settings = read("--dialect=paddle")
         assert settings.logs.layout is LogLayout.PADDLE
         assert settings.logs.links == str(folder / "log")
-        assert settings.worker_status
+        assert settings.report.worker_status
         assert (settings.slots, settings.spec.nodes) == (1, NodeRange(1, 1))
         other = read("--dialect=paddle", "--log_dir=mine", "--exit-code=edl", "--nproc_per_node=3")
         assert other.logs.links == str(folder / "mine")
-        assert (other.worker_status, other.slots) == (False, 3)
+        assert (other.report.worker_status, other.slots) == (False, 3)
 
     def test_gives_each_gpu_that_paddle_can_use_a_worker(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paddle_options, "paddle_devices", lambda: (GPU, 4))
@@ -108,8 +107,8 @@ class TestDialect:
     def test_takes_other_scripts_for_programs(self, folder: Path) -> None:
         (folder / "train.sh").write_text("#!/bin/sh\n")
         (folder / "train.sh").chmod(0o755)
-        assert read("--dialect=paddle", "./train.sh").command.kind is CommandKind.PROGRAM
-        assert read("--dialect=paddle", "train.py").command.kind is CommandKind.SCRIPT
+        assert read("--dialect=paddle", "./train.sh").workers.command.kind is CommandKind.PROGRAM
+        assert read("--dialect=paddle", "train.py").workers.command.kind is CommandKind.SCRIPT
 
     def test_takes_proxies_from_workers(self) -> None:
         told = tell("--dialect=paddle", env={"http_proxy": "p:1"})
@@ -136,7 +135,7 @@ class TestOptions:
         told = tell("--master=127.0.0.1:8765", "--nnodes=1", "--rank=0", "--nproc_per_node=2", "--run_mode=rpc")
         assert told.values["rdzv_endpoint"] == ""
         assert told.remarks == ["--master=127.0.0.1:8765 is not used: a job of one node has a store of its own"]
-        assert read("--master=h:1", "--run_mode=rpc").spec.servers == ""
+        assert read("--master=h:1", "--run_mode=rpc").spec.servers is None
         assert read("--master=h:1", "--trainers=1:2").store.endpoints == ("h:1",)
         assert read("--master=http://h:1", "--nnodes=2").store.endpoints == ("h:1",)
 
@@ -159,7 +158,7 @@ class TestOptions:
         settings = read(*lists, "--host=203.0.113.2")
         assert settings.store.endpoints == ("203.0.113.1:6767",)
         assert (settings.slots, settings.servers.count, settings.spec.nodes) == (2, 0, NodeRange(2, 2))
-        assert settings.scripts.addresses == ("203.0.113.2:6170", "203.0.113.2:6171")
+        assert settings.workers.scripts.addresses == ("203.0.113.2:6170", "203.0.113.2:6171")
         ours = read(*lists, "--host=203.0.113.2", "--pservers=edl")
         assert (ours.slots, ours.servers.count, ours.spec.nodes) == (1, 1, NodeRange(2, 2))
         assert read(*lists, "--host=203.0.113.2", "--gloo_port=7").store.endpoints == ("203.0.113.1:7",)
@@ -177,7 +176,7 @@ class TestOptions:
             *("--rdzv_backend=etcd", "--rdzv_endpoint=e:2379"),
         )
         assert (settings.spec.nodes, settings.slots, settings.store.backend) == (NodeRange(1, 4), 2, Backend.ETCD)
-        assert json.loads(settings.spec.servers)["--servers"] == "1:2"
+        assert settings.spec.servers is not None and settings.spec.servers.servers == (1, 2)
 
     @pytest.mark.parametrize(
         ("arguments", "restarts", "recover_s", "grace_s"),

@@ -11,12 +11,13 @@ import pytest
 
 from edl.config import NodeRange
 from edl.errors import SchedulerError, SettingError
+from edl.job_records import SchedulerChoice, SizeOwner
 from edl.launch.scale_options import KINDS, wanted_from
 from edl.ports import Delete, Put
 from edl.schedulers import paddlecloud
-from edl.schedulers.order import Order, Wanted
+from edl.schedulers.order import Order
 from edl.schedulers.paddlecloud import PaddleCloud, check, key_of, make, read_nodes
-from edl.schedulers.port import Doomed, Observation, Owner, Size, Sized
+from edl.schedulers.port import Doomed, Observation, Size, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from edl.types import JobId
@@ -209,7 +210,13 @@ def order(tmp_path: Path, environment: dict[str, str], **conf: str) -> tuple[Ord
 
     return (
         Order(
-            *(Wanted("paddlecloud", conf=conf, owner=Owner.EXTERNAL), JobId("job"), NodeRange(1, 4), "n0", FakeClock()),
+            *(
+                SchedulerChoice("paddlecloud", conf=conf, owner=SizeOwner.EXTERNAL),
+                JobId("job"),
+                NodeRange(1, 4),
+                "n0",
+                FakeClock(),
+            ),
             log=print,
             launcher=(),
             environment=environment,
@@ -244,15 +251,15 @@ def test_where_the_key_is_and_what_is_written_there(tmp_path: Path) -> None:
 def test_bad_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLE_ELASTIC_SERVER", address)
     with pytest.raises(SettingError, match="PADDLE_ELASTIC_SERVER"):
-        check(Wanted("paddlecloud"))
+        check(SchedulerChoice("paddlecloud"))
     with pytest.raises(SettingError, match="scheduler-conf server"):
-        check(Wanted("paddlecloud", conf={"server": address}))
+        check(SchedulerChoice("paddlecloud", conf={"server": address}))
 
 
 def test_on_the_command_line() -> None:
     options = {"scheduler": "paddlecloud", "scheduler_conf": "", "scale_owner": "", "standalone": False}
     wanted = wanted_from(options)
-    assert wanted is not None and wanted.owner is Owner.EXTERNAL
+    assert wanted is not None and wanted.owner is SizeOwner.EXTERNAL
     with pytest.raises(SettingError, match="says nothing without paddlejob=NAME"):
         wanted_from({**options, "scheduler_conf": "namespace=ml"})
     assert {"server", "paddlejob", "namespace"} <= set(KINDS["paddlecloud"].conf)
@@ -262,9 +269,9 @@ def test_a_paddlejob_is_checked_and_made_as_its_own_adapter_says(tmp_path: Path)
     token = tmp_path / "token"
     token.write_text("secret")
     conf = {"paddlejob": "train", "api": "http://127.0.0.1:1", "namespace": "ml", "token_file": str(token)}
-    check(Wanted("paddlecloud", conf=conf, owner=Owner.MASTER))
+    check(SchedulerChoice("paddlecloud", conf=conf, owner=SizeOwner.MASTER))
     with pytest.raises(SettingError):
-        check(Wanted("paddlecloud", conf={**conf, "timeout": "soon"}, owner=Owner.MASTER))
+        check(SchedulerChoice("paddlecloud", conf={**conf, "timeout": "soon"}, owner=SizeOwner.MASTER))
     told, _ = order(tmp_path, {}, **conf)
     made = make(told)
     assert made.indexed

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
+from edl.job_records import Mode, Training
 from ps.client.client import Client
 from ps.net.caller import Reply
 from ps.protocol.frames import Frame, Op
-from ps.spec import Mode, Training
 from ps.wait import BoundedWait
 from tests.unit.ps_bench import PATIENCE_S, Bench
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from edl.job_records import Mode, Training
 from ps.client.cache import RowCache
 from ps.protocol.frames import Op
-from ps.spec import Mode, Training
 from tests.unit.ps_bench import PLAIN, Bench
 
 KEYS = np.arange(10)

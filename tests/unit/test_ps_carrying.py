@@ -11,6 +11,7 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
+from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
 from ps.protocol.messages import Cut, Joined, Orders, PlacementMap, pack
@@ -19,7 +20,7 @@ from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
 from ps.server.server import Setup
-from ps.spec import BUCKETS, Training
+from ps.spec import BUCKETS
 from ps.store.store import Store
 from tests.unit.ps_servers import COUNTS
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError, SettingError
+from edl.job_records import Mode, Training
 from ps import hashing
 from ps.client.client import Client
 from ps.client.pool import Answer, Call, PooledConnection
@@ -19,7 +20,7 @@ from ps.errors import RolledBack
 from ps.net.caller import Endpoint, Reply
 from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
-from ps.spec import BUCKETS, Mode, Training
+from ps.spec import BUCKETS
 from tests.unit.ps_bench import PATIENCE_S, Bench, Master
 
 KEYS = np.arange(2000)

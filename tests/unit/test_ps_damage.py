@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
+from edl.job_records import Mode, Training
 from ps.protocol.frames import Op as FrameOp
 from ps.rows import Op
-from ps.spec import Damaged, Mode, Optimizer, Rule, TableSpec, Training
+from ps.spec import Damaged, Optimizer, Rule, TableSpec
 from ps.store.damage import LARGEST, LARGEST_SQUARED, TOGETHER, DamagedPush, check
 from tests.unit.ps_bench import Bench, Master
 from tests.unit.ps_stores import ZEROS, both_kernels, pull, push, store_of

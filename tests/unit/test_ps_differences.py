@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.ps.crowd import Crowd
+from edl.job_records import Replication, Training
 from ps.coordinator.machine import PlacementMachine
 from ps.protocol import messages
 from ps.protocol.deltas import counted, members_after, orders_after, orders_changed
-from ps.spec import Replication, TableSpec, Training
+from ps.spec import TableSpec
 from tests.unit.ps_bench import Bench, Master
 from tests.unit.ps_rig import Rig
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from edl.job_records import Mode, Training
 from ps.protocol.messages import Member
 from ps.server.step_barrier import Apply, May, Stale, StepBarrier
-from ps.spec import Mode, Training
 
 
 def barrier(*members: Member, mode: Mode = Mode.SYNC, staleness: int = 0) -> StepBarrier:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from edl.errors import PsError
+from edl.job_records import Mode, Training
 from ps.net.caller import Reply
 from ps.protocol import messages
 from ps.protocol.frames import Op
-from ps.spec import Mode, Optimizer, Rule, TableSpec, Training
+from ps.spec import Optimizer, Rule, TableSpec
 from tests.unit.ps_bench import PLAIN, WIDE, Bench, Master
 
 KEYS = np.arange(200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from edl.job_records import Replication, Training
 from ps.protocol import messages
 from ps.protocol.messages import RESTORE, Cut, Orders
 from ps.server.bucket_machine import (
@@ -33,7 +34,7 @@ from ps.server.bucket_machine import (
     Serve,
     Stop,
 )
-from ps.spec import BUCKETS, Replication, Training
+from ps.spec import BUCKETS
 
 Kind = TypeVar("Kind")
 Role = tuple[int, int, int, int, int]

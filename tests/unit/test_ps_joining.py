@@ -13,13 +13,14 @@ import pytest
 
 from edl.errors import DataError, PsError
 from edl.exit_codes import BEGIN_ANEW
+from edl.job_records import Mode, Training
 from ps.client import checkpoint_stop, master_session
 from ps.client.client import Client
 from ps.errors import RolledBack
 from ps.net.caller import Reply
 from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
-from ps.spec import Mode, Optimizer, TableSpec, Training
+from ps.spec import Optimizer, TableSpec
 from ps.wait import BoundedWait
 from tests.unit.ps_bench import PATIENCE_S, PLAIN, Bench, Master
 

@@ -15,21 +15,22 @@ import pytest
 from edl.adapters.clock import SystemClock
 from edl.config import JobSpec, NodeRange
 from edl.errors import SettingError, UsageError, WorkerStartError
+from edl.job_records import Mode, Replication, Training
 from edl.launch import __main__ as program
 from edl.launch import helpers as helping
 from edl.launch import pservers
-from edl.launch.cli import pserver_settings_from, serves_only
+from edl.launch.cli import settings_of
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import Helpers, Kit
-from edl.launch.ps_options import training_of
+from edl.launch.options.agreement import agreed, differences
 from edl.launch.pservers import Pservers, secret_of
-from edl.launch.settings import LaunchSettings, ServerSettings
+from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.settings import LaunchSettings, PserverSettings, ServerSettings
 from edl.ports import Put
 from edl.testing.memory_store import MemoryStore
 from edl.types import JobId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from ps.spec import Mode, Replication, Training
 from tests.unit import launching
 
 STORE, JOB = "--rdzv-endpoint=h:2379", "--rdzv-id=j"
@@ -42,20 +43,25 @@ def read(tmp_path: Path, *arguments: str, source: str = "import edl.torch.ps as 
     return launching.read(f"--log-dir={tmp_path}", *arguments, str(script))
 
 
+def bounds(settings: LaunchSettings) -> tuple[int, ...]:
+    assert settings.spec.servers is not None
+    return settings.spec.servers.servers
+
+
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_collective_job_has_nothing_of_it(tmp_path: Path) -> None:
     settings = read(tmp_path)
-    assert (settings.spec.servers, settings.spec.independent, settings.servers) == ("", False, ServerSettings())
-    assert settings.spec._flags()["--run-mode"] == "collective"
+    assert (settings.spec.servers, settings.spec.independent, settings.servers) == (None, False, ServerSettings())
+    assert agreed(settings.spec)["--run-mode"] == "collective"
 
 
 def test_sizes_are_of_the_whole_job(tmp_path: Path) -> None:
     settings = read(tmp_path, STORE, "--servers=2:8", "--trainers=2:6", "--nproc-per-node=2", "--servers-per-node=3")
     assert settings.spec.independent
     assert (settings.spec.nodes, settings.slots) == (NodeRange(1, 3), 2)
-    assert training_of(settings.spec.servers).servers == (2, 8)
+    assert bounds(settings) == (2, 8)
     assert settings.servers.count == 3
 
 
@@ -64,14 +70,14 @@ def test_how_it_trains_is_agreed_on(tmp_path: Path) -> None:
     more = ["--replication-lag=0.25", "--ps-save-every=60", "--servers=3"]
     settings = read(tmp_path, *options, *more)
     wanted = Training(Mode.SYNC, 4, True, 7, Replication.ASYNC, 0.25, (3, 3), 60.0)
-    assert training_of(settings.spec.servers) == wanted
+    assert settings.spec.servers == wanted
     assert plain.loads(JobSpec, plain.dumps(settings.spec)) == settings.spec
     other = read(tmp_path, *options, "--servers=3", "--ps-save-every=60")
-    (difference,) = settings.spec.differences(
-        JobSpec(settings.spec.job, settings.spec.nodes, servers=other.spec.servers)
+    (difference,) = differences(
+        settings.spec, JobSpec(settings.spec.job, settings.spec.nodes, servers=other.spec.servers)
     )
     assert difference == "--replication-lag=0.25 (the running job has 0.5)"
-    assert training_of(read(tmp_path, "--run-mode=ps").spec.servers) == Training()
+    assert read(tmp_path, "--run-mode=ps").spec.servers == Training()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_other_spellings(tmp_path: Path, arguments: list[str], trainers: int, se
 
 def test_pservers_counted_by_nodes(tmp_path: Path) -> None:
     settings = read(tmp_path, "--server_nnodes=2:3", "--server_num=2")
-    assert training_of(settings.spec.servers).servers == (4, 6)
+    assert bounds(settings) == (4, 6)
 
 
 def test_lists_of_addresses_say_who_is_here(tmp_path: Path) -> None:
@@ -102,7 +108,7 @@ def test_lists_of_addresses_say_who_is_here(tmp_path: Path) -> None:
     assert (settings.spec.nodes, settings.slots) == (NodeRange(2, 2), 1)
     assert (settings.servers.count, settings.servers.ports, settings.servers.host) == (2, (6171, 6172), "127.0.0.1")
     assert settings.servers.listed == ("127.0.0.1:6171", "127.0.0.1:6172", "192.0.2.1:6171")
-    assert training_of(settings.spec.servers).servers == (3, 3)
+    assert bounds(settings) == (3, 3)
     elsewhere = read(tmp_path, STORE, servers, trainers, "--local-addr=192.0.2.1")
     assert (elsewhere.slots, elsewhere.servers.count) == (2, 1)
 
@@ -110,17 +116,19 @@ def test_lists_of_addresses_say_who_is_here(tmp_path: Path) -> None:
 def test_a_host_that_is_only_named_for_pservers_trains_nothing(tmp_path: Path) -> None:
     options = ["--servers=127.0.0.1:6171", "--trainers=192.0.2.1:6181", STORE, JOB]
     parameters = program.run.make_context("edl-run", [*options, "train.py"]).params
-    assert serves_only(parameters)
-    assert pserver_settings_from(parameters).servers.ports == (6171,)
-    assert not serves_only(program.run.make_context("edl-run", ["--run-mode=ps", "train.py"]).params)
+    settings = settings_of(ResolvedOptions(parameters))
+    assert isinstance(settings, PserverSettings)
+    assert settings.servers.ports == (6171,)
+    assert read(tmp_path, "--run-mode=ps").slots == 1
 
 
 def test_a_launcher_of_pservers_alone() -> None:
     options = ["--role=pserver", STORE, JOB, "--servers-per-node=2", "--pserver-memory=3G", "--shutdown-timeout=8"]
     parameters = program.run.make_context("edl-run", list(options)).params
-    assert serves_only(parameters)
-    settings = pserver_settings_from(parameters)
-    assert (settings.job, settings.servers, settings.grace_s) == ("j", ServerSettings(2, memory_bytes=3 << 30), 8.0)
+    settings = settings_of(ResolvedOptions(parameters))
+    assert isinstance(settings, PserverSettings)
+    assert (settings.helper.job, settings.helper.grace_s) == ("j", 8.0)
+    assert settings.servers == ServerSettings(2, memory_bytes=3 << 30)
     with pytest.raises(Exception, match="runs no script"):
         program.run.main(args=[*options, "train.py"], standalone_mode=False)
 
@@ -145,7 +153,7 @@ def test_a_launcher_of_pservers_alone() -> None:
         (["--trainers=192.0.2.1:1", "--servers=192.0.2.1:2"], "names an address of this host"),
         (["--run-mode=ps", "--staleness=-1"], "--staleness=-1: must be a whole number"),
         (["--run-mode=ps", "--staleness=9999999999"], "--staleness=9999999999: must be from 0 to"),
-        (["--run-mode=ps", "--geo-steps=0"], "--geo-steps=0: must be at least 1"),
+        (["--run-mode=ps", "--geo-steps=0"], "--geo-steps=0: must be from 1 to"),
         (["--run-mode=ps", "--replication-lag=nan"], "--replication-lag=nan: must be 0 or more, and finite"),
         (["--run-mode=ps", "--replication-lag=x"], "--replication-lag=x: must be a number of seconds"),
         (["--run-mode=ps", "--ps-save-every=-1"], "--ps-save-every=-1.0: must be 0 or more"),
@@ -170,7 +178,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, arguments: list
 def test_a_launcher_of_pservers_needs_to_know_where_the_job_is(arguments: list[str], text: str) -> None:
     parameters = program.run.make_context("edl-run", ["--role=pserver", *arguments]).params
     with pytest.raises(UsageError, match=text):
-        pserver_settings_from(parameters)
+        settings_of(ResolvedOptions(parameters))
 
 
 def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from edl.job_records import Replication, Training
 from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import NodeId, Round
 from edl.wire.messages import Settings
 from ps.protocol import messages
 from ps.server.bucket_machine import SERVED, BucketMachine
-from ps.spec import Replication, TableSpec, Training
+from ps.spec import TableSpec
 from tests.unit.ps_rig import TABLE, Rig
 
 FOUND = messages.Found(7, (messages.FoundCut("cut-7", 7, 50, (TABLE,), '{"values": {"a/0": "1"}}'),))

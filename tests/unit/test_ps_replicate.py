@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edl.adapters.clock import SystemClock
+from edl.job_records import Mode, Replication, Training
 from ps.hashing import SHARDS, bucket_of, buckets_of
 from ps.net.caller import Caller, Endpoint, Peer, Reply
 from ps.protocol import messages, replication
@@ -18,7 +19,7 @@ from ps.protocol.frames import Frame, Op, pack_head
 from ps.rows import Image, Part, Piece, Push
 from ps.server.replicate_out import IMAGES_BYTES, Stream
 from ps.server.server import Server
-from ps.spec import BUCKETS, Mode, Replication, Training
+from ps.spec import BUCKETS
 from ps.store.store import Store
 from tests.unit.ps_servers import (
     ALL,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.job_records import Mode, Training
 from ps.errors import Denied
 from ps.hashing import bucket_of, buckets_of
 from ps.protocol import messages
@@ -18,7 +19,7 @@ from ps.protocol.half_precision import widen
 from ps.protocol.requests import Wanted, pull
 from ps.rows import decode
 from ps.server.server import Server
-from ps.spec import BUCKETS, Damaged, Eviction, Initial, Mode, Optimizer, Start, TableSpec, Training
+from ps.spec import BUCKETS, Damaged, Eviction, Initial, Optimizer, Start, TableSpec
 from tests.unit.ps_servers import ALL, COUNTS, SGD, At, Boss, Plan, Trainer, place, server, tidy, until
 
 Made = Callable[..., tuple[Server, Boss, Plan]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from edl.job_records import Replication, Training
 from edl.master import service as sv
 from ps.coordinator.state import Limits
 from ps.protocol import messages
-from ps.spec import Replication, Training
 from tests.unit.ps_rig import Rig
 
 SILENT_S = Limits().silent_s

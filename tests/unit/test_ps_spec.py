@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from edl.errors import SettingError
-from ps.spec import Admission, Eviction, Initial, Mode, Optimizer, Rule, TableSpec, Training
+from edl.job_records import Mode, Training
+from ps.spec import Admission, Eviction, Initial, Optimizer, Rule, TableSpec
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,10 @@ from ps.spec import Admission, Eviction, Initial, Mode, Optimizer, Rule, TableSp
         (lambda: Admission(count=0), "count=0"),
         (lambda: Admission(count=2, probability=0.5), "probability"),
         (lambda: Eviction(most_rows=1, least_rows=2), "least_rows=2"),
-        (lambda: Training(staleness=-1), "staleness"),
-        (lambda: Training(geo_steps=0), "geo_steps"),
+        (lambda: Training(staleness=-1), "--staleness=-1"),
+        (lambda: Training(geo_steps=0), "--geo-steps=0"),
         (lambda: Training(servers=(3, 2)), "--servers=3:2"),
-        (lambda: Training(save_every_s=float("inf")), "save_every_s"),
+        (lambda: Training(save_every_s=float("inf")), "--ps-save-every=inf"),
     ],
 )
 def test_a_bad_value_is_named(make: Callable[[], object], names: str) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.errors import ProtocolError
+from edl.job_records import Mode, Training
 from ps.protocol import messages
-from ps.spec import BUCKETS, Mode, TableSpec, Training
+from ps.spec import BUCKETS, TableSpec
 
 CHART = messages.PlacementMap(
     3, 2, (messages.Server(1, "servers/a-0", "host", 7, "path", "machine"),), messages.pack([1] * BUCKETS)

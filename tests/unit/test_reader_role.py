@@ -10,24 +10,28 @@ import pytest
 
 from edl.errors import SettingError, UsageError
 from edl.launch import __main__ as program
-from edl.launch.cli import reader_settings_from, settings_from, with_both_spellings
+from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.readers import check_packages
-from edl.launch.settings import Backend, ReaderSettings
+from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.settings import Backend, ReaderPool, ReaderSettings
+from tests.unit.launching import launch_settings
 
 STORE, JOB = "--rdzv-endpoint=h:2379", "--rdzv-id=j"
 
 
 def read(*arguments: str) -> ReaderSettings:
     context = program.run.make_context("edl-run", with_both_spellings(["--role=reader", *arguments]))
-    return reader_settings_from(context.params)
+    settings = settings_of(ResolvedOptions(context.params))
+    assert isinstance(settings, ReaderSettings)
+    return settings
 
 
 def test_readers_need_to_know_where_the_job_is() -> None:
     settings = read(STORE, JOB, "--readers=3", "--node-id=n", "--recover-timeout=5", "--shutdown-timeout=7")
-    assert (settings.job, settings.node, settings.count, settings.capacity) == ("j", "n", 3, 16)
-    assert (settings.recover_s, settings.grace_s) == (5.0, 7.0)
-    assert (settings.store.backend, settings.store.endpoints) == (Backend.EMBEDDED, ("h:2379",))
-    assert read(STORE, JOB).count == 1
+    assert (settings.helper.job, settings.helper.node, settings.readers) == ("j", "n", ReaderPool(3, 16))
+    assert (settings.helper.recover_s, settings.helper.grace_s) == (5.0, 7.0)
+    assert (settings.helper.store.backend, settings.helper.store.endpoints) == (Backend.EMBEDDED, ("h:2379",))
+    assert read(STORE, JOB).readers.count == 1
 
 
 @pytest.mark.parametrize(
@@ -53,8 +57,8 @@ def test_a_training_launcher_may_have_readers(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "train.py").write_text("")
     context = program.run.make_context("edl-run", ["--readers=2", "--reader-capacity=3", "train.py"])
     options = dict(context.params)
-    settings = settings_from(options, options.pop("script"), options.pop("arguments"))
-    assert (settings.readers, settings.reader_capacity) == (2, 3)
+    settings = launch_settings(ResolvedOptions(options, options.pop("script"), options.pop("arguments")))
+    assert settings.readers == ReaderPool(2, 3)
 
 
 def test_a_script_is_needed_unless_it_only_reads() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -11,17 +10,19 @@ import pytest
 
 from edl.config import JobSpec, NodeRange, environment
 from edl.errors import SettingError
+from edl.job_records import SchedulerChoice, SizeOwner
 from edl.launch import __main__ as program
 from edl.launch import scale_options, scaling
-from edl.launch.cli import value_options
-from edl.launch.scale_options import KINDS, launcher_again, node_index, scheduler_from, wanted_of
-from edl.launch.told import Told
+from edl.launch.options import value_options
+from edl.launch.options.agreement import differences
+from edl.launch.resolved_options import ResolvedOptions
+from edl.launch.scale_options import KINDS, launcher_again, make_scheduler, node_index
 from edl.ports import Store
-from edl.schedulers.order import Wanted, with_options
-from edl.schedulers.port import Owner
+from edl.schedulers.order import with_options
 from edl.types import JobId
+from edl.wire import plain
+from tests.unit.test_cluster_env import SLURM
 from tests.unit.test_launch_cli import folder, read, refused
-from tests.unit.test_worlds import SLURM
 
 __all__ = ["folder"]
 
@@ -31,7 +32,7 @@ JOB = JobId("job")
 class TestRead:
     def test_none_is_the_default(self) -> None:
         spec = read("train.py").spec
-        assert (spec.scheduler, spec.size_owner, spec.sized_outside, spec.cooldown_s) == ("", "", False, 0.0)
+        assert (spec.scheduler, spec.size_owner, spec.sized_outside, spec.cooldown_s) == (None, "", False, 0.0)
 
     @pytest.mark.parametrize(
         ("arguments", "owner"),
@@ -46,25 +47,21 @@ class TestRead:
         spec = read("--nnodes=1:4", *arguments, "train.py").spec
         assert spec.size_owner == owner
         assert spec.sized_outside == owner.endswith("(external)")
-        wanted = wanted_of(spec.scheduler)
-        assert wanted is not None
-        assert scheduler_from(wanted) == spec.scheduler
+        assert plain.loads(JobSpec, plain.dumps(spec)) == spec
 
     def test_settings_of_the_scheduler(self) -> None:
         spec = read("--scheduler=discovery:sh", "--scheduler-conf=poll=5, timeout=2", "--scale-cooldown=60", "x.py")
-        wanted = wanted_of(spec.spec.scheduler)
-        assert wanted == Wanted("discovery", "sh", {"poll": "5", "timeout": "2"}, Owner.EXTERNAL)
+        assert spec.spec.scheduler == SchedulerChoice(
+            "discovery", "sh", {"poll": "5", "timeout": "2"}, SizeOwner.EXTERNAL
+        )
         assert spec.spec.cooldown_s == 60.0
 
     def test_launchers_that_differ_are_told(self) -> None:
-        told = [
-            {"--scheduler": "exec:a", "--scheduler-conf": "", "--scale-owner": owner}
-            for owner in ("master", "external")
-        ]
-        one, other = (JobSpec(JOB, NodeRange(1, 1), scheduler=json.dumps(text)) for text in told)
-        assert one.differences(other) == ["--scale-owner=master (the running job has external)"]
+        choices = [SchedulerChoice("exec", "a", owner=owner) for owner in SizeOwner]
+        one, other = (JobSpec(JOB, NodeRange(1, 1), scheduler=choice) for choice in choices)
+        assert differences(one, other) == ["--scale-owner=master (the running job has external)"]
         none = JobSpec(JOB, NodeRange(1, 1), cooldown_s=5)
-        assert none.differences(one) == [
+        assert differences(none, one) == [
             "--scheduler='' (the running job has exec:a)",
             "--scale-cooldown=5 (the running job has 0)",
         ]
@@ -117,9 +114,9 @@ class TestRefused:
 
 
 class TestNodeIndex:
-    SET = Wanted("statefulset", "train")
+    SET = SchedulerChoice("statefulset", "train")
 
-    def index(self, wanted: Wanted | None = None, given: str = "", **environment: str) -> int:
+    def index(self, wanted: SchedulerChoice | None = None, given: str = "", **environment: str) -> int:
         return node_index({"node_index": given}, wanted, environment)
 
     def test_the_option_wins(self) -> None:
@@ -135,14 +132,16 @@ class TestNodeIndex:
         assert self.index(self.SET, HOSTNAME="train-3") == 3
         assert self.index(self.SET, HOSTNAME="host-1", POD_NAME="train-12") == 12
         assert self.index(self.SET, HOSTNAME="train") == -1
-        assert self.index(Wanted("process"), HOSTNAME="train-3") == -1
-        assert self.index(Wanted("paddlejob", "train"), HOSTNAME="train-worker-2") == 2
+        assert self.index(SchedulerChoice("process"), HOSTNAME="train-3") == -1
+        assert self.index(SchedulerChoice("paddlejob", "train"), HOSTNAME="train-worker-2") == 2
 
     def test_a_hosts_number_is_not_a_pods(self) -> None:
         """With hostNetwork a container is called like its host."""
         assert self.index(self.SET, HOSTNAME="gpu-12") == -1
-        assert self.index(Wanted("custom", "kubeflow.org/v1/pytorchjobs/train"), HOSTNAME="gpu-12") == -1
-        assert self.index(Wanted("custom", "kubeflow.org/v1/pytorchjobs/train"), HOSTNAME="train-worker-1") == 1
+        assert self.index(SchedulerChoice("custom", "kubeflow.org/v1/pytorchjobs/train"), HOSTNAME="gpu-12") == -1
+        assert (
+            self.index(SchedulerChoice("custom", "kubeflow.org/v1/pytorchjobs/train"), HOSTNAME="train-worker-1") == 1
+        )
 
     def test_it_reaches_the_settings(self) -> None:
         assert read("--node-index=7", "train.py").index == 7
@@ -190,7 +189,7 @@ class TestAnotherLauncher:
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         assert self.place(given, environment()) == 2
-        order = scaling.order(read(*given), Wanted("process"), cast(Store, None), ("127.0.0.1:5",), print)
+        order = scaling.order(read(*given), SchedulerChoice("process"), cast(Store, None), ("127.0.0.1:5",), print)
         assert self.place(given, order.environment) == -1
 
     def place(self, arguments: tuple[str, ...], env: Mapping[str, str]) -> object:
@@ -198,7 +197,7 @@ class TestAnotherLauncher:
             for name in {*environment(), *env}:
                 patch.setenv(name, env[name]) if name in env else patch.delenv(name)
             context = program.run.make_context("edl-run", list(arguments))
-            told = Told.by(context, "train.py")
+            told = ResolvedOptions.by(context, "train.py")
         program.settle(told, env)
         return told.values["node_rank"]
 
@@ -218,6 +217,6 @@ class TestAnotherLauncher:
         assert line == ["python", "-m", "edl.launch", "--node-id=n", "--a", "train.py", "-b"]
 
     def test_an_unknown_kind_in_the_store_is_an_error_in_words(self) -> None:
-        told = {"--scheduler": "newer", "--scheduler-conf": "", "--scale-owner": "master"}
+        order = scaling.order(read("train.py"), SchedulerChoice("newer"), cast(Store, None), (), print)
         with pytest.raises(SettingError, match="there is no such kind"):
-            wanted_of(json.dumps(told))
+            make_scheduler(order)

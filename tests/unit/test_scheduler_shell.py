@@ -11,8 +11,9 @@ import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.errors import FencedOut, SchedulerError, SettingError
+from edl.job_records import SizeOwner
 from edl.schedulers import reconcile, shell
-from edl.schedulers.port import Owner, Scheduler
+from edl.schedulers.port import Scheduler
 from edl.schedulers.shell import Reconciler, job_of
 from edl.testing.memory_scheduler import MemoryScheduler
 from edl.wire.status import JobStatus, NodeView
@@ -71,7 +72,7 @@ class FakeMaster:
 
 
 class Bench:
-    def __init__(self, owner: Owner = Owner.MASTER, **kind: Any) -> None:
+    def __init__(self, owner: SizeOwner = SizeOwner.MASTER, **kind: Any) -> None:
         self.scheduler = MemoryScheduler(**kind)
         self.master = FakeMaster(self.scheduler)
         self.said: list[str] = []
@@ -124,7 +125,7 @@ def test_an_external_size_and_a_doomed_node_become_wishes() -> None:
         bench.scheduler.doom("n-1", "spot", 60.0)
         await bench.until(lambda: bool(bench.master.drained))
 
-    bench = play(story, owner=Owner.EXTERNAL)
+    bench = play(story, owner=SizeOwner.EXTERNAL)
     assert bench.master.wishes[-1] == Drain(("n-1",), "memory", "spot", 60.0)
     assert set(bench.scheduler.calls) <= {"current"}
 
@@ -166,7 +167,7 @@ def test_a_watch_that_gives_up_is_begun_again(monkeypatch: pytest.MonkeyPatch) -
         bench.scheduler.resize(3)
         await bench.until(lambda: bench.master.desired == 3)
 
-    bench = play(story, owner=Owner.EXTERNAL)
+    bench = play(story, owner=SizeOwner.EXTERNAL)
     assert sum("watching again" in line for line in bench.said) <= 1
 
 
@@ -189,7 +190,7 @@ def test_a_flaw_in_a_watch_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> N
         bench.scheduler.doom("n-1", "spot")
         await bench.until(lambda: bool(bench.master.drained))
 
-    bench = play(story, owner=Owner.EXTERNAL)
+    bench = play(story, owner=SizeOwner.EXTERNAL)
     assert "the scheduler's adapter: KeyError: 'spec' (watching again every 0.02 s)" in bench.said
     assert "memory: 503 (watching again every 0.03 s)" in bench.said
 
@@ -214,7 +215,7 @@ def test_a_wish_that_the_master_cannot_take_is_put_to_it_again(how: str, monkeyp
         bench.master.wish = wish  # type: ignore[method-assign]
         await bench.until(lambda: bench.master.drained == {"n-1"})
 
-    play(story, owner=Owner.EXTERNAL)
+    play(story, owner=SizeOwner.EXTERNAL)
 
 
 def test_a_reason_is_one_short_line_whatever_was_written() -> None:
@@ -251,7 +252,7 @@ def test_an_adapter_that_cannot_be_made_leaves_the_job_alone() -> None:
             raise SettingError("--scheduler", "it", "is not here")
 
         master = FakeMaster(MemoryScheduler())
-        await Reconciler(make, master, SystemClock(), Owner.MASTER, said.append).run()
+        await Reconciler(make, master, SystemClock(), SizeOwner.MASTER, said.append).run()
         return said
 
     (line,) = asyncio.run(run())

@@ -13,6 +13,7 @@ from edl.agent.workers.log_paths import Attempt, WorkerFiles, peers
 from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.config import JobSpec, LogLayout, NodeRange, ScriptServers
 from edl.errors import SettingError
+from edl.launch.options.agreement import differences
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import plain
 from edl.wire.messages import Member, World
@@ -98,14 +99,14 @@ class TestWhichLines:
     def test_bring_the_rest_of_paddles_ways(self, folder: Path) -> None:
         settings = read("--server_num=1", "--worker_num=2")
         assert (settings.logs.layout, settings.logs.links) == (LogLayout.PADDLE, str(folder / "log"))
-        assert settings.worker_status
+        assert settings.report.worker_status
 
 
 class TestSizes:
     def test_each_node_has_its_pservers_first(self) -> None:
         settings = read("--server_num=2", "--trainer_num=3", "--nnodes=2", "--master=h:1")
         assert (settings.slots, settings.spec.nodes, settings.servers.count) == (5, NodeRange(2, 2), 0)
-        assert (settings.spec.script_servers, settings.scripts) == (ScriptServers(2), ScriptPlaces(2))
+        assert (settings.spec.script_servers, settings.workers.scripts) == (ScriptServers(2), ScriptPlaces(2))
         assert (settings.spec.independent, settings.spec.slots.strikes, settings.logs.servers) == (False, 0, 2)
         assert read("--server_num=2", "--slot-strikes=3").spec.slots.strikes == 3
 
@@ -115,19 +116,19 @@ class TestSizes:
     def test_lists_say_who_is_here(self) -> None:
         settings = read(*LISTS)
         assert (settings.slots, settings.spec.nodes) == (3, NodeRange(1, 1))
-        assert settings.scripts == ScriptPlaces(2, ("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
+        assert settings.workers.scripts == ScriptPlaces(2, ("127.0.0.1:7001", "127.0.0.1:7002", "127.0.0.1:7003"))
         two = ("--servers=203.0.113.1:1,203.0.113.2:1", "--trainers=203.0.113.2:2")
-        assert read(*two, "--host=203.0.113.1").scripts == ScriptPlaces(1, ("203.0.113.1:1",))
+        assert read(*two, "--host=203.0.113.1").workers.scripts == ScriptPlaces(1, ("203.0.113.1:1",))
         assert read(*two, "--host=203.0.113.1").spec.nodes == NodeRange(2, 2)
 
     def test_all_launchers_agree_on_them(self) -> None:
         spec = read("--server_num=2", "--rdzv-id=j").spec
         assert plain.loads(JobSpec, plain.dumps(spec)) == spec
-        assert spec.differences(read("--server_num=1", "--rdzv-id=j").spec) == [
+        assert differences(spec, read("--server_num=1", "--rdzv-id=j").spec) == [
             "--server_num=2 (the running job has 1)"
         ]
         ours = read("--server_num=2", "--rdzv-id=j", "--pservers=edl").spec
-        assert "--pservers=script (the running job has edl)" in spec.differences(ours)
+        assert "--pservers=script (the running job has edl)" in differences(spec, ours)
 
     @pytest.mark.parametrize(
         ("arguments", "text"),

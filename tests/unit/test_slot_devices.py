@@ -11,6 +11,8 @@ from edl.agent.workers.environment import Local, LocalPaths, ahead_environment, 
 from edl.config import JobSpec, NodeRange, SlotRules
 from edl.errors import SettingError
 from edl.launch import accelerators, slot_options
+from edl.launch.options import record
+from edl.launch.options.agreement import differences
 from edl.types import JobId, NodeId
 from tests.unit.test_slots import ALL, world_of
 
@@ -81,12 +83,12 @@ class TestOptions:
             self.read(monkeypatch, devices, nproc, spare)
 
     def test_rules(self) -> None:
-        assert slot_options.rules_from({"slot_strikes": 3, "slot_cooldown": 60.0}) == SlotRules(3, 60.0)
+        assert record(SlotRules, {"slot_strikes": 3, "slot_cooldown": 60.0}) == SlotRules(3, 60.0)
         for bad in ({"strikes": -1}, {"cooldown_s": -1.0}):
             with pytest.raises(SettingError, match="must be 0 or more"):
                 SlotRules(**bad)
         one, other = (JobSpec(JobId("j"), NodeRange(1, 1), slots=SlotRules(number)) for number in (2, 3))
-        assert one.differences(other) == ["--slot-strikes=2 (the running job has 3)"]
+        assert differences(one, other) == ["--slot-strikes=2 (the running job has 3)"]
 
 
 class _Nvml:

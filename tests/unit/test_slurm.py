@@ -14,9 +14,9 @@ import pytest
 
 from edl.errors import SchedulerError, SettingError
 from edl.exit_codes import ExitCode
-from edl.launch.cli import launcher_options
+from edl.job_records import SchedulerChoice
+from edl.launch.options import launcher_options
 from edl.launch.scale_options import KINDS
-from edl.schedulers.order import Wanted
 from edl.schedulers.port import Size
 from edl.schedulers.slurm import MARK, Queued, check, make, node_name, queue_from
 from tests.contract.test_schedulers import order, run
@@ -95,10 +95,10 @@ class TestRead:
 
 class TestCheck:
     def test_programs_have_to_be_there(self, programs: Path) -> None:
-        check(Wanted("slurm"))
+        check(SchedulerChoice("slurm"))
         (programs / "squeue").unlink()
         with pytest.raises(SettingError, match="squeue is not on the PATH"):
-            check(Wanted("slurm"))
+            check(SchedulerChoice("slurm"))
 
     @pytest.mark.parametrize(
         ("key", "value", "said"),
@@ -112,7 +112,7 @@ class TestCheck:
     )
     def test_settings(self, programs: Path, key: str, value: str, said: str) -> None:
         with pytest.raises(SettingError, match=said):
-            check(Wanted("slurm", conf={key: value}))
+            check(SchedulerChoice("slurm", conf={key: value}))
 
 
 class TestAnswers:
@@ -132,7 +132,7 @@ class TestAnswers:
     )
     def test_sbatch(self, programs: Path, tmp_path: Path, text: str, retry: bool) -> None:
         program(programs, "sbatch", text)
-        one = make(order(tmp_path, Wanted("slurm")))
+        one = make(order(tmp_path, SchedulerChoice("slurm")))
         with pytest.raises(SchedulerError, match="sbatch") as caught:
             run(one.request(1, ""))
         assert caught.value.retry is retry
@@ -141,17 +141,17 @@ class TestAnswers:
         """``--parsable`` names the cluster as well then."""
         program(programs, "sbatch", "echo '7;east'")
         said: list[str] = []
-        run(make(order(tmp_path, Wanted("slurm"), log=said.append)).request(1, "why"))
+        run(make(order(tmp_path, SchedulerChoice("slurm"), log=said.append)).request(1, "why"))
         assert said == ["slurm: submitted job 7 for one more node (why)"]
 
     def test_no_program(self, programs: Path, tmp_path: Path) -> None:
         (programs / "squeue").unlink()
         with pytest.raises(SchedulerError, match="squeue cannot be started") as caught:
-            run(make(order(tmp_path, Wanted("slurm"))).current())
+            run(make(order(tmp_path, SchedulerChoice("slurm"))).current())
         assert not caught.value.retry
 
     def test_an_empty_queue(self, programs: Path, tmp_path: Path) -> None:
-        assert run(make(order(tmp_path, Wanted("slurm"))).current()) == Size(0, 0)
+        assert run(make(order(tmp_path, SchedulerChoice("slurm"))).current()) == Size(0, 0)
 
 
 def text_of(script: str) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from edl.config import NodeRange
+from edl.job_records import Training
 from edl.master import events as ev
 from edl.master.machine import take_over
 from edl.master.state import Phase
@@ -291,7 +292,7 @@ def test_where_no_survivor_has_its_state_yet_spares_are_asked_for_it() -> None:
 def test_a_node_of_independent_workers_that_missed_a_world_hears_that_it_has_no_part() -> None:
     """They train on while it is away, and nobody has stopped them."""
     rule = Wishing(NodeRange(1, 2))
-    rule.spec = dataclasses.replace(rule.spec, servers="{}")
+    rule.spec = dataclasses.replace(rule.spec, servers=Training())
     rule.state = dataclasses.replace(rule.state, spec=rule.spec)
     rule.join("a", "b", "c")
     assert rule.members == "ab"

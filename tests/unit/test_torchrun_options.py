@@ -19,8 +19,8 @@ from edl.launch import __main__ as program
 from edl.launch import torchrun_options
 from edl.launch.cli import with_both_spellings
 from edl.launch.dropin_table import Fate, Row
+from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.launch.settings import CONF_KEYS, Backend, LaunchSettings
-from edl.launch.told import Source, Told
 from edl.launch.torchrun_table import CONF_KEYS as THEIR_KEYS
 from edl.launch.torchrun_table import FLAGS, TORCHRUN_ROWS, VARIABLES
 from edl.ports import CommandKind
@@ -88,7 +88,7 @@ def test_every_spelling_and_choice_is_accepted(theirs: dict[str, Theirs]) -> Non
                 given = [spelling] if one.is_flag else [spelling, value]
                 assert WRITTEN.keys() | ENDS >= theirs.keys()
                 context = program.run.make_context("edl-run", with_both_spellings([*given, "train.py"]))
-                assert Told.by(context).source(one.name) is Source.COMMAND_LINE, given
+                assert ResolvedOptions.by(context).source(one.name) is Source.COMMAND_LINE, given
 
 
 ENDS = {"print_completion"}
@@ -145,10 +145,10 @@ EFFECTS: dict[str, Effect] = {
     "rdzv_conf": Effect((), lambda made: made.spec.timeouts.recover_s, 9.0),
     "standalone": Effect(("--rdzv-endpoint=h:1",), lambda made: made.store.endpoints, ()),
     "max_restarts": Effect((), lambda made: made.spec.max_restarts, 5),
-    "role": Effect((), lambda made: made.role, "teacher"),
-    "module": Effect(("json.tool",), lambda made: made.command.kind, CommandKind.MODULE),
-    "no_python": Effect((), lambda made: made.command.kind, CommandKind.PROGRAM),
-    "run_path": Effect(("--no-python",), lambda made: made.command.kind, CommandKind.SCRIPT),
+    "role": Effect((), lambda made: made.workers.role, "teacher"),
+    "module": Effect(("json.tool",), lambda made: made.workers.command.kind, CommandKind.MODULE),
+    "no_python": Effect((), lambda made: made.workers.command.kind, CommandKind.PROGRAM),
+    "run_path": Effect(("--no-python",), lambda made: made.workers.command.kind, CommandKind.SCRIPT),
     "log_dir": Effect(
         ("--rdzv-id=j", "--node-id=n"), lambda made: Path(made.logs.folder).relative_to(Path.cwd()), Path("logs/j_n")
     ),
@@ -163,9 +163,9 @@ EFFECTS: dict[str, Effect] = {
     "local_addr": Effect((), lambda made: made.local_addr, "10.0.0.9"),
     "signals_to_handle": Effect((), lambda made: made.leave.passed, (signal.SIGUSR1,)),
     "shutdown_timeout": Effect((), lambda made: made.spec.timeouts.shutdown_s, 5.0),
-    "virtual_local_rank": Effect((), lambda made: made.virtual_local_rank, True),
+    "virtual_local_rank": Effect((), lambda made: made.workers.virtual_local_rank, True),
     "log_line_prefix_template": Effect((), lambda made: made.logs.prefix, "${hostname}:"),
-    "use_env": Effect((), lambda made: made.command.arguments, ()),
+    "use_env": Effect((), lambda made: made.workers.command.arguments, ()),
 }
 
 
@@ -407,17 +407,17 @@ class TestConf:
 class TestRole:
     def test_a_trainer_is_nothing_special_without_parameter_servers(self) -> None:
         made = read("--role=trainer")
-        assert (made.role, made.spec.servers, made.servers.count) == ("trainer", "", 0)
+        assert (made.workers.role, made.spec.servers, made.servers.count) == ("trainer", None, 0)
 
     def test_by_default_it_has_no_name(self) -> None:
-        assert read().role == ""
+        assert read().workers.role == ""
 
 
 class TestInterpreter:
     def test_another_one_may_run_the_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert read().python == ""
+        assert read().workers.python == ""
         monkeypatch.setenv("PYTHON_EXEC", sys.executable)
-        assert read().python == sys.executable
+        assert read().workers.python == sys.executable
 
     def test_one_that_is_not_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHON_EXEC", "/no/python")
@@ -443,7 +443,7 @@ def test_variables_that_change_nothing_say_so_unless_nobody_would_miss_it() -> N
 
 def test_one_device_each_needs_as_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun_options, "visible_devices", lambda: {"CUDA_VISIBLE_DEVICES": ("4", "5")})
-    assert read("--virtual-local-rank", "--nproc-per-node=2").virtual_local_rank
+    assert read("--virtual-local-rank", "--nproc-per-node=2").workers.virtual_local_rank
     with pytest.raises(UsageError, match="3 slots need as many devices, and CUDA_VISIBLE_DEVICES has 2 here"):
         read("--virtual-local-rank", "--nproc-per-node=3")
 

@@ -16,6 +16,7 @@ from edl.agent.workers.devices import Devices, visible
 from edl.agent.workers.paddle_environment import NOWHERE, PaddleKind, ScriptPlaces
 from edl.arithmetic import hyper
 from edl.config import JobSpec, VerifyRules
+from edl.job_records import environment_text
 from edl.types import NodeId, Rank
 from edl.wire.address import address
 from edl.wire.local import Seat
@@ -99,7 +100,7 @@ def _everywhere(base: Mapping[str, str], spec: JobSpec, node: NodeId, paths: Loc
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
     if spec.data:
-        environment["EDL_DATA_SETS"] = spec.data
+        environment["EDL_DATA_SETS"] = environment_text(spec.data)
     if spec.verify != VerifyRules():
         environment["EDL_VERIFY"] = spec.verify.text
     if spec.servers:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import importlib.util
 
 from edl.errors import SettingError
+from edl.job_records import SchedulerChoice
 from edl.schedulers.kubernetes.access import CONF_KEYS, options_from
 from edl.schedulers.kubernetes.kinds import kind_from
 from edl.schedulers.kubernetes.scheduler import KubernetesScheduler
-from edl.schedulers.order import Order, Wanted
+from edl.schedulers.order import Order
 from edl.schedulers.port import Scheduler
 
 __all__ = ["CONF_KEYS", "KubernetesScheduler", "check", "make", "open_scheduler"]
 
 
-def check(wanted: Wanted) -> None:
+def check(wanted: SchedulerChoice) -> None:
     """Find what is wrong before anything is started; nothing is connected. Raises ``SettingError``.
 
     That may be a name that cannot be, a setting, a launcher outside of a cluster without an address, a package that is
@@ -35,7 +36,7 @@ def make(order: Order) -> Scheduler:
     return open_scheduler(order.wanted)
 
 
-def open_scheduler(wanted: Wanted) -> KubernetesScheduler:
+def open_scheduler(wanted: SchedulerChoice) -> KubernetesScheduler:
     """The adapter for what was wanted; nothing is connected yet. Raises ``SettingError``."""
     options = options_from(wanted.conf)
     return KubernetesScheduler(kind_from(wanted.text, options), options)

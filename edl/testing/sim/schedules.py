@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
+from edl.job_records import Training
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
@@ -107,7 +108,7 @@ class Schedule:
     def independent(cls, seed: int) -> Schedule:
         """The same job and the same faults, with workers that need no others."""
         drawn = cls.draw(seed)
-        spec = dataclasses.replace(drawn.spec, servers="{}")
+        spec = dataclasses.replace(drawn.spec, servers=Training())
         plan = drawn.plan.with_wishes(random.Random(f"wishes {seed}"))  # noqa: S311 - not for secrets
         return dataclasses.replace(drawn, spec=spec, plan=plan, script=None, saved=())
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edl.job_records import Mode
 from edl.worker import trainer
 from ps.client.client import Client
-from ps.spec import Initial, Mode, Optimizer, Rule, Start, TableSpec
+from ps.spec import Initial, Optimizer, Rule, Start, TableSpec
 
 KEYS = 2000
 BATCH = 256

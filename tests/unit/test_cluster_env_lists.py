@@ -1,4 +1,4 @@
-"""Other launch worlds: Slurm's lists of hosts, and the ports and names that are made up for a job."""
+"""Cluster environments: Slurm's lists of hosts, and the ports and names that are made up for a job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.config import check_job_id
-from edl.launch.worlds.findings import FIRST_PORT, PORTS, job_name, store_port
-from edl.launch.worlds.slurm import hosts_of
+from edl.launch.cluster_env.findings import FIRST_PORT, PORTS, job_name, store_port
+from edl.launch.cluster_env.slurm import hosts_of
 
 
 class TestHostLists:

@@ -1,4 +1,4 @@
-"""What a world's variables come to, and how they are read. Pure: the environment is an argument."""
+"""What a cluster's variables come to, and how they are read. Pure: the environment is an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from edl.errors import SettingError
 
-OFF = "Correct it, or keep out of it: --world=none"
+OFF = "Correct it, or keep out of it: --cluster-env=none"
 MOST_NODES = 1_000_000
 """Above it a number is taken for a mistake."""
 FIRST_PORT = 20_000
@@ -22,9 +22,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Where this launcher stands, as its world has it."""
+    """Where this launcher stands, as its cluster has it."""
 
-    world: str
+    cluster: str
     """As people call it, such as ``Slurm``."""
     nnodes: int
     """Launchers of the job, one on each node."""
@@ -79,7 +79,7 @@ def host_name(env: Mapping[str, str], name: str, nnodes: int = 1) -> str:
     itself where there are several."""
     text = env[name].strip()
     if nnodes > 1 and text in LOOPBACK:
-        advice = "Name the first host by an address that all of them reach, or keep out of it: --world=none"
+        advice = "Name the first host by an address that all of them reach, or keep out of it: --cluster-env=none"
         raise SettingError(name, text, f"cannot be reached from other hosts, and there are {nnodes} launchers", advice)
     if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,253}", text):
         raise SettingError(name, shortened(text), "is no name or address of a host", OFF)

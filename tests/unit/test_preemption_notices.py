@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from edl.launch import notices
-from edl.launch.notices import (
+from edl.launch import preemption_notices
+from edl.launch.preemption_notices import (
     PROVIDERS,
     BadAnswer,
     Notice,
@@ -265,4 +265,4 @@ def test_a_service_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(scene())
     go_on.set()
     assert told == []
-    assert notices.ANSWER_S <= 2.0
+    assert preemption_notices.ANSWER_S <= 2.0

@@ -1,8 +1,8 @@
-"""What a launcher has been told, and by whom: options of the command line, and all that stands in for them.
+"""Options after all sources have been read: command line, ``EDL_*``, other launchers' variables, the cluster's.
 
 The same thing can be said in several places. Who counts is a matter of strength (``Source``), never of the order in
 which the places are read, so each place is read in a file of its own (``torchrun_options``, ``paddle_options``,
-``worlds``) that only makes offers. What was overridden, renamed or means nothing here is said in remarks.
+``cluster_env``) that only makes offers. What was overridden, renamed or means nothing here is said in remarks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Source(enum.IntEnum):
     """Who has said a value, the weakest first."""
 
     DEFAULT = 0
-    WORLD = 1
+    CLUSTER = 1
     """Variables that a cluster sets for every program: Kubeflow, Slurm, MPI."""
     PET = 2
     """``PET_*``, torchrun's defaults."""
@@ -56,7 +56,7 @@ def forget_exports() -> None:
 
 
 @dataclass(slots=True)
-class Told:
+class ResolvedOptions:
     """Each option's value with its source. ``script`` and ``arguments``: what the workers run."""
 
     values: dict[str, Any]
@@ -73,7 +73,7 @@ class Told:
     _options: Mapping[str, click.Parameter] = field(default_factory=dict)
 
     @classmethod
-    def by(cls, context: click.Context, script: str = "", arguments: tuple[str, ...] = ()) -> Told:
+    def by(cls, context: click.Context, script: str = "", arguments: tuple[str, ...] = ()) -> ResolvedOptions:
         """What click has read from the command line and from ``EDL_*``."""
         options = {param.name: param for param in context.command.params if param.name}
         sources = {

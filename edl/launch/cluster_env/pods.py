@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from edl.launch.worlds.findings import Findings, first_of, host_name, in_range, job_name, number
+from edl.launch.cluster_env.findings import Findings, first_of, host_name, in_range, job_name, number
 
 SIZES = ("PET_NNODES", "WORLD_SIZE")
 """Newer operators count workers in WORLD_SIZE, and nodes in PET_NNODES."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edl.errors import SettingError
-from edl.launch.worlds.findings import Findings, first_of, host_name, in_range, job_name, number, shortened
-from edl.launch.worlds.slurm import hosts_of
+from edl.launch.cluster_env.findings import Findings, first_of, host_name, in_range, job_name, number, shortened
+from edl.launch.cluster_env.slurm import hosts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,15 @@ def find(env: Mapping[str, str]) -> Findings | None:
             name,
             env[name],
             f"{flavour.title} has started several launchers on this host; one starts all workers of its node",
-            f"Write mpirun {flavour.one_a_node}, and --nproc-per-node for the workers; --world=none for a job of each "
-            "one's own",
+            f"Write mpirun {flavour.one_a_node}, and --nproc-per-node for the workers; --cluster-env=none for a job of "
+            "each one's own",
         )
     host, port, origin = _store(env, nnodes, rank)
     run, batch = first_of(env, *flavour.job), first_of(env, *BATCH_JOBS)
     job = job_name("mpi", env.get(batch, ""), env.get(run, "") or host, "" if run else str(nnodes))
     passing = "-x MASTER_ADDR=HOST" if flavour is FLAVOURS[0] else "-genv MASTER_ADDR HOST"
-    advice = f"Name that host: mpirun {passing}, or --rdzv-endpoint=HOST:PORT; --world=none for a job of each one's own"
+    alone = "--cluster-env=none for a job of each one's own"
+    advice = f"Name that host: mpirun {passing}, or --rdzv-endpoint=HOST:PORT; {alone}"
     return Findings(flavour.title, nnodes, rank, host, port, job, origin, advice=advice)
 
 

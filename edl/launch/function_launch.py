@@ -17,7 +17,7 @@ import click
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
 from edl.launch.cli import with_both_spellings
-from edl.launch.settings import Called
+from edl.launch.settings import FunctionLaunch
 from edl.ports import CommandKind, WorkerCommand
 from edl.worker.call import read_private, write_private
 
@@ -28,16 +28,16 @@ def main() -> None:
     """Take part in the job. Expected errors are left in the folder, for the caller to raise."""
     from edl.launch.__main__ import run
     from edl.launch.console import let_go_of_console, open_console
-    from edl.launch.told import forget_exports
+    from edl.launch.resolved_options import forget_exports
 
     open_console()
     forget_exports()
     folder, source = sys.argv[1:]
     command = None if source == "-" else WorkerCommand(CommandKind.CALL, source, (folder,))
-    called = Called(command, str(Path(folder) / REPORT))
+    launch = FunctionLaunch(command, str(Path(folder) / REPORT))
     try:
         words = json.loads(read_private(Path(folder) / WORDS))
-        run.main(args=with_both_spellings(words), standalone_mode=False, obj=called)
+        run.main(args=with_both_spellings(words), standalone_mode=False, obj=launch)
     except click.ClickException as error:
         _refuse(folder, "UsageError", error.format_message(), int(ExitCode.USAGE))
     except click.Abort:

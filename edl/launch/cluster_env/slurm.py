@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from edl.errors import SettingError
-from edl.launch.worlds.findings import OFF, Findings, first_of, host_name, in_range, job_name, number, shortened
+from edl.launch.cluster_env.findings import OFF, Findings, first_of, host_name, in_range, job_name, number, shortened
 
 TITLE = "Slurm"
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -124,7 +124,7 @@ def _check_tasks(env: Mapping[str, str], nnodes: int) -> None:
             name,
             shortened(env.get(name, "")) or tasks,
             "Slurm has started several launchers on a node; one starts all workers of its node",
-            f"Write {ONE_A_NODE}, and --nproc-per-node for the workers; --world=none for a job of each one's own",
+            f"Write {ONE_A_NODE}, and --nproc-per-node for the workers; --cluster-env=none for a job of each one's own",
         )
 
 

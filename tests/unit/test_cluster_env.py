@@ -1,7 +1,7 @@
-"""Other launch worlds: what their variables come to, who wins, and what is said where they cannot be right.
+"""Cluster environments: what their variables come to, who wins, and what is said where they cannot be right.
 
 The sets of variables are those that the real things set: taken down from Slurm 22.05, Open MPI 4.1.4 and MPICH 4.0.2,
-and from the sources of kubeflow/trainer (1.9, 2.0) and volcano (1.9), see edl/launch/worlds.
+and from the sources of kubeflow/trainer (1.9, 2.0) and volcano (1.9), see edl/launch/cluster_env.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from edl.adapters.etcd_plan import parse_endpoints
 from edl.errors import EdlError, SettingError
 from edl.launch import __main__ as program
-from edl.launch import worlds
+from edl.launch import cluster_env
+from edl.launch.cluster_env import CLUSTER_ENVS
+from edl.launch.cluster_env.findings import LOOPBACK, store_port
 from edl.launch.naming import private_name
-from edl.launch.told import Source, Told
-from edl.launch.worlds import WORLDS
-from edl.launch.worlds.findings import LOOPBACK, store_port
+from edl.launch.resolved_options import ResolvedOptions, Source
 from edl.wire.address import address
 
 Env = dict[str, str]
@@ -103,18 +103,29 @@ VOLCANO_PYTORCH = {
 BARE = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
 
 
-def told_by(*arguments: str) -> Told:
+def told_by(*arguments: str) -> ResolvedOptions:
     context = program.run.make_context("edl-run", [*arguments, "train.py"])
-    return Told.by(context, "train.py")
+    return ResolvedOptions.by(context, "train.py")
 
 
-def applied(env: Mapping[str, str], *arguments: str) -> Told:
+def applied(env: Mapping[str, str], *arguments: str) -> ResolvedOptions:
     told = told_by(*arguments)
-    worlds.apply(told, env)
+    cluster_env.apply(told, env)
     return told
 
 
-def place(told: Told) -> tuple[Any, ...]:
+@pytest.mark.parametrize("spelling", ["--cluster-env=none", "--world=none", "EDL_CLUSTER_ENV", "EDL_WORLD"])
+def test_the_option_has_an_older_spelling(spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if spelling.startswith("--"):
+        assert told_by(spelling).values["cluster_env"] == "none"
+        return
+    monkeypatch.setenv(spelling, "none")
+    context = program.run.make_context("edl-run", ["train.py"], auto_envvar_prefix="EDL")
+    told = ResolvedOptions.by(context, "train.py")
+    assert (told.values["cluster_env"], told.source("cluster_env")) == ("none", Source.EDL)
+
+
+def place(told: ResolvedOptions) -> tuple[Any, ...]:
     """What it came to: nodes, this one's rank, the store, the job."""
     return tuple(told.values[name] for name in ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id"))
 
@@ -135,10 +146,10 @@ class TestSlurm:
         told = applied(SLURM)
         port = store_port("slurm-1234-0")
         assert place(told) == ("4", 2, f"n01:{port}", "slurm-1234-0")
-        assert {told.source(name) for name in ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")} == {Source.WORLD}
+        assert {told.source(name) for name in ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id")} == {Source.CLUSTER}
         assert told.remarks == [
             f"Slurm: 4 nodes, this is node 2, store at n01:{port} (SLURM_STEP_NODELIST), job slurm-1234-0; "
-            "--world=none or --rdzv-endpoint to choose otherwise"
+            "--cluster-env=none or --rdzv-endpoint to choose otherwise"
         ]
 
     def test_all_nodes_find_the_same(self) -> None:
@@ -170,7 +181,7 @@ class TestSlurm:
     def test_several_tasks_on_a_node_are_refused(self, tasks: str, each: str) -> None:
         several = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_TASKS_PER_NODE": each}
         assert "--ntasks-per-node=1" in refused({**SLURM, **several})
-        assert place(applied({**SLURM, **several}, "--world=none")) == NOWHERE
+        assert place(applied({**SLURM, **several}, "--cluster-env=none")) == NOWHERE
 
     def test_several_tasks_on_the_only_node_are_refused(self) -> None:
         one = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n01", "SLURM_NODEID": "0"}
@@ -203,12 +214,12 @@ class TestSlurm:
     )
     def test_what_cannot_be_is_named(self, name: str, value: str) -> None:
         text = refused({**SLURM, name: value})
-        assert "SLURM_" in text and "--world=none" in text
+        assert "SLURM_" in text and "--cluster-env=none" in text
 
     def test_a_step_without_a_list_needs_a_store(self) -> None:
         env = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_NODELIST"}
         assert "does not say where the first one runs" in refused(env)
-        assert applied(env, "--world=slurm", "--rdzv-endpoint=n9:1").values["nnodes"] == "4"
+        assert applied(env, "--cluster-env=slurm", "--rdzv-endpoint=n9:1").values["nnodes"] == "4"
 
     def test_gpus_that_nobody_uses_are_mentioned(self) -> None:
         env = {**SLURM, "SLURM_GPUS_ON_NODE": "4"}
@@ -257,7 +268,7 @@ class TestMpi:
 
     def test_mpirun_that_runs_elsewhere_is_no_place(self) -> None:
         text = refused({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"})
-        assert "-x MASTER_ADDR=HOST" in text and "--world=none" in text
+        assert "-x MASTER_ADDR=HOST" in text and "--cluster-env=none" in text
 
     def test_several_networks_leave_it_open(self) -> None:
         env = {**OPEN_MPI, "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.2,172.17.0.1:51563"}
@@ -298,7 +309,7 @@ class TestMpi:
     )
     def test_what_cannot_be_is_named(self, name: str, value: str) -> None:
         said = refused({**OPEN_MPI, "MASTER_ADDR": "n1", name: value})
-        assert name in said and "or keep out of it: --world=none" in said
+        assert name in said and "or keep out of it: --cluster-env=none" in said
         assert ("Name the first host by an address" in said) == (value in LOOPBACK)
 
     def test_one_launcher_is_one_node(self) -> None:
@@ -317,7 +328,7 @@ class TestKubeflow:
         told = told_by()
         told.offer("nnodes", "3", Source.PET, "PET_NNODES")
         told.offer("node_rank", 1, Source.PET, "PET_NODE_RANK")
-        worlds.apply(told, {**PYTORCHJOB, **newer})
+        cluster_env.apply(told, {**PYTORCHJOB, **newer})
         assert place(told) == ("3", 1, "train-master-0:23456", "train")
         assert told.source("nnodes") is Source.PET
         assert applied({**PYTORCHJOB, **newer}).values["nnodes"] == "3"
@@ -335,7 +346,7 @@ class TestKubeflow:
         told = told_by()
         told.offer("rdzv_endpoint", "train-worker-0:23456", Source.PET, "PET_RDZV_ENDPOINT")
         told.offer("nnodes", "1:3", Source.PET, "PET_NNODES")
-        worlds.apply(told, {**PYTORCHJOB, "PET_NNODES": "1:3"})
+        cluster_env.apply(told, {**PYTORCHJOB, "PET_NNODES": "1:3"})
         assert place(told) == ("1:3", -1, "train-worker-0:23456", "") and told.remarks == []
 
     def test_a_job_of_one_pod_that_may_grow_has_a_store_that_others_reach(self) -> None:
@@ -360,9 +371,9 @@ class TestKubeflow:
         assert place(told) == NOWHERE and told.remarks == []
 
     def test_they_count_on_request(self) -> None:
-        assert place(applied(BARE, "--world=env")) == ("2", 1, "n1:29500", "n1-29500")
+        assert place(applied(BARE, "--cluster-env=env")) == ("2", 1, "n1:29500", "n1-29500")
         with_pet = {**BARE, "PET_NNODES": "7", "PET_MASTER_ADDR": "elsewhere"}
-        assert place(applied(with_pet, "--world=env")) == ("2", 1, "n1:29500", "n1-29500")
+        assert place(applied(with_pet, "--cluster-env=env")) == ("2", 1, "n1:29500", "n1-29500")
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -427,7 +438,7 @@ class TestWhoWins:
             ("--rdzv-endpoint=h:1",),
             ("--rdzv-endpoint=localhost:0",),
             ("--nnodes=1",),
-            ("--world=none",),
+            ("--cluster-env=none",),
             ("--rdzv-backend=etcd",),
             ("--role=reader",),
         ],
@@ -450,21 +461,21 @@ class TestWhoWins:
         monkeypatch.setenv("EDL_NNODES", "1:9")
         monkeypatch.setenv("EDL_RDZV_ID", "mine")
         assert place(applied(env))[::3] == ("1:9", "mine")
-        monkeypatch.setenv("EDL_WORLD", "none")
+        monkeypatch.setenv("EDL_CLUSTER_ENV", "none")
         assert applied(env).remarks == []
 
     @pytest.mark.parametrize(("name", "env"), ALL.items(), ids=ALL)
     def test_one_asked_for_fills_what_is_missing(self, name: str, env: Env) -> None:
-        """With an etcd of one's own, sizes and places can still be the world's."""
-        told = applied(env, f"--world={name}", "--rdzv-endpoint=etcd://e:2379")
-        found = WORLDS[name].find(env)
+        """With an etcd of one's own, sizes and places can still be the cluster's."""
+        told = applied(env, f"--cluster-env={name}", "--rdzv-endpoint=etcd://e:2379")
+        found = CLUSTER_ENVS[name].find(env)
         assert found is not None
         assert place(told)[:3] == (str(found.nnodes), found.node_rank, "etcd://e:2379")
 
-    @pytest.mark.parametrize("name", WORLDS)
+    @pytest.mark.parametrize("name", CLUSTER_ENVS)
     def test_one_asked_for_that_is_not_there(self, name: str) -> None:
-        assert "its variables are not there" in refused({}, f"--world={name}")
-        assert "--standalone" in refused({**SLURM, **BARE}, f"--world={name}", "--standalone")
+        assert "its variables are not there" in refused({}, f"--cluster-env={name}")
+        assert "--standalone" in refused({**SLURM, **BARE}, f"--cluster-env={name}", "--standalone")
 
     def test_a_rank_beyond_the_size_is_not_taken(self) -> None:
         assert applied(SLURM, "--nnodes=1:2").values["node_rank"] == -1
@@ -485,7 +496,7 @@ class TestWhoWins:
     def test_the_nearer_one_counts(self) -> None:
         told = applied({**SLURM, **VOLCANO})
         assert told.values["nnodes"] == "4" and told.values["rdzv_id"] == "slurm-1234-0"
-        (other,) = [remark for remark in told.remarks if "--world=volcano" in remark]
+        (other,) = [remark for remark in told.remarks if "--cluster-env=volcano" in remark]
         assert "Slurm has 4 launchers, Volcano 2" in other
 
     def test_a_broken_one_farther_away_does_not_matter(self) -> None:

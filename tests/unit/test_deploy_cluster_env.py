@@ -1,4 +1,4 @@
-"""The examples of deploy/worlds: valid for Kubernetes, and one job each with the variables that their operators set."""
+"""The examples of deploy/cluster-env: valid for Kubernetes, and one job each with its operator's variables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from edl.launch import __main__ as program
-from edl.launch.cli import settings_from
+from edl.launch.options.agreement import differences
+from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
-from edl.launch.told import Told
+from tests.unit.launching import launch_settings
 from tests.unit.test_deploy import VERSIONS, template_of, validate, workload
 from tests.unit.test_launch_cli import folder
 from tests.unit.test_slurm import program as make_program
@@ -24,7 +25,7 @@ __all__ = ["folder"]
 
 Json = dict[str, Any]
 Env = dict[str, str]
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "worlds"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "cluster-env"
 MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 TRAINER_PORT = "29500"
@@ -141,9 +142,9 @@ def launched(arguments: list[str], env: Env, monkeypatch: pytest.MonkeyPatch) ->
             patch.setenv(name, value)
         *options, _ = arguments
         context = program.run.make_context("edl-run", [*options, "train.py"])
-        told = Told.by(context, "train.py")
+        told = ResolvedOptions.by(context, "train.py")
         program.settle(told, env)
-        return settings_from(told.values, told.script, told.arguments), told.remarks
+        return launch_settings(told), told.remarks
 
 
 def test_each_example_has_its_case() -> None:
@@ -166,7 +167,7 @@ def test_all_pods_are_one_job(name: str, folder: Path, monkeypatch: pytest.Monke
     operator, pods, store = CASES[name]
     found = [launched(arguments, env, monkeypatch)[0] for arguments, env in operator(manifest(name))]
     assert len(found) == pods
-    assert not any(one.spec.differences(found[0].spec) for one in found), "they would refuse each other"
+    assert not any(differences(one.spec, found[0].spec) for one in found), "they would refuse each other"
     wanted = (1, 4) if name == ELASTIC else (pods, pods)
     assert {(one.spec.nodes.minimum, one.spec.nodes.maximum) for one in found} == {wanted}
     assert {one.slots for one in found} == {2}

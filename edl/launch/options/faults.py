@@ -1,0 +1,176 @@
+"""Options about failures, lost nodes and leaving."""
+
+from __future__ import annotations
+
+from edl.config import JobSpec, SlotRules, Timeouts
+from edl.launch.options.option import Option, Section, Setting
+from edl.launch.options.parsing import between
+from edl.launch.settings import LeaveSettings
+
+MOST_STATUS = 125
+"""Above it a status means something to a shell."""
+
+FAULTS = (
+    Option(
+        "--max-restarts",
+        setting=Setting(JobSpec, "max_restarts"),
+        help=(
+            "Worker failures that the whole job survives. Nodes that join or leave do not count; see [what "
+            "counts](fault-tolerance.md#what-counts-against---max-restarts)."
+        ),
+    ),
+    Option(
+        "--slot-strikes",
+        setting=Setting(SlotRules, "strikes"),
+        metavar="N",
+        help=(
+            "Number of failures of its own after which a [slot is dropped](slots.md) and the node continues "
+            "without it. 0: never automatically."
+        ),
+    ),
+    Option(
+        "--slot-cooldown",
+        setting=Setting(SlotRules, "cooldown_s"),
+        metavar="SECONDS",
+        help=("Seconds after which an automatically dropped slot is used again. 0: never automatically."),
+    ),
+    Option(
+        "--fault-tolerance",
+        setting=Setting(JobSpec, "fault_tolerance"),
+        help=(
+            "What happens when a node is lost: `recover` (keep the size and wait for a replacement), `shrink` "
+            "(continue with fewer, never grow), `elastic` (shrink and grow)."
+        ),
+    ),
+    Option(
+        "--recover-timeout",
+        setting=Setting(Timeouts, "recover_s"),
+        metavar="SECONDS",
+        help="Seconds that a job waits for enough nodes before it fails with status 3.",
+    ),
+    Option(
+        "--join-grace",
+        setting=Setting(Timeouts, "join_grace_s"),
+        metavar="SECONDS",
+        help=(
+            "Seconds that the first world waits for more nodes than the minimum. Later, how long a new node waits"
+            " for another one that is still importing its framework, so that two joins cause one change."
+        ),
+    ),
+    Option(
+        "--lease-ttl",
+        setting=Setting(Timeouts, "lease_ttl_s"),
+        metavar="SECONDS",
+        help=(
+            "Seconds of silence after which a node counts as dead; from 1 to 3600. The same limit applies to a "
+            "frozen worker and to an isolated node. With its usual settings etcd grants no less than about 2 s; "
+            "an embedded one 1 s."
+        ),
+    ),
+    Option(
+        "--shutdown-timeout",
+        setting=Setting(Timeouts, "shutdown_s"),
+        metavar="SECONDS",
+        help=("Seconds between SIGTERM and SIGKILL wherever workers are stopped. 0 kills at once."),
+    ),
+    Option(
+        "--drain-signals",
+        written_default="TERM,USR2",
+        metavar="NAME[,…]",
+        help=("Signals on which this node drains, see [preemption.md](preemption.md). TERM is always included."),
+    ),
+    Option(
+        "--signals-to-handle",
+        setting=Setting(LeaveSettings, "handled"),
+        metavar="NAME[,…]",
+        help=(
+            "Signals that stop this node and are passed to its workers: always these four, plus any others named."
+            " See [torchrun.md](torchrun.md#signals)."
+        ),
+    ),
+    Option(
+        "--forward-signals",
+        metavar="NAME[,…]|none",
+        help=(
+            "Signals that are only passed to the workers that handle them. Default: USR1, unless this node drains"
+            " on it. `none`: none."
+        ),
+    ),
+    Option(
+        "--drained-exit-code",
+        setting=Setting(LeaveSettings, "exit_code"),
+        check=between(0, MOST_STATUS),
+        metavar="N",
+        help=(
+            "[Exit status](exit-codes.md#a-node-that-leaves-while-the-job-goes-on) of a launcher that has drained"
+            " while the job continues; from 0 to 125."
+        ),
+    ),
+    Option(
+        "--preemption-notice",
+        metavar="aws|gce|azure[:BASEURL]",
+        help=(
+            "Poll a cloud's metadata service for notices that this host is about to be taken away: `aws`, `gce` "
+            "or `azure`, with `:BASEURL` for another address."
+        ),
+    ),
+    Option(
+        "--rejoin-timeout",
+        setting=Setting(Timeouts, "rejoin_s"),
+        metavar="SECONDS",
+        help=(
+            "Seconds that a worker with `edl.run` may take to leave a broken round before it is restarted. See "
+            "[state.md](state.md)."
+        ),
+    ),
+    Option(
+        "--boundary-timeout",
+        setting=Setting(Timeouts, "boundary_s"),
+        metavar="SECONDS",
+        help=("Seconds that workers may take to reach an agreed step boundary before the round is interrupted."),
+    ),
+    Option(
+        "--hang-timeout",
+        setting=Setting(Timeouts, "hang_s"),
+        metavar="SECONDS",
+        help=("Seconds without progress after which all stacks are written and the round is restarted. 0: never."),
+    ),
+    Option(
+        "--restart-pause",
+        setting=Setting(Timeouts, "restart_s"),
+        metavar="SECONDS",
+        help=(
+            "Longest pause in seconds before workers that keep failing within 5 s are started again: none the "
+            "first time, 0.5 s the second, doubling after that. Trainers of parameter servers never pause. 0: "
+            "never pause."
+        ),
+    ),
+    Option(
+        "--spawn-timeout",
+        setting=Setting(Timeouts, "spawn_s"),
+        metavar="SECONDS",
+        help=(
+            "Seconds that the fork server of a node may take to answer. After that it is killed with its workers "
+            "and replaced; no restart is charged."
+        ),
+    ),
+    Option(
+        "--warming-timeout",
+        setting=Setting(Timeouts, "warming_s"),
+        metavar="SECONDS",
+        help=(
+            "Seconds that other nodes wait for an attached node that is still importing its framework or starting"
+            " workers ahead of a world."
+        ),
+    ),
+    Option(
+        "--loading-timeout",
+        setting=Setting(Timeouts, "loading_s"),
+        metavar="SECONDS",
+        help=(
+            "Seconds that a world waits for the node that reads the state from the checkpoint directory. After "
+            "that another node is asked."
+        ),
+    ),
+)
+SECTIONS = (Section("Faults", FAULTS),)

@@ -1,0 +1,215 @@
+"""The form of the option table: what an entry says, and what click makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import click
+
+from edl.errors import SettingError
+
+
+class _Missing(enum.Enum):
+    """No default is written in the entry: the settings field has it."""
+
+    MISSING = enum.auto()
+
+
+Check = Callable[[Any], str]
+"""What is wrong with a value, such as ``must be at least 1``; empty: nothing."""
+Parser = Callable[[str, str], Any]
+"""Flag and text to the value that the settings hold. Raises ``SettingError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a settings record. The record has the default and checks the value whenever one is made."""
+
+    record: type
+    name: str
+
+    @property
+    def default(self) -> Any:
+        """The field's default. Raises ``KeyError`` where it has none."""
+        found = {one.name: one.default for one in dataclasses.fields(self.record)}[self.name]
+        if found is dataclasses.MISSING:
+            raise KeyError(f"{self.record.__name__}.{self.name} has no default")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the launcher."""
+
+    flag: str
+    """Its name in messages and documentation, with dashes: ``--max-restarts``."""
+    _: KW_ONLY
+    help: str
+    """What it does, in Markdown: for ``--help``, and for the tables in docs/launcher.md."""
+    setting: Setting | None = None
+    """The field that it fills; None: several options together decide what the settings hold."""
+    written_default: Any = _Missing.MISSING
+    """The default, where it is not the one of ``setting``."""
+    others: tuple[str, ...] = ()
+    """Other spellings, such as ``-m``."""
+    choices: tuple[str, ...] = ()
+    """All values that it takes; empty: any of its type. An enum as the default has its members here."""
+    type: click.ParamType[Any] | None = None
+    """How click reads it; None: by the type of the default."""
+    parse: Parser | None = None
+    """How its text becomes what the settings hold, where that is more than its type."""
+    check: Check | None = None
+    """What the value may be, where no settings record checks it."""
+    advice: str = ""
+    """What to do instead, for the error of ``check``."""
+    metavar: str | None = None
+    repeated: bool = False
+    """It may be given more than once."""
+    flag_only: bool = False
+    """It has no value."""
+    variable: bool = True
+    """``EDL_<NAME>`` in the environment says the same. Options that only another launcher has are without."""
+    old_variables: tuple[str, ...] = ()
+    """Further variables that say the same."""
+    same_as: str = ""
+    """The flag of our own option of which this is another launcher's name."""
+    hidden: bool = False
+    """Not in ``--help``: it is explained or refused."""
+    parameter: str = ""
+    """Its name among the values, where that does not follow from the flag."""
+    callback: Callable[[click.Context, click.Parameter, Any], Any] | None = field(default=None, repr=False)
+    """Done at once when it is given; such an option has no value afterwards."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the values: with underscores and without dashes."""
+        return self.parameter or self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All spellings, the longest first."""
+        return tuple(sorted((self.flag, *self.others), key=len, reverse=True))
+
+    @property
+    def own_variable(self) -> str:
+        """The variable that says the same; empty: there is none."""
+        return "EDL_" + self.flag.lstrip("-").replace("-", "_").upper() if self.variable else ""
+
+    @property
+    def default(self) -> Any:
+        """As click has it where nothing is given: a text where the option is parsed."""
+        if self.flag_only:
+            return False
+        value = self._written
+        return default_text(self, value) if self.parse is not None or isinstance(value, enum.Enum) else value
+
+    @property
+    def _written(self) -> Any:
+        """The default as the entry or the settings record has it."""
+        if self.written_default is _Missing.MISSING:
+            return self.setting.default if self.setting is not None else ""
+        return self.written_default
+
+    def value(self, given: Any) -> Any:
+        """``given``, which click has read, as the settings hold it. Raises ``SettingError``."""
+        kind = self._written.__class__
+        if self.parse is not None:
+            value = self.parse(self.flag, given)
+        else:
+            value = kind(given) if issubclass(kind, enum.Enum) else given
+        wrong = self.check(value) if self.check is not None else ""
+        if wrong:
+            shown = f"{value:g}" if isinstance(value, float) else given
+            raise SettingError(self.flag, shown if shown != "" else "''", wrong, self.advice)
+        return value
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """All values that it takes; empty: it is not a choice."""
+        default = self._written
+        return self.choices or (tuple(one.value for one in default.__class__) if isinstance(default, enum.Enum) else ())
+
+    def click_option(self) -> Callable[[Any], Any]:
+        """The option for a click command."""
+        more: dict[str, Any] = {}
+        if self.flag_only:
+            more["is_flag"] = True
+        elif self.callback is not None:
+            more |= {"default": None, "expose_value": False, "is_eager": True, "callback": self.callback}
+        elif not self.repeated:
+            more["default"] = self.default
+        if self.old_variables:
+            more["envvar"] = [self.own_variable, *self.old_variables]
+        if not self.flag_only:
+            more["type"] = click.Choice(self.allowed) if self.allowed else self.type or _type_of(self.default)
+        names = [self.flag, *self.others, *([self.parameter] if self.parameter else [])]
+        return click.option(
+            *names,
+            help=self._plain_help(),
+            metavar=self.metavar,
+            multiple=self.repeated,
+            hidden=self.hidden,
+            allow_from_autoenv=self.variable,
+            **more,
+        )
+
+    def _plain_help(self) -> str:
+        """``help`` for a terminal: without Markdown, and with the default."""
+        text = plain_text(self.help)
+        if self.same_as:
+            return text
+        shown = default_cell(self).strip("`")
+        return text if shown in ("none", "off") or "Default:" in text or not text else f"{text} Default: {shown}."
+
+
+def _type_of(default: Any) -> click.ParamType[Any]:
+    kinds: dict[type, click.ParamType[Any]] = {bool: click.BOOL, int: click.INT, float: click.FLOAT}
+    return kinds.get(default.__class__, click.STRING)
+
+
+def default_text(option: Option, value: Any) -> str:
+    """A default as it would be written on the command line."""
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, str):
+        return value
+    if option.metavar == "BYTES" and value and not value % (1 << 30):
+        return f"{value >> 30}G"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def default_cell(option: Option) -> str:
+    """The default as the tables in the documentation show it."""
+    if option.flag_only:
+        return "off"
+    value = option.default
+    if option.repeated or value == "":
+        return "none"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def plain_text(markdown: str) -> str:
+    """Markdown without backticks, and with the names of pages in place of links."""
+    return re.sub(r"\[([^\]]+)\]\(([^)#]*)[^)]*\)", _link, markdown).replace("`", "")
+
+
+def _link(found: re.Match[str]) -> str:
+    text, page = found[1], found[2] or "launcher.md"
+    return f"docs/{page}" if text in (page, "below") else f"{text} (docs/{page})"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Options that belong together, in ``--help`` and in the documentation."""
+
+    title: str
+    options: tuple[Option, ...]
+    intro: str = ""
+    """Stands before the table in the documentation."""
+    documented: bool = True
+    """Has a table in docs/launcher.md; else docs/torchrun.md and docs/paddle.md say what its options are."""

@@ -1,0 +1,83 @@
+"""Parsers and checks that several options share. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from edl.errors import SettingError
+from edl.launch.options.option import Check, Parser
+
+
+def bytes_from(option: str, text: str) -> int:
+    """``512M``, ``8G``, ``1.5T`` or a plain number. Raises ``SettingError``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)i?[bB]?", text.strip())
+    if match is None:
+        raise SettingError(option, text, "not an amount of memory", "Write bytes, or 512M, 8G, 1.5T")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def bytes_or_default(option: str, text: str) -> int:
+    """The same; -1 where nothing is given. Raises ``SettingError``."""
+    return bytes_from(option, text) if text else -1
+
+
+def whole(option: str, text: str) -> int:
+    """A whole number, 0 or more. Raises ``SettingError``."""
+    if not text.isdecimal():
+        raise SettingError(option, text, "must be a whole number, 0 or more")
+    return int(text)
+
+
+def count_or_none(least: int) -> Parser:
+    """A whole number of at least ``least``; 0 where nothing is given."""
+
+    def parse(option: str, text: str) -> int:
+        text = text.strip()
+        if not text:
+            return 0
+        if not text.isdecimal() or int(text) < least:
+            advice = "Leave it out for none" if least else ""
+            raise SettingError(option, text, f"must be a whole number of at least {least}", advice)
+        return int(text)
+
+    return parse
+
+
+def seconds(option: str, text: str) -> float:
+    """A number of seconds; which ones are possible, the settings say. Raises ``SettingError``."""
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(option, text, "must be a number of seconds") from None
+
+
+def names(option: str, text: str) -> tuple[str, ...]:
+    """``a,b`` as its parts, without blanks and empty ones."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def stripped(option: str, text: str) -> str:
+    """A text without blanks around it."""
+    return text.strip()
+
+
+def between(least: int, most: int) -> Check:
+    """A number from ``least`` to ``most``."""
+    return lambda value: "" if least <= value <= most else f"must be from {least} to {most}"
+
+
+def above_zero(value: float) -> str:
+    """More than 0."""
+    return "" if value > 0 else "must be more than 0"
+
+
+def at_least(least: int, why: str = "") -> Check:
+    """A number of ``least`` or more. ``why``: said after that."""
+    allowed = f"must be at least {least}" if least else "must be 0 or more"
+    return lambda value: "" if value >= least else allowed + (f": {why}" if why else "")
+
+
+def finite_seconds(value: float) -> str:
+    """A time that ends."""
+    return "" if 0 <= value < math.inf else "must be a number of seconds, 0 or more"

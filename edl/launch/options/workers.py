@@ -1,0 +1,201 @@
+"""Options about workers and what they write."""
+
+from __future__ import annotations
+
+import click
+
+from edl.arithmetic.affinity import MODES
+from edl.config import LogLayout, LogPlan
+from edl.launch.options.option import Option, Section, Setting
+from edl.launch.options.parsing import bytes_from, bytes_or_default, names
+from edl.launch.settings import LaunchSettings, WorkerSettings
+
+TORCH_LAUNCH = "torch.distributed.launch"
+"""The dialect of torchrun's elder sister."""
+DIALECTS = ("auto", "edl", "paddle", TORCH_LAUNCH)
+
+WORKERS = (
+    Option(
+        "--standby",
+        setting=Setting(WorkerSettings, "standby"),
+        help=("How the next workers are kept warm: `fork`, `spawn` or `none`. See [standby.md](standby.md)."),
+    ),
+    Option(
+        "--preload",
+        setting=Setting(WorkerSettings, "preload"),
+        written_default="",
+        parse=names,
+        metavar="MODULE[,…]",
+        help=(
+            "Modules, separated by commas, to import ahead of the workers, in addition to those found in the script."
+        ),
+    ),
+    Option(
+        "--module",
+        others=("-m",),
+        flag_only=True,
+        help="The script is a module name, as in `python -m`.",
+    ),
+    Option(
+        "--run-path",
+        flag_only=True,
+        help="The script is a Python file, regardless of `--no-python`.",
+    ),
+    Option(
+        "--virtual-local-rank",
+        setting=Setting(WorkerSettings, "virtual_local_rank"),
+        flag_only=True,
+        help="Each worker sees one accelerator only, and finds 0 in `LOCAL_RANK`.",
+    ),
+    Option(
+        "--numa-binding",
+        written_default="none",
+        choices=("none", *MODES),
+        help=(
+            "Bind each worker to processor cores near its GPU: `node`, `socket`, `exclusive`, `core-complex`. See"
+            " [torchrun.md](torchrun.md#devices-and-processor-cores)."
+        ),
+    ),
+    Option(
+        "--no-python",
+        flag_only=True,
+        help="The script is any program. It is always started cold.",
+    ),
+    Option(
+        "--local-addr",
+        setting=Setting(LaunchSettings, "local_addr"),
+        help=(
+            "Address of this node that other nodes reach. The launcher listens on it, and rank 0's store is "
+            "announced under it. Default: the address from which this host reaches the store."
+        ),
+    ),
+    Option(
+        "--dialect",
+        written_default="auto",
+        choices=DIALECTS,
+        help=(
+            "Whose defaults apply and whether `PADDLE_*` is read: `edl`, `paddle`, or `auto` to infer it from the"
+            " options and variables: [Paddle's dialect](paddle.md#its-dialect). With `torch.distributed.launch`, "
+            "scripts get `--local-rank=N`."
+        ),
+    ),
+    Option(
+        "--exit-code",
+        written_default="edl",
+        choices=("edl", "worker"),
+        help=(
+            "Exit status of a job that a worker's failure ended: [edl's](exit-codes.md) or the `worker`'s. In "
+            "Paddle's dialect it is the worker's."
+        ),
+    ),
+)
+OUTPUT = (
+    Option(
+        "--log-dir",
+        help=(
+            "Folder for logs and error files. Default: a new folder in the temporary directory. See "
+            "[logs-and-errors.md](logs-and-errors.md)."
+        ),
+    ),
+    Option(
+        "--tee",
+        others=("-t",),
+        written_default="0",
+        metavar="0-3|RANK:0-3,…",
+        help=(
+            "Streams that go to the console and to a file: 0 none, 1 stdout, 2 stderr, 3 both. Or by local rank: "
+            "`0:3,1:1`; a local rank that this node does not have is refused."
+        ),
+    ),
+    Option(
+        "--redirects",
+        others=("-r",),
+        written_default="0",
+        metavar="0-3|RANK:0-3,…",
+        help=("Streams that go to a file only; same values. `--tee` wins where both name a stream."),
+    ),
+    Option(
+        "--local-ranks-filter",
+        metavar="RANK,…",
+        help="Local ranks whose output the console shows, such as `0,1`.",
+    ),
+    Option(
+        "--duplicate-stdout-filters",
+        metavar="TEXT,…",
+        help=(
+            "Texts, separated by commas (`,,` is a literal comma): with `--tee`, lines that contain one of them "
+            "are also written to `filtered_stdout.log`."
+        ),
+    ),
+    Option(
+        "--duplicate-stderr-filters",
+        metavar="TEXT,…",
+        help="The same for stderr.",
+    ),
+    Option(
+        "--logs-specs",
+        metavar="NAME",
+        help="torchrun's log plug-ins. Only `default` is accepted.",
+    ),
+    Option(
+        "--log-prefix",
+        metavar="TEMPLATE",
+        help=(
+            "Prefix of console lines with `--tee`, with `${role_name}`, `${rank}`, `${local_rank}`, "
+            "`${hostname}`, `${node}`, `${round}`."
+        ),
+    ),
+    Option(
+        "--log-layout",
+        written_default="auto",
+        choices=("auto", *(layout.value for layout in LogLayout)),
+        help=(
+            "Layout of files and console: `torchrun`, `paddle`, or `auto`: see [Paddle's "
+            "layout](logs-and-errors.md#paddles-layout)."
+        ),
+    ),
+    Option(
+        "--log-rounds",
+        setting=Setting(LogPlan, "rounds"),
+        type=click.IntRange(0),
+        metavar="N",
+        help=(
+            "Rounds of a launch whose files are kept: the first one and the newest; also the number of earlier "
+            "launches of this job on this node that are kept. 0: all."
+        ),
+    ),
+    Option(
+        "--log-size",
+        setting=Setting(LogPlan, "most_bytes"),
+        parse=bytes_from,
+        metavar="BYTES",
+        help=(
+            "Size limit for the log files of this job on this node, earlier launches included; the oldest are "
+            "deleted first. 0: no limit. See [how much is kept](logs-and-errors.md#how-much-is-kept)."
+        ),
+    ),
+    Option(
+        "--log-reserve",
+        setting=Setting(LogPlan, "reserve"),
+        written_default="",
+        parse=bytes_or_default,
+        metavar="BYTES",
+        help=(
+            "Free space that logs leave on their disk for store and checkpoints, such as `20G`. Default: 5 % of "
+            "the disk, at most 1G. 0: none."
+        ),
+    ),
+    Option(
+        "--log-overwrite",
+        setting=Setting(LogPlan, "overwrite"),
+        metavar="BOOL",
+        help=(
+            "Overwrite the last launch of this job and node instead of writing beside it. Needs `--node-id`, and "
+            "`--rdzv-id` with a private store, because default names differ from launch to launch."
+        ),
+    ),
+)
+SECTIONS = (
+    Section("Workers", WORKERS),
+    Section("Output", OUTPUT),
+)

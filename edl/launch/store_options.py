@@ -1,0 +1,94 @@
+"""The options about the job's store: which kind, where it is, and how it is reached."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edl.adapters.etcd_plan import parse_endpoints
+from edl.adapters.secret_file import secret_from
+from edl.config import environment
+from edl.errors import SettingError
+from edl.launch.settings import CONF_KEYS, CONNECT_TIMEOUT_S, Backend, StoreSettings
+
+BACKENDS = {
+    "etcd": Backend.ETCD,
+    "etcd-v2": Backend.ETCD,
+    "etcd-embedded": Backend.EMBEDDED,
+    # torchrun's names: they ask for a store that needs no server of its own.
+    "c10d": Backend.EMBEDDED,
+    "static": Backend.EMBEDDED,
+}
+
+REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
+"""A write that the leader takes to its grave is never answered, so this adds to a recovery in which etcd's leader
+dies, too. Members next door answer in milliseconds."""
+
+
+def backend_from(options: Mapping[str, Any]) -> Backend:
+    """``--rdzv-backend``, or the kind of store that the endpoint looks like. Raises ``SettingError``."""
+    external = str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
+    name = options["rdzv_backend"] or ("etcd" if external else "etcd-embedded")
+    if name not in BACKENDS:
+        why = f"not one of {', '.join(BACKENDS)}; the store is etcd, and torchrun's plug-ins for others are not loaded"
+        raise SettingError("--rdzv-backend", name, why)
+    if BACKENDS[name] is Backend.ETCD and not endpoints_from(options):
+        raise SettingError(
+            "--rdzv-endpoint", "''", "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
+        )
+    return BACKENDS[name]
+
+
+def store_from(options: Mapping[str, Any], job: str) -> StoreSettings:
+    """How this job's store is reached, and the job's secret. Raises ``SettingError``."""
+    backend = backend_from(options)
+    conf = _conf(options["rdzv_conf"])
+    files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
+    for key, path in files.items():
+        if path and not Path(path).is_file():
+            raise SettingError(f"--rdzv-conf {key}", path, "no such file")
+    wants_tls = files["cert"] or files["key"] or "etcds://" in options["rdzv_endpoint"]
+    if wants_tls and not files["ca"]:
+        raise SettingError(
+            "--rdzv-conf ca", "''", "TLS needs the authority's certificate", "Add ca=FILE to --rdzv-conf"
+        )
+    secret, secret_file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
+    return StoreSettings(
+        backend=backend,
+        endpoints=endpoints_from(options),
+        data_dir=conf.get("data_dir", ""),
+        request_timeout_s=conf.get("request_timeout", REQUEST_TIMEOUT_S[backend]),
+        connect_timeout_s=conf.get("connect_timeout", CONNECT_TIMEOUT_S),
+        user=conf.get("user", ""),
+        password=conf.get("password", ""),
+        secret=secret,
+        secret_file=secret_file,
+        **files,
+    )
+
+
+def endpoints_from(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Members of the store; empty: a private one. Raises ``SettingError``."""
+    text = options["rdzv_endpoint"].strip()
+    if re.fullmatch(r"(localhost|127\.0\.0\.1|\[?::1\]?):0", text):
+        return ()  # how torchrun asks for a store of its own on a free port
+    return parse_endpoints(text)
+
+
+def _conf(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = item.partition("=")
+        if not separator:
+            raise SettingError("--rdzv-conf", item, "needs a value", f"Write {key}=VALUE")
+        try:
+            values[key] = CONF_KEYS[key](value)
+        except ValueError:
+            raise SettingError(
+                "--rdzv-conf", item, f"{value!r} is not a number", "Write seconds, such as 2.5"
+            ) from None
+        if CONF_KEYS[key] is float and not values[key] > 0:
+            raise SettingError("--rdzv-conf", item, "must be more than 0 seconds")
+    return values
