@@ -8,7 +8,7 @@ from typing import Any
 
 from edl.web.conditions import conditions
 from edl.web.refusal import REASONS, Refusal
-from edl.wire.plain import to_plain
+from edl.wire.json_messages import to_plain
 from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import Granted, Verdict
 
