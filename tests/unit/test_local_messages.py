@@ -35,9 +35,7 @@ def test_another_direction_or_type_is_refused() -> None:
     with pytest.raises(ProtocolError, match="kind=Place is none of its kinds"):
         local.decode_to_agent(local.encode_to_worker(local.Place(3)))
     wrong: Any = "three"
-    with pytest.raises(
-        ProtocolError, match=r"says to its launcher \(Parked\): round=three: Expected `int`"
-    ):
+    with pytest.raises(ProtocolError, match=r"says to its launcher \(Parked\): round=three: Expected `int`"):
         local.decode_to_agent(local.encode_to_agent(local.Parked(wrong)))
 
 
