@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import socket
@@ -20,16 +19,19 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from edl.errors import FencedOut, StoreError
-from edl.web import bodies, documents, openapi, schema
+from edl.web import bodies, documents, openapi
 from edl.web.access import RateLimit, Rights, peer_of
+from edl.web.bodies import NAME
 from edl.web.front import Authority, Web
 from edl.web.refusal import Refusal
-from edl.web.routes import NAME, Found, Route, find
+from edl.web.routes import Found, Route, find
+from edl.wire import json_messages
 from edl.wire.messages import Asked, Purpose
 from edl.wire.status import EventsRequest, JournalEntry
 from edl.wire.wishes import Granted, Verdict, Wish
 
 T = TypeVar("T")
+B = TypeVar("B", bound=bodies.AskBody)
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "edl"}
 _AGAIN = {"Retry-After": "1"}
@@ -44,7 +46,8 @@ class Call:
     route: Route
     names: Mapping[str, str]
     authority: Authority
-    body: bodies.Body
+    body: Any
+    """Of type ``route.body``."""
     by: str
 
 
@@ -194,7 +197,7 @@ class Server:
         if route.local:
             return await self._document(None)
         authority = self._ruling(request)
-        content = await self._body(request, route) if route.body else {}
+        content = await self._body(request, route.body, route) if route.body is not None else None
         call = Call(request, route, found.names, authority, content, by)
         return await self._handlers[route.name](call)
 
@@ -255,23 +258,20 @@ class Server:
 
     # --- bodies ----------------------------------------------------------------------------------------------------
 
-    async def _body(self, request: web.BaseRequest, route: Route) -> bodies.Body:
-        """The body, checked against its schema. Raises ``Refusal``."""
+    async def _body(self, request: web.BaseRequest, kind: type[B], route: Route) -> B:
+        """The body as its type. Raises ``Refusal``."""
         most, length = self._limits.body_bytes, request.content_length
         if length is not None and length > most:
             raise Refusal(413, f"the body has {length} bytes; at most {most} are taken")
         if not request.can_read_body or length == 0:
             if route.body_required:
                 raise Refusal(400, "a body is needed")
-            return {}
+            return kind()
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise Refusal(415, "the content may not be compressed")
         if request.content_type not in route.types or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
             raise Refusal(415, f"the body has to be {' or '.join(route.types)} in UTF-8")
-        value = schema.parse(await self._read(request))
-        schema.check(value, openapi.REQUESTS[route.body])
-        taken: bodies.Body = value
-        return taken
+        return bodies.parse(kind, await self._read(request))
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         """All of it, up to the bound and within the time."""
@@ -421,7 +421,7 @@ class Server:
 
 
 def _line(entry: JournalEntry, *, sse: bool) -> str:
-    text = json.dumps(documents.event_of(entry))
+    text = json_messages.encode(entry).decode()
     return f"id: {entry.number}\nevent: {entry.kind}\ndata: {text}\n\n" if sse else f"{text}\n"
 
 
@@ -447,7 +447,7 @@ def _one(request: web.BaseRequest, name: str, default: str) -> str:
 
 
 def _json(value: Any, code: int = 200) -> web.Response:
-    return web.Response(text=json.dumps(value), status=code, content_type="application/json")
+    return web.Response(body=json_messages.encode(value), status=code, content_type="application/json", charset="utf-8")
 
 
 def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
