@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.web.bodies import AskBody, BoundsBody, CordonBody, DataBody, DrainBody, ScaleBody, ScalePatchBody
@@ -139,37 +137,3 @@ ROUTES: tuple[Route, ...] = (
         answers=((200, "application/x-ndjson"), (200, "text/event-stream")),
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What an address leads to."""
-
-    route: Route | None
-    """None: there is no such method."""
-    names: Mapping[str, str]
-    allowed: Sequence[str] = ()
-    """Methods that there are."""
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile("".join(f"(?P<{part[1:-1]}>[^/]+)" if part[0] == "{" else part for part in _parts(path)))
-
-
-def _parts(path: str) -> list[str]:
-    return [part if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", path) if part]
-
-
-_TABLE: dict[str, tuple[re.Pattern[str], dict[str, Route]]] = {}
-for _route in ROUTES:
-    _TABLE.setdefault(_route.path, (_pattern(_route.path), {}))[1][_route.method] = _route
-
-
-def find(method: str, path: str) -> Found | None:
-    """What this path, as it came, leads to; None: nothing is there."""
-    for pattern, methods in _TABLE.values():
-        matched = pattern.fullmatch(path)
-        if matched is not None:
-            names = {name: urllib.parse.unquote(value) for name, value in matched.groupdict().items()}
-            return Found(methods.get(method), names, sorted(methods))
-    return None
