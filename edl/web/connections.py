@@ -1,4 +1,4 @@
-"""Connections of the HTTP server: how many there may be, and how long one may be silent."""
+"""HttpConnections of the HTTP server: how many there may be, and how long one may be silent."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from edl.web.access import peer_of
 from edl.web.settings import Limits
 
 
-class Connections:
+class HttpConnections:
     """Makes the protocol of each connection. Those above the limit, of all or of one peer, are closed as they come, and
     so is one on which no head of a request arrives in time (older versions of aiohttp look after later heads only)."""
 
     def __init__(self, server: web.Server, limits: Limits) -> None:
         self._server = server
         self._limits = limits
-        self._open: dict[asyncio.BaseProtocol, Connection] = {}
+        self._open: dict[asyncio.BaseProtocol, HttpConnection] = {}
 
-    def __call__(self) -> Connection:
+    def __call__(self) -> HttpConnection:
         """For one more, whose peer is not known yet."""
-        return Connection(self, self._server())
+        return HttpConnection(self, self._server())
 
-    def admit(self, connection: Connection, transport: asyncio.Transport) -> None:
+    def admit(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
         """Count it, or close it."""
         same = sum(one.peer == connection.peer for one in self._open.values())
         if len(self._open) >= self._limits.connections or same >= self._limits.connections_each:
@@ -38,16 +38,16 @@ class Connections:
         if connection is not None and connection.silent is not None:
             connection.silent.cancel()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: HttpConnection) -> None:
         """It is over."""
         self.heard(connection.inner)
         self._open.pop(connection.inner, None)
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Passes everything on to aiohttp's protocol."""
 
-    def __init__(self, connections: Connections, inner: web.RequestHandler) -> None:
+    def __init__(self, connections: HttpConnections, inner: web.RequestHandler) -> None:
         self._connections = connections
         self.inner = inner
         self.peer = ""

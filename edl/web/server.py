@@ -22,7 +22,7 @@ from edl.errors import FencedOut, StoreError
 from edl.web import bodies, documents, openapi
 from edl.web.access import RateLimit, Rights, peer_of
 from edl.web.bodies import NAME
-from edl.web.connections import Connections
+from edl.web.connections import HttpConnections
 from edl.web.front import Authority, Web
 from edl.web.refusal import Refusal
 from edl.web.routes import ROUTES, Route
@@ -40,7 +40,7 @@ _PROBES = tuple(route.path for route in ROUTES if route.public)
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """Who asks, and what they may do."""
 
     rights: Rights
@@ -48,7 +48,7 @@ class Asker:
     """As the history calls them."""
 
 
-ASKER = web.RequestKey("asker", Asker)
+REQUESTER = web.RequestKey("requester", Requester)
 """Set where a request is authorized; absent for probes."""
 
 
@@ -112,7 +112,7 @@ class Server:
             logger=_silent(),
             shutdown_timeout=0.2,
         )
-        self._connections: Connections | None = None
+        self._connections: HttpConnections | None = None
         self._sockets: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
@@ -123,7 +123,7 @@ class Server:
             options = {"ssl": tls.context, "ssl_handshake_timeout": self._limits.handshake_s}
         await self._runner.setup()
         assert self._runner.server is not None  # noqa: S101 - setup has made it
-        connections = Connections(self._runner.server, self._limits)
+        connections = HttpConnections(self._runner.server, self._limits)
         self._connections = connections
         self._sockets = await asyncio.get_running_loop().create_server(connections, sock=listening, **options)
 
@@ -181,10 +181,10 @@ class Server:
         """Know who asks; probes need no token. Raises ``Refusal``: 401, and 403 for an address that there is."""
         found = request.match_info.http_exception is None
         if not (found and _is_probe(request)):
-            asker = await self._asker(request)
-            if found and request.method != "GET" and asker.rights is not Rights.FULL:
+            requester = await self._requester(request)
+            if found and request.method != "GET" and requester.rights is not Rights.FULL:
                 raise Refusal(403, "this token may only look")
-            request[ASKER] = asker
+            request[REQUESTER] = requester
         return await handler(request)
 
     def _endpoint(self, route: Route) -> Next:
@@ -198,7 +198,7 @@ class Server:
                 return _json(openapi.document(self._front.deps.job))
             authority = self._ruling(request)
             body = await self._body(request, route.body, route) if route.body is not None else None
-            return await self._handlers[route.name](Call(request, authority, body, request[ASKER].by))
+            return await self._handlers[route.name](Call(request, authority, body, request[REQUESTER].by))
 
         return carry_out
 
@@ -217,7 +217,7 @@ class Server:
             return web.Response(text="ok\n")
         return web.Response(text="no Master\n", status=503, headers=_AGAIN)
 
-    async def _asker(self, request: web.Request) -> Asker:
+    async def _requester(self, request: web.Request) -> Requester:
         """Who has sent it, by token or certificate. Raises ``Refusal`` (401)."""
         await self._refresh()
         peer = request.remote or "unknown"
@@ -226,14 +226,14 @@ class Server:
         if sent is None and tls is not None and tls.mutual:
             if request.headers.get("Origin") is not None:
                 raise Refusal(401, "a page in a browser needs a token", {"WWW-Authenticate": "Bearer"})
-            return Asker(Rights.FULL, f"HTTP, {_subject(request)} at {peer}")
+            return Requester(Rights.FULL, f"HTTP, {_subject(request)} at {peer}")
         rights = self._front.tokens.rights(sent or "")
         if rights is None:
             why = "a token is needed: Authorization: Bearer TOKEN"
             if sent:
                 why = "this token is not one of the job's: the job was started anew, or the file of tokens has changed"
             raise Refusal(401, why, {"WWW-Authenticate": 'Bearer realm="edl"'})
-        return Asker(rights, f"HTTP, {peer}")
+        return Requester(rights, f"HTTP, {peer}")
 
     async def _refresh(self) -> None:
         """Files with tokens may have changed; off the event loop, as a file system may hang."""
