@@ -187,7 +187,7 @@ class TableSpec:
 
     def difference(self, other: TableSpec) -> str:
         """``dim 16 here, 8 there``; empty when both are the same table. The learning rate may differ."""
-        from edl.wire.plain import to_plain
+        from edl.wire.json_messages import to_plain
 
         def flat(value: object, prefix: str = "") -> dict[str, object]:
             if not isinstance(value, dict):

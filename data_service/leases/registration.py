@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 from data_service.file_list import FileList
 from data_service.leases import file_additions, independent
@@ -19,11 +18,11 @@ from data_service.protocol.messages import (
     Refused,
     Register,
     Registered,
-    options_from,
     shards_of,
 )
-from edl.errors import DataError
+from edl.errors import DataError, ProtocolError
 from edl.master.service import Caller, Effect
+from edl.wire import json_messages
 
 
 def register(data: DataSet, turn: LeaseTurn, caller: Caller, message: Register) -> Answer:
@@ -184,17 +183,15 @@ def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: Register,
 
 def keep_set(data: DataSet, encoded: bytes) -> list[Effect]:
     """The manifest and the options into the store."""
-    options = {name: getattr(data.options, name) for name in ("seed", "shuffle", "mode", "failures")}
-    head = json.dumps(options).encode("ascii")
-    return list(data.values.put(f"sets/{data.name}", head + b"\n" + encoded))
+    return list(data.values.put(f"sets/{data.name}", json_messages.encode(data.options) + b"\n" + encoded))
 
 
 def load_set(data: DataSet, value: bytes) -> None:
     """What ``keep_set`` wrote. Raises ``DataError`` when it cannot be used."""
     head, _, encoded = value.partition(b"\n")
     try:
-        data.options = options_from(json.loads(head))
-    except ValueError as error:
+        data.options = json_messages.decode(Options, head)
+    except ProtocolError as error:
         raise DataError(f"the options of {data.name} in the store are damaged: {error}") from None
     data.files = FileList.decode(encoded)
     data.registered = len(data.files.segments)

@@ -12,7 +12,8 @@ from data_service.leases.lease_table import LeaseTable
 from data_service.leases.throughput import Rate
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
-from data_service.protocol.messages import INDEPENDENT, Answer, Open, Options, Ranges, Request, encode, ranges
+from data_service.protocol.fields import Ranges
+from data_service.protocol.messages import INDEPENDENT, Answer, Open, Options, Request, encode, ranges
 from edl.master.service import Caller, Effect, Note, Tell, WakeAt
 from edl.types import Rank
 from edl.wire.messages import World

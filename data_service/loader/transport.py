@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from data_service.leases.machine import LeaseMachine
 from data_service.protocol import messages
 from edl.adapters.clock import SystemClock
-from edl.errors import DataError
+from edl.errors import ProtocolError
 from edl.master.service import Caller, Effect, Event, Flaw, Said, Tell, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
@@ -71,7 +71,7 @@ class Dispatcher:
         if text is not None:
             try:
                 message = messages.decode(text)
-            except DataError as error:
+            except ProtocolError as error:
                 sys.stderr.write(f"edl: a message about data could not be used: {error}\n")
                 return
         dataset = getattr(message, "dataset", "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_service import fields as needs
+from data_service.protocol.fields import Name
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
+from edl.errors import ProtocolError
+from edl.wire import json_messages
 
 MOST_FILES = 1000
 """Paths or patterns of one order; a pattern may stand for any number of files."""
@@ -17,24 +18,21 @@ MOST_FILES = 1000
 class AddRequest:
     """``edl data add``."""
 
-    dataset: str
+    dataset: Name
     files: tuple[str, ...]
     when: str = NOW
 
 
 def encode(asked: AddRequest) -> str:
     """As text."""
-    return json.dumps({"dataset": asked.dataset, "files": asked.files, "when": asked.when})
+    return json_messages.encode(asked).decode()
 
 
 def parse_add_request(body: str, known: Sequence[str]) -> AddRequest | str:
     """Parse a request; return it, or why it cannot be done. ``known``: the names of the data sets."""
     try:
-        told = json.loads(body)
-        asked = AddRequest(
-            needs.name(told["dataset"]), needs.strings(told["files"]), needs.string(told.get("when", NOW))
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        asked = json_messages.decode(AddRequest, body)
+    except ProtocolError as error:
         return f"not understood: {error}"
     if asked.dataset not in known:
         there = ", ".join(sorted(known)) or "none yet"

@@ -11,8 +11,8 @@ import signal
 import time
 from collections.abc import Sequence
 
+from edl.wire.json_messages import to_plain
 from edl.wire.messages import Failure
-from edl.wire.plain import to_plain
 
 RULE = "=" * 60
 SECTION = "-" * 60

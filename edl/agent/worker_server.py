@@ -25,8 +25,7 @@ from edl.errors import EdlError, ProtocolError
 from edl.tasks import BackgroundTasks
 from edl.types import Round
 from edl.wire import local, plain
-from edl.wire.datagrams import LARGEST_BYTES
-from edl.wire.memory_file import read_memory, write_memory
+from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import ServiceSaid, ServiceTold
 
 _CREDENTIALS = struct.Struct("3i")

@@ -14,7 +14,7 @@ from edl.cli import data, size
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
-from edl.wire.plain import to_plain
+from edl.wire.json_messages import to_plain
 
 if TYPE_CHECKING:
     from edl.wire.messages import Purpose

@@ -41,8 +41,8 @@ async def _add(
     from edl.cli.ask import OrderReader, Outcome, follow, who_asks
     from edl.cli.find import master_of
     from edl.errors import DataError, UsageError
+    from edl.wire.json_messages import to_plain
     from edl.wire.messages import Asked, Purpose
-    from edl.wire.plain import to_plain
 
     body = json.dumps({"dataset": dataset, "files": files, "when": when})
     by = f"edl data add ({who_asks()})" + (f": {reason}" if reason else "")

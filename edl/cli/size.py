@@ -13,7 +13,7 @@ import click
 from edl.cli.options import job_options, reason_option, wait_option, where_of
 from edl.config import MAX_NODES
 from edl.errors import UsageError
-from edl.wire.plain import to_plain
+from edl.wire.json_messages import to_plain
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, ScaleView, Suspend, Wish
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ class ReportFiles(Protocol):
         ...
 
 
-class Guard(Protocol):
+class LeaseRenewer(Protocol):
     """Renews the lease while the event loop is busy. See ``LeaseGuard``."""
 
     def holds(self, lease: int, asked_s: float) -> None:
@@ -119,7 +119,7 @@ class Parts:
     note: Note
     log: Callable[[str], None]
     reporter: ReportFiles
-    guard: Callable[[Callable[[float], None]], Guard]
+    guard: Callable[[Callable[[float], None]], LeaseRenewer]
     """Begins to renew the lease beside the event loop; its argument hears on the loop of each such renewal, with the
     time of the request."""
     beside: Sequence[Beside] = ()
@@ -145,7 +145,7 @@ class Launcher:
         self._touched_s = 0.0
         self._store_away = False
         self._renewing = asyncio.Event()
-        self._guard: Guard
+        self._guard: LeaseRenewer
 
     async def run(self) -> int:
         """Take part in the job; returns the exit status."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edl.agent.failure_report import error_file, json_report, text_report
 from edl.agent.workers.log_paths import HISTORY, REPORT
+from edl.wire.json_messages import to_plain
 from edl.wire.messages import Failure
-from edl.wire.plain import to_plain
 from edl.wire.status import JournalEntry
 
 

@@ -1,96 +1,250 @@
-"""Bodies of requests become wishes. Pure; what does not fit is a ``Refusal``."""
+"""Bodies of requests: their types, which are also their schemas, and the wishes that they become. Pure.
+
+What does not fit is a ``Refusal`` that names the field and the value.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from edl.rendezvous.phrases import one_line
 from edl.web.refusal import Refusal
+from edl.wire import json_messages
 from edl.wire.messages import Asked, Purpose
 from edl.wire.status import JobStatus
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
 
 MOST_SHOWN = 500
 """Characters of a person's words that are kept."""
+NAME = r"^[A-Za-z0-9._-]{1,128}\Z"
+"""What jobs and nodes are called."""
+MOST_NODES = 2**31 - 1
 
-Body = Mapping[str, Any]
+Nodes = Annotated[int, Meta(ge=0, le=MOST_NODES)]
+SeenRevision = Annotated[
+    str,
+    Meta(
+        pattern=r"^([0-9]{1,18})?\Z",
+        description="Version of the size that the asker has seen; 409 if it has changed since. Empty: any.",
+    ),
+]
 
 
-def put_scale(body: Body, status: JobStatus, by: str) -> Resize:
+class AskBody(Struct, forbid_unknown_fields=True, rename="camel", kw_only=True):
+    """Who asks, and why."""
+
+    reason: Annotated[str, Meta(max_length=2000, description="Goes into the history.")] = ""
+    requester: Annotated[str, Meta(max_length=200, description="Who asks, for people.")] = ""
+
+
+class ScaleBodyMetadata(Struct, rename="camel"):
+    """Of a Scale; whatever else it has is not looked at."""
+
+    name: Annotated[str, Meta(max_length=253)] | UnsetType = UNSET
+    resource_version: SeenRevision = ""
+
+
+class ScaleBodySpec(Struct, forbid_unknown_fields=True):
+    """The size that is asked for."""
+
+    replicas: Nodes | UnsetType = UNSET
+
+
+class ScalePatchBody(AskBody, kw_only=True):
+    """The part of a Scale that changes."""
+
+    kind: Literal["Scale"] = "Scale"
+    api_version: Literal["autoscaling/v1"] = "autoscaling/v1"
+    metadata: ScaleBodyMetadata = msgspec.field(default_factory=ScaleBodyMetadata)
+    spec: ScaleBodySpec = msgspec.field(default_factory=ScaleBodySpec)
+    status: Annotated[dict[str, Any], Meta(description="Not looked at.")] = {}
+    idempotency_key: Annotated[
+        str,
+        Meta(
+            max_length=200,
+            description="Of several wishes with one key the first counts; the others get the same answer.",
+        ),
+    ] = ""
+
+
+class ScaleBody(ScalePatchBody, kw_only=True):
+    """A whole Scale."""
+
+    spec: ScaleBodySpec
+
+
+class BoundsBody(AskBody, kw_only=True):
+    """Least and most nodes."""
+
+    minimum: Nodes
+    maximum: Nodes
+    resource_version: SeenRevision = ""
+
+
+class DrainBody(AskBody, kw_only=True):
+    """Nodes that are to leave."""
+
+    nodes: Annotated[
+        list[Annotated[str, Meta(pattern=NAME)]], Meta(min_length=1, max_length=1000, examples=[["node-a"]])
+    ]
+    deadline_seconds: Annotated[
+        float,
+        Meta(ge=0, le=604800, description="Until when they have to be gone; 0: as long as --shutdown-timeout."),
+    ] = 0.0
+    checkpoint: Annotated[
+        Care,
+        Meta(description="must: they stay until a checkpoint is complete; try: if there is time; no: none."),
+    ] = Care.TRY
+
+
+class DataBody(AskBody, kw_only=True):
+    """Files for a data set."""
+
+    files: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=4096)]],
+        Meta(
+            min_length=1,
+            max_length=1000,
+            examples=[["/data/day-17/*.parquet"]],
+            description="Paths, patterns or URLs, as the workers see them.",
+        ),
+    ]
+    when: Annotated[
+        Literal["now", "next-epoch"],
+        Meta(description="now: the epoch under way, if records of it are left; else the next one."),
+    ] = "now"
+
+
+class CordonBody(AskBody, kw_only=True):
+    """A node, or one slot of it."""
+
+    device: Annotated[
+        str, Meta(max_length=200, description="Only this slot: its number, or the UUID of what is in it.")
+    ] = ""
+
+
+REQUESTS: tuple[type[AskBody], ...] = (
+    ScaleBody,
+    ScalePatchBody,
+    BoundsBody,
+    DrainBody,
+    DataBody,
+    AskBody,
+    CordonBody,
+)
+"""Of bodies that come in."""
+
+B = TypeVar("B", bound=AskBody)
+
+
+def parse(kind: type[B], data: bytes) -> B:
+    """A body as its type. Raises ``Refusal`` (400) that names the first place that does not fit."""
+    decoder = _decoder(kind)
+    try:
+        try:
+            body: B = decoder.decode(data)
+        except msgspec.ValidationError:
+            body = decoder.decode(_with_whole_numbers(data))
+    except msgspec.ValidationError as error:
+        raise Refusal(400, f"the body: {json_messages.problem(error, json.loads(data))}") from None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is not JSON: {json_messages.short(str(error))}") from None
+    return body
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _with_whole_numbers(data: bytes) -> bytes:
+    """JSON with ``2.0`` written as ``2``: JSON Schema takes both for an integer, and msgspec only the second. Raises
+    ``ValueError`` for what is not JSON."""
+    return msgspec.json.encode(json.loads(data, parse_float=_number, parse_constant=_no_constant))
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def put_scale(body: ScaleBody, status: JobStatus, by: str) -> Resize:
     """A whole Scale. Kubernetes leaves ``replicas`` out where it is 0; the Master says what is to be done instead."""
     _same_job(body, status.job)
-    return _resize(body, int(body["spec"].get("replicas", 0)), by)
+    return _resize(body, 0 if body.spec.replicas is UNSET else body.spec.replicas, by)
 
 
-def patch_scale(body: Body, status: JobStatus, by: str) -> Resize | None:
+def patch_scale(body: ScalePatchBody, status: JobStatus, by: str) -> Resize | None:
     """A part of a Scale; None: it changes nothing. Raises ``Refusal`` (409) if it knows another version then."""
     _same_job(body, status.job)
-    replicas = body.get("spec", {}).get("replicas")
-    if replicas is None:
-        seen = _revision(body.get("metadata", {}))
+    if body.spec.replicas is UNSET:
+        seen = _revision(body.metadata.resource_version)
         if seen not in (0, status.scale.revision):
             raise Refusal(409, f"resourceVersion {seen} is not the newest ({status.scale.revision}). Read it again")
         return None
-    return _resize(body, int(replicas), by)
+    return _resize(body, body.spec.replicas, by)
 
 
-def _resize(body: Body, replicas: int, by: str) -> Resize:
+def _resize(body: ScalePatchBody, replicas: int, by: str) -> Resize:
     return Resize(
         replicas,
         asker(body, by),
-        words(body.get("reason", "")),
-        _revision(body.get("metadata", {})),
-        words(body.get("idempotencyKey", "")),
+        words(body.reason),
+        _revision(body.metadata.resource_version),
+        words(body.idempotency_key),
     )
 
 
-def _same_job(body: Body, job: str) -> None:
-    name = body.get("metadata", {}).get("name", job)
-    if name != job:
+def _same_job(body: ScalePatchBody, job: str) -> None:
+    name = body.metadata.name
+    if name is not UNSET and name != job:
         raise Refusal(422, f"metadata.name is {words(name)!r}, and the address names {job!r}")
 
 
-def bounds(body: Body, by: str) -> Rebound:
+def bounds(body: BoundsBody, by: str) -> Rebound:
     """Both of them."""
-    minimum, maximum = int(body["minimum"]), int(body["maximum"])
-    return Rebound(minimum, maximum, asker(body, by), words(body.get("reason", "")), _revision(body))
+    return Rebound(body.minimum, body.maximum, asker(body, by), words(body.reason), _revision(body.resource_version))
 
 
-def drain(body: Body, by: str) -> Drain:
+def drain(body: DrainBody, by: str) -> Drain:
     """Each node once."""
-    nodes = tuple(dict.fromkeys(body["nodes"]))
-    care = Care(body.get("checkpoint", Care.TRY.value))
-    return Drain(nodes, asker(body, by), words(body.get("reason", "")), float(body.get("deadlineSeconds", 0)), care)
+    nodes = tuple(dict.fromkeys(body.nodes))
+    return Drain(nodes, asker(body, by), words(body.reason), body.deadline_seconds, body.checkpoint)
 
 
-def cordon(body: Body, node: str, by: str, *, cordoned: bool) -> Cordon:
+def cordon(body: CordonBody, node: str, by: str, *, cordoned: bool) -> Cordon:
     """One node, or one slot of it."""
-    return Cordon(node, cordoned, asker(body, by), words(body.get("reason", "")), words(body.get("device", "")))
+    return Cordon(node, cordoned, asker(body, by), words(body.reason), words(body.device))
 
 
-def suspend(body: Body, by: str, *, suspended: bool) -> Suspend:
+def suspend(body: AskBody, by: str, *, suspended: bool) -> Suspend:
     """Or resume."""
-    return Suspend(suspended, asker(body, by), words(body.get("reason", "")))
+    return Suspend(suspended, asker(body, by), words(body.reason))
 
 
-def switch(body: Body, purpose: Purpose, by: str) -> Asked:
+def switch(body: AskBody, purpose: Purpose, by: str) -> Asked:
     """A checkpoint, or the end. The reason goes with the asker: a switch has no field for it."""
-    reason, who = words(body.get("reason", "")), asker(body, by)
-    return Asked(purpose, f"{who}: {reason}" if reason else who)
+    return Asked(purpose, _asker_and_reason(body, by))
 
 
-def add_data(body: Body, dataset: str, by: str) -> Asked:
+def add_data(body: DataBody, dataset: str, by: str) -> Asked:
     """Files for a data set."""
-    reason, who = words(body.get("reason", "")), asker(body, by)
-    wish = {"dataset": dataset, "files": list(body["files"]), "when": body.get("when", "now")}
-    return Asked(Purpose.DATA, f"{who}: {reason}" if reason else who, json.dumps(wish))
+    wish = {"dataset": dataset, "files": body.files, "when": body.when}
+    return Asked(Purpose.DATA, _asker_and_reason(body, by), json.dumps(wish))
 
 
-def asker(body: Body, by: str) -> str:
+def asker(body: AskBody, by: str) -> str:
     """Who asks: as they call themselves, and as they came."""
-    name = words(body.get("requester", ""))
+    name = words(body.requester)
     return f"{name} ({by})" if name else by
 
 
@@ -99,6 +253,11 @@ def words(text: str) -> str:
     return one_line(text)[:MOST_SHOWN]
 
 
-def _revision(body: Body) -> int:
+def _asker_and_reason(body: AskBody, by: str) -> str:
+    reason, who = words(body.reason), asker(body, by)
+    return f"{who}: {reason}" if reason else who
+
+
+def _revision(text: str) -> int:
     """0: any."""
-    return int(body.get("resourceVersion") or 0)
+    return int(text or 0)

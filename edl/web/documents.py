@@ -1,14 +1,15 @@
-"""What this interface says: Scale, Job, Status and events, made from the Master's own words. Pure."""
+"""What this interface says: types of Scale, Job and Status (which are their schemas), and how they are made. Pure."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Literal
 
-from edl.web.conditions import conditions
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from edl.web.conditions import TYPES, conditions
 from edl.web.refusal import REASONS, Refusal
-from edl.wire.plain import to_plain
 from edl.wire.status import Answer, DroppedSlot, JobStatus, JournalEntry, NodeView
 from edl.wire.wishes import Granted, Verdict
 
@@ -20,19 +21,189 @@ CODES = {
     Verdict.REFUSED: 422,
     Verdict.UNKNOWN: 404,
 }
+Count = Annotated[int, Meta(ge=0)]
+Position = Annotated[int, Meta(ge=-1)]
 
 
-def scale_of(status: JobStatus) -> dict[str, Any]:
+class Document(Struct, forbid_unknown_fields=True, rename="camel"):
+    """What an answer, or a part of one, consists of: these fields and no others."""
+
+
+class MetadataDocument(Document):
+    """Name and version."""
+
+    name: str
+    resource_version: Annotated[str, Meta(pattern="^[0-9]+$")]
+    generation: Count
+
+
+class ScaleMetadataDocument(MetadataDocument):
+    """The same, with what a Scale has no field for."""
+
+    annotations: dict[str, str]
+
+
+class ScaleSpecDocument(Document):
+    """The size that is wanted."""
+
+    replicas: Count
+
+
+class ScaleStatusDocument(Document):
+    """The size that there is."""
+
+    replicas: Count
+    selector: str
+    observed_generation: Count
+
+
+class ScaleDocument(Document, tag_field="kind", tag="Scale"):
+    """The size of a job, as autoscaling/v1 has it."""
+
+    api_version: Literal["autoscaling/v1"]
+    metadata: ScaleMetadataDocument
+    spec: ScaleSpecDocument
+    status: ScaleStatusDocument
+
+
+class StatusMetadataDocument(Struct, rename="camel", omit_defaults=True):
+    """Of a Status."""
+
+    resource_version: str | UnsetType = UNSET
+
+
+class StatusDetailsDocument(Struct):
+    """Of a Status that says yes."""
+
+    generation: Count
+
+
+class StatusDocument(Document, kw_only=True, tag_field="kind", tag="Status"):
+    """What became of a request."""
+
+    api_version: Literal["v1"]
+    metadata: StatusMetadataDocument
+    status: Literal["Success", "Failure"]
+    message: str
+    reason: Annotated[str, Meta(extra_json_schema={"enum": sorted(REASONS.values())})] | UnsetType = UNSET
+    code: int
+    details: StatusDetailsDocument | UnsetType = UNSET
+
+
+class ConditionDocument(Document):
+    """How the job is, in one respect."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": list(TYPES)})]
+    status: Literal["True", "False"]
+    reason: str
+    message: str
+    last_transition_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class NodeDocument(Document):
+    """A node of the job."""
+
+    name: str
+    host: str
+    slots: Count
+    state: str
+    attached: bool
+    position: Position
+    first_rank: Position
+    underway: bool
+    draining: bool
+    cordoned: bool
+    places: list[Count]
+    spare_slots: Count
+
+
+class DroppedSlotDocument(Document):
+    """A slot that is not used any more."""
+
+    node: str
+    host: str
+    slot: Count
+    device: str
+    reason: str
+    round: Count
+
+
+class JobSpecDocument(Document):
+    """What is wanted of the job."""
+
+    replicas: Count
+    minimum: Count
+    maximum: Count
+    unit: Count
+    suspended: bool
+    cordoned: list[str]
+    owner: str
+    fault_tolerance: str
+
+
+class CheckpointDocument(Document):
+    """The newest checkpoint."""
+
+    commit: Count
+    era: Count
+    where: str
+
+
+class ProposalDocument(Document):
+    """What the job would ask for itself."""
+
+    replicas: Count
+    reason: str
+
+
+class JobStatusDocument(Document):
+    """How the job is."""
+
+    observed_generation: Count
+    phase: str
+    reason: str
+    waiting: str
+    replicas: Count
+    round: Count
+    workers: Count
+    restarts_used: Count
+    restarts_allowed: Count
+    master: str
+    checkpoint: CheckpointDocument
+    boundary: str
+    stopping: str
+    need_seconds: Annotated[float, Meta(ge=0)]
+    proposal: ProposalDocument
+    flaws: list[str]
+    warnings: list[str]
+    conditions: list[ConditionDocument]
+    nodes: list[NodeDocument]
+    dropped_slots: list[DroppedSlotDocument]
+
+
+class JobDocument(Document, tag_field="kind", tag="Job"):
+    """The whole job."""
+
+    api_version: str
+    metadata: MetadataDocument
+    spec: JobSpecDocument
+    status: JobStatusDocument
+
+
+ANSWERS: tuple[type[Document], ...] = (ScaleDocument, StatusDocument, JobDocument)
+"""Of bodies that go out."""
+
+
+def scale_of(status: JobStatus) -> ScaleDocument:
     """The size as autoscaling/v1 has it; ``status.observedGeneration`` says which wish the world conforms to."""
     scale = status.scale
-    return {
-        "kind": "Scale",
-        "apiVersion": "autoscaling/v1",
-        "metadata": {
-            "name": status.job,
-            "resourceVersion": str(scale.revision),
-            "generation": scale.generation,
-            "annotations": {
+    return ScaleDocument(
+        api_version="autoscaling/v1",
+        metadata=ScaleMetadataDocument(
+            name=status.job,
+            resource_version=str(scale.revision),
+            generation=scale.generation,
+            annotations={
                 "edl/minimum": str(scale.minimum),
                 "edl/maximum": str(scale.maximum),
                 "edl/unit": str(scale.unit),
@@ -40,135 +211,121 @@ def scale_of(status: JobStatus) -> dict[str, Any]:
                 "edl/reason": scale.reason,
                 "edl/waiting": scale.waiting,
             },
-        },
-        "spec": {"replicas": scale.desired},
-        "status": {
-            "replicas": scale.nodes,
-            "selector": f"edl.job={status.job}",
-            "observedGeneration": scale.observed,
-        },
-    }
-
-
-def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> dict[str, Any]:
-    """The whole job. ``history``: as much of it as there is."""
-    scale = status.scale
-    return {
-        "kind": "Job",
-        "apiVersion": GROUP,
-        "metadata": {
-            "name": status.job,
-            "resourceVersion": str(scale.revision),
-            "generation": scale.generation,
-        },
-        "spec": {
-            "replicas": scale.desired,
-            "minimum": scale.minimum,
-            "maximum": scale.maximum,
-            "unit": scale.unit,
-            "suspended": scale.suspended,
-            "cordoned": list(scale.cordoned),
-            "owner": scale.owner,
-            "faultTolerance": status.fault_tolerance,
-        },
-        "status": {
-            "observedGeneration": scale.observed,
-            "phase": status.phase,
-            "reason": status.reason,
-            "waiting": scale.waiting,
-            "replicas": scale.nodes,
-            "round": status.round,
-            "workers": status.world_size,
-            "restartsUsed": status.restarts_used,
-            "restartsAllowed": status.restarts_allowed,
-            "master": status.master,
-            "checkpoint": {"commit": status.saved.commit, "era": status.saved.era, "where": status.saved_in},
-            "boundary": status.boundary,
-            "stopping": status.kill,
-            "needSeconds": scale.need_s,
-            "proposal": {"replicas": scale.proposal, "reason": scale.proposal_reason},
-            "flaws": list(status.flaws),
-            "warnings": list(status.warnings),
-            "conditions": [
-                {
-                    "type": one.kind,
-                    "status": "True" if one.holds else "False",
-                    "reason": one.reason,
-                    "message": one.message,
-                    "lastTransitionTime": stamp(one.since_s),
-                }
-                for one in conditions(status, history)
-            ],
-            "nodes": [_node(node, scale.cordoned) for node in status.nodes],
-            "droppedSlots": [_dropped(one) for one in status.dropped],
-        },
-    }
-
-
-def _dropped(one: DroppedSlot) -> dict[str, Any]:
-    return {
-        "node": one.node,
-        "host": one.host,
-        "slot": one.slot,
-        "device": one.device,
-        "reason": one.why,
-        "round": one.round,
-    }
-
-
-def _node(node: NodeView, cordoned: Sequence[str]) -> dict[str, Any]:
-    return {
-        "name": node.node,
-        "host": node.host,
-        "slots": node.slots,
-        "state": node.state,
-        "attached": node.attached,
-        "position": node.position,
-        "firstRank": node.first_rank,
-        "underway": node.underway,
-        "draining": node.draining,
-        "cordoned": node.node in cordoned,
-        "places": list(node.places),
-        "spareSlots": node.spare_slots,
-    }
-
-
-def granted(answer: Granted) -> dict[str, Any]:
-    """What became of a wish that was taken on, as a Status."""
-    return _status(
-        "Success", answer.text, CODES[answer.verdict], str(answer.revision), {"generation": answer.generation}
+        ),
+        spec=ScaleSpecDocument(replicas=scale.desired),
+        status=ScaleStatusDocument(
+            replicas=scale.nodes, selector=f"edl.job={status.job}", observed_generation=scale.observed
+        ),
     )
 
 
-def answered(answer: Answer) -> dict[str, Any]:
+def job_of(status: JobStatus, history: Sequence[JournalEntry]) -> JobDocument:
+    """The whole job. ``history``: as much of it as there is."""
+    scale = status.scale
+    return JobDocument(
+        api_version=GROUP,
+        metadata=MetadataDocument(name=status.job, resource_version=str(scale.revision), generation=scale.generation),
+        spec=JobSpecDocument(
+            replicas=scale.desired,
+            minimum=scale.minimum,
+            maximum=scale.maximum,
+            unit=scale.unit,
+            suspended=scale.suspended,
+            cordoned=list(scale.cordoned),
+            owner=scale.owner,
+            fault_tolerance=status.fault_tolerance,
+        ),
+        status=_job_status(status, history),
+    )
+
+
+def _job_status(status: JobStatus, history: Sequence[JournalEntry]) -> JobStatusDocument:
+    scale = status.scale
+    return JobStatusDocument(
+        observed_generation=scale.observed,
+        phase=status.phase,
+        reason=status.reason,
+        waiting=scale.waiting,
+        replicas=scale.nodes,
+        round=status.round,
+        workers=status.world_size,
+        restarts_used=status.restarts_used,
+        restarts_allowed=status.restarts_allowed,
+        master=status.master,
+        checkpoint=CheckpointDocument(commit=status.saved.commit, era=status.saved.era, where=status.saved_in),
+        boundary=status.boundary,
+        stopping=status.kill,
+        need_seconds=scale.need_s,
+        proposal=ProposalDocument(replicas=scale.proposal, reason=scale.proposal_reason),
+        flaws=list(status.flaws),
+        warnings=list(status.warnings),
+        conditions=[
+            ConditionDocument(
+                type=one.kind,
+                status="True" if one.holds else "False",
+                reason=one.reason,
+                message=one.message,
+                last_transition_time=stamp(one.since_s),
+            )
+            for one in conditions(status, history)
+        ],
+        nodes=[_node(node, scale.cordoned) for node in status.nodes],
+        dropped_slots=[_dropped(one) for one in status.dropped],
+    )
+
+
+def _dropped(one: DroppedSlot) -> DroppedSlotDocument:
+    return DroppedSlotDocument(
+        node=one.node, host=one.host, slot=one.slot, device=one.device, reason=one.why, round=one.round
+    )
+
+
+def _node(node: NodeView, cordoned: Sequence[str]) -> NodeDocument:
+    return NodeDocument(
+        name=node.node,
+        host=node.host,
+        slots=node.slots,
+        state=node.state,
+        attached=node.attached,
+        position=node.position,
+        first_rank=node.first_rank,
+        underway=node.underway,
+        draining=node.draining,
+        cordoned=node.node in cordoned,
+        places=list(node.places),
+        spare_slots=node.spare_slots,
+    )
+
+
+def granted(answer: Granted) -> StatusDocument:
+    """What became of a wish that was taken on."""
+    return StatusDocument(
+        api_version="v1",
+        metadata=StatusMetadataDocument(str(answer.revision)),
+        status="Success",
+        message=answer.text,
+        code=CODES[answer.verdict],
+        details=StatusDetailsDocument(answer.generation),
+    )
+
+
+def answered(answer: Answer) -> StatusDocument:
     """The same for a switch, whose outcome comes as history."""
-    return _status("Success", answer.text, 202)
+    return StatusDocument(
+        api_version="v1", metadata=StatusMetadataDocument(), status="Success", message=answer.text, code=202
+    )
 
 
-def refused(refusal: Refusal) -> dict[str, Any]:
-    """Any other answer, as a Status."""
-    return _status("Failure", refusal.message, refusal.code)
-
-
-def _status(
-    outcome: str, message: str, code: int, revision: str = "", details: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {"resourceVersion": revision} if revision else {},
-        "status": outcome,
-        "message": message,
-        **({"reason": REASONS[code]} if outcome == "Failure" else {}),
-        "code": code,
-        **({"details": details} if details else {}),
-    }
-
-
-def event_of(entry: JournalEntry) -> dict[str, Any]:
-    """One line of history, as ``edl events --json`` has it."""
-    plain: dict[str, Any] = to_plain(entry)
-    return plain
+def refused(refusal: Refusal) -> StatusDocument:
+    """Any other answer."""
+    return StatusDocument(
+        api_version="v1",
+        metadata=StatusMetadataDocument(),
+        status="Failure",
+        message=refusal.message,
+        reason=REASONS[refusal.code],
+        code=refusal.code,
+    )
 
 
 def stamp(at_s: float) -> str:

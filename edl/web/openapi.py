@@ -1,233 +1,43 @@
-"""The OpenAPI 3.1 document: schemas written by hand, addresses from the table of routes. Pure.
-
-The schemas of requests are also what requests are checked against (``schema.check``), so they promise what is so.
-"""
+"""The OpenAPI 3.1 document: schemas from the types of bodies, addresses from the table of routes. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from edl import __version__
-from edl.web.conditions import TYPES
-from edl.web.refusal import REASONS
-from edl.web.routes import NAME, ROUTES, Route
-from edl.wire.wishes import Care
+from edl.web.bodies import NAME, REQUESTS
+from edl.web.documents import ANSWERS, StatusDocument
+from edl.web.routes import ROUTES, Route
 
-MOST_NODES = 2**31 - 1
-REVISION = r"^([0-9]{1,18})?$"
 MOST_AFTER = 10**15
-
-_TEXT = {"type": "string"}
-_BOOL = {"type": "boolean"}
-_COUNT = {"type": "integer", "minimum": 0}
-_REPLICAS = {"type": "integer", "minimum": 0, "maximum": MOST_NODES}
-_SEEN = {
-    "type": "string",
-    "pattern": REVISION,
-    "description": "Version of the size that the asker has seen; refused with 409 if it has changed since. Empty: any.",
-}
-_ASKER = {
-    "reason": {"type": "string", "maxLength": 2000, "description": "Goes into the history."},
-    "requester": {"type": "string", "maxLength": 200, "description": "Who asks, for people."},
-}
-_SCALE_META = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 253}, "resourceVersion": _SEEN},
-}
-_SCALE_WISH: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "kind": {"type": "string", "enum": ["Scale"]},
-        "apiVersion": {"type": "string", "enum": ["autoscaling/v1"]},
-        "metadata": _SCALE_META,
-        "spec": {"type": "object", "additionalProperties": False, "properties": {"replicas": _REPLICAS}},
-        "status": {"type": "object", "description": "Not looked at."},
-        **_ASKER,
-        "idempotencyKey": {
-            "type": "string",
-            "maxLength": 200,
-            "description": "Of several wishes with one key the first counts; the others get the same answer.",
-        },
-    },
-}
-
-REQUESTS: dict[str, dict[str, Any]] = {
-    "ScaleWish": {**_SCALE_WISH, "required": ["spec"]},
-    "ScalePatch": _SCALE_WISH,
-    "BoundsWish": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["minimum", "maximum"],
-        "properties": {"minimum": _REPLICAS, "maximum": _REPLICAS, "resourceVersion": _SEEN, **_ASKER},
-    },
-    "DrainWish": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["nodes"],
-        "properties": {
-            "nodes": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 1000,
-                "items": {"type": "string", "pattern": NAME},
-                "examples": [["node-a"]],
-            },
-            "deadlineSeconds": {
-                "type": "number",
-                "minimum": 0,
-                "maximum": 604800,
-                "description": "Until when they have to be gone; 0: as long as --shutdown-timeout.",
-            },
-            "checkpoint": {
-                "type": "string",
-                "enum": [care.value for care in Care],
-                "description": "must: they stay until a checkpoint is complete; try: if there is time; no: none.",
-            },
-            **_ASKER,
-        },
-    },
-    "DataWish": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["files"],
-        "properties": {
-            "files": {
-                "type": "array",
-                "minItems": 1,
-                "maxItems": 1000,
-                "items": {"type": "string", "minLength": 1, "maxLength": 4096},
-                "examples": [["/data/day-17/*.parquet"]],
-                "description": "Paths, patterns or URLs, as the workers see them.",
-            },
-            "when": {
-                "type": "string",
-                "enum": ["now", "next-epoch"],
-                "description": "now: the epoch under way, if records of it are left; else the next one.",
-            },
-            **_ASKER,
-        },
-    },
-    "Plea": {"type": "object", "additionalProperties": False, "properties": _ASKER},
-    "CordonWish": {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            **_ASKER,
-            "device": {
-                "type": "string",
-                "maxLength": 200,
-                "description": "Only this slot: its number, or the UUID of what is in it.",
-            },
-        },
-    },
-}
-"""Of bodies that come in."""
+_COMPONENTS = "#/components/schemas/"
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    """All of them are there, and nothing else."""
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(properties),
-        "properties": properties,
-    }
+def _ecma(pattern: str) -> str:
+    """A Python pattern as ECMAScript has it, whose ``$`` is the very end."""
+    return pattern.replace(r"\Z", "$")
 
 
-_META = _object(name=_TEXT, resourceVersion={"type": "string", "pattern": "^[0-9]+$"}, generation=_COUNT)
+def _schemas() -> dict[str, Any]:
+    """Of all bodies, by the names of their types."""
+    _, components = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template=_COMPONENTS + "{name}")
+    return {name: _with_ecma(schema) for name, schema in components.items()}
 
-ANSWERS: dict[str, dict[str, Any]] = {
-    "Scale": _object(
-        kind={"type": "string", "enum": ["Scale"]},
-        apiVersion={"type": "string", "enum": ["autoscaling/v1"]},
-        metadata={
-            **_META,
-            "properties": {
-                **_META["properties"],
-                "annotations": {"type": "object", "additionalProperties": _TEXT},
-            },
-        },
-        spec=_object(replicas=_COUNT),
-        status=_object(replicas=_COUNT, selector=_TEXT, observedGeneration=_COUNT),
-    ),
-    "Status": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["kind", "apiVersion", "metadata", "status", "message", "code"],
-        "properties": {
-            "kind": {"type": "string", "enum": ["Status"]},
-            "apiVersion": {"type": "string", "enum": ["v1"]},
-            "metadata": {"type": "object", "properties": {"resourceVersion": _TEXT}},
-            "status": {"type": "string", "enum": ["Success", "Failure"]},
-            "message": _TEXT,
-            "reason": {"type": "string", "enum": sorted(REASONS.values())},
-            "code": {"type": "integer"},
-            "details": {"type": "object", "properties": {"generation": _COUNT}},
-        },
-    },
-    "Condition": _object(
-        type={"type": "string", "enum": list(TYPES)},
-        status={"type": "string", "enum": ["True", "False"]},
-        reason=_TEXT,
-        message=_TEXT,
-        lastTransitionTime={"type": "string", "format": "date-time"},
-    ),
-    "Node": _object(
-        name=_TEXT,
-        host=_TEXT,
-        slots=_COUNT,
-        state=_TEXT,
-        attached=_BOOL,
-        position={"type": "integer", "minimum": -1},
-        firstRank={"type": "integer", "minimum": -1},
-        underway=_BOOL,
-        draining=_BOOL,
-        cordoned=_BOOL,
-        places={"type": "array", "items": _COUNT},
-        spareSlots=_COUNT,
-    ),
-    "DroppedSlot": _object(node=_TEXT, host=_TEXT, slot=_COUNT, device=_TEXT, reason=_TEXT, round=_COUNT),
-    "Job": _object(
-        kind={"type": "string", "enum": ["Job"]},
-        apiVersion=_TEXT,
-        metadata=_META,
-        spec=_object(
-            replicas=_COUNT,
-            minimum=_COUNT,
-            maximum=_COUNT,
-            unit=_COUNT,
-            suspended=_BOOL,
-            cordoned={"type": "array", "items": _TEXT},
-            owner=_TEXT,
-            faultTolerance=_TEXT,
-        ),
-        status=_object(
-            observedGeneration=_COUNT,
-            phase=_TEXT,
-            reason=_TEXT,
-            waiting=_TEXT,
-            replicas=_COUNT,
-            round=_COUNT,
-            workers=_COUNT,
-            restartsUsed=_COUNT,
-            restartsAllowed=_COUNT,
-            master=_TEXT,
-            checkpoint=_object(commit=_COUNT, era=_COUNT, where=_TEXT),
-            boundary=_TEXT,
-            stopping=_TEXT,
-            needSeconds={"type": "number", "minimum": 0},
-            proposal=_object(replicas=_COUNT, reason=_TEXT),
-            flaws={"type": "array", "items": _TEXT},
-            warnings={"type": "array", "items": _TEXT},
-            conditions={"type": "array", "items": {"$ref": "#/components/schemas/Condition"}},
-            nodes={"type": "array", "items": {"$ref": "#/components/schemas/Node"}},
-            droppedSlots={"type": "array", "items": {"$ref": "#/components/schemas/DroppedSlot"}},
-        ),
-    ),
-    "Document": {"type": "object"},
-}
-"""Of bodies that go out."""
+
+def _with_ecma(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {
+            key: _ecma(part) if key == "pattern" and isinstance(part, str) else _with_ecma(part)
+            for key, part in schema.items()
+        }
+    return [_with_ecma(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {"$ref": _COMPONENTS + kind.__name__}
+
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "job": {
@@ -235,21 +45,21 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "in": "path",
         "required": True,
         "description": "Name of the job (--rdzv-id).",
-        "schema": {"type": "string", "pattern": NAME},
+        "schema": {"type": "string", "pattern": _ecma(NAME)},
     },
     "node": {
         "name": "node",
         "in": "path",
         "required": True,
         "description": "Name of the node (--node-id).",
-        "schema": {"type": "string", "pattern": NAME},
+        "schema": {"type": "string", "pattern": _ecma(NAME)},
     },
     "dataset": {
         "name": "dataset",
         "in": "path",
         "required": True,
         "description": "Name of the data set.",
-        "schema": {"type": "string", "pattern": NAME},
+        "schema": {"type": "string", "pattern": _ecma(NAME)},
     },
     "after": {
         "name": "after",
@@ -306,7 +116,7 @@ def document(job: str) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**REQUESTS, **ANSWERS},
+            "schemas": _schemas(),
             "parameters": PARAMETERS,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
@@ -324,15 +134,17 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     if route.public:
         operation["security"] = []
-    if route.body:
-        content = {kind: {"schema": {"$ref": f"#/components/schemas/{route.body}"}} for kind in route.types}
+    if route.body is not None:
+        content = {kind: {"schema": _reference(route.body)} for kind in route.types}
         operation["requestBody"] = {"required": route.body_required, "content": content}
     for code, answer in route.answers:
         found = operation["responses"].setdefault(str(code), {"description": _WORDS[code], "content": {}})
-        if "/" in answer:
+        if answer is None:
+            found["content"]["application/json"] = {"schema": {"type": "object"}}
+        elif isinstance(answer, str):
             found["content"][answer] = {"schema": {"type": "string"}}
         else:
-            found["content"]["application/json"] = {"schema": {"$ref": f"#/components/schemas/{answer}"}}
+            found["content"]["application/json"] = {"schema": _reference(answer)}
     for code in route.failures:
         operation["responses"][str(code)] = _failure(code, public=route.public)
     return operation
@@ -346,6 +158,6 @@ def _failure(code: int, *, public: bool) -> dict[str, Any]:
     content = (
         {"text/plain": {"schema": {"type": "string"}}}
         if public
-        else {"application/json": {"schema": {"$ref": "#/components/schemas/Status"}}}
+        else {"application/json": {"schema": _reference(StatusDocument)}}
     )
     return {"description": _WORDS[code], "content": content, **({"headers": headers} if headers else {})}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from edl.web.bodies import AskBody, BoundsBody, CordonBody, DataBody, DrainBody, ScaleBody, ScalePatchBody
+from edl.web.documents import Document, JobDocument, ScaleDocument, StatusDocument
 
 JSON = ("application/json",)
 PATCHES = ("application/merge-patch+json", "application/json")
 ALWAYS = (400, 408, 429, 500, 503)
 """Codes that any address may answer with, apart from those that are open."""
-NAME = r"^[A-Za-z0-9._-]{1,128}$"
-"""What jobs and nodes are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +24,15 @@ class Route:
     name: str
     """Of the operation, and of what handles it."""
     summary: str
-    body: str = ""
-    """Schema of the request's body; empty: it has none."""
+    body: type[AskBody] | None = None
+    """Type of the request's body; None: it has none."""
     types: Sequence[str] = JSON
     """Media types of the body."""
     body_required: bool = True
     query: Sequence[str] = ()
     """Parameters, see ``openapi.PARAMETERS``."""
-    answers: Sequence[tuple[int, str]] = ()
-    """Codes of success and their schemas; a schema that is no name is a media type other than JSON."""
+    answers: Sequence[tuple[int, type[Document] | str | None]] = ()
+    """Codes of success and the types of their bodies; a text: a media type other than JSON; None: any JSON object."""
     codes: Sequence[int] = ()
     """Codes of failure beside ``ALWAYS``, those about tokens, and those that follow from the other fields."""
     public: bool = False
@@ -73,10 +72,10 @@ def _order(
     name: str,
     summary: str,
     *,
-    body: str,
+    body: type[AskBody],
     path: str = "",
     method: str = "POST",
-    answer: str = "Status",
+    answer: type[Document] = StatusDocument,
     types: Sequence[str] = JSON,
 ) -> Route:
     """What changes the job: 202 where it begins to come about, 200 where it is so already."""
@@ -87,46 +86,46 @@ def _order(
         summary,
         body=body,
         types=types,
-        body_required=body not in ("Plea", "CordonWish"),
+        body_required=body not in (AskBody, CordonBody),
         answers=((202, answer), (200, answer)),
         codes=(409, 422),
     )
 
 
 def _node_order(name: str, summary: str) -> Route:
-    return _order(name, summary, body="CordonWish", path=f"nodes/{{node}}/{name}")
+    return _order(name, summary, body=CordonBody, path=f"nodes/{{node}}/{name}")
 
 
 ROUTES: tuple[Route, ...] = (
     _open("/healthz", "health", "The launcher lives.", (429,)),
     _open("/readyz", "ready", "The launcher rules, or knows who does.", (429, 503)),
-    Route("GET", "/openapi.json", "document", "This document.", answers=((200, "Document"),), local=True),
-    Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, "Job"),)),
-    Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, "Scale"),)),
+    Route("GET", "/openapi.json", "document", "This document.", answers=((200, None),), local=True),
+    Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, JobDocument),)),
+    Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, ScaleDocument),)),
     _order(
         "put_scale",
         "Ask for another size with a whole Scale.",
-        body="ScaleWish",
+        body=ScaleBody,
         path="scale",
         method="PUT",
-        answer="Scale",
+        answer=ScaleDocument,
     ),
     _order(
         "patch_scale",
         "Ask for another size with the part of a Scale that changes.",
-        body="ScalePatch",
+        body=ScalePatchBody,
         path="scale",
         method="PATCH",
-        answer="Scale",
+        answer=ScaleDocument,
         types=PATCHES,
     ),
-    _order("bounds", "Let the job have from so many to so many nodes.", body="BoundsWish", method="PUT"),
-    _order("drain", "Have nodes leave in good order; their launchers end.", body="DrainWish"),
-    _order("checkpoint", "Write a checkpoint at the next step boundary and go on.", body="Plea"),
-    _order("suspend", "Commit, end the workers, and wait.", body="Plea"),
-    _order("resume", "Go on after having been suspended.", body="Plea"),
-    _order("stop", "Write a checkpoint at the next step boundary and end the job.", body="Plea"),
-    _order("add_data", "Add files to a data set.", body="DataWish", path="data/{dataset}/files"),
+    _order("bounds", "Let the job have from so many to so many nodes.", body=BoundsBody, method="PUT"),
+    _order("drain", "Have nodes leave in good order; their launchers end.", body=DrainBody),
+    _order("checkpoint", "Write a checkpoint at the next step boundary and go on.", body=AskBody),
+    _order("suspend", "Commit, end the workers, and wait.", body=AskBody),
+    _order("resume", "Go on after having been suspended.", body=AskBody),
+    _order("stop", "Write a checkpoint at the next step boundary and end the job.", body=AskBody),
+    _order("add_data", "Add files to a data set.", body=DataBody, path="data/{dataset}/files"),
     _node_order("cordon", "Have a node, or one slot of it, take no part; its launcher stays."),
     _node_order("uncordon", "Let a node, or one slot of it, take part again."),
     Route(
@@ -138,37 +137,3 @@ ROUTES: tuple[Route, ...] = (
         answers=((200, "application/x-ndjson"), (200, "text/event-stream")),
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What an address leads to."""
-
-    route: Route | None
-    """None: there is no such method."""
-    names: Mapping[str, str]
-    allowed: Sequence[str] = ()
-    """Methods that there are."""
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile("".join(f"(?P<{part[1:-1]}>[^/]+)" if part[0] == "{" else part for part in _parts(path)))
-
-
-def _parts(path: str) -> list[str]:
-    return [part if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", path) if part]
-
-
-_TABLE: dict[str, tuple[re.Pattern[str], dict[str, Route]]] = {}
-for _route in ROUTES:
-    _TABLE.setdefault(_route.path, (_pattern(_route.path), {}))[1][_route.method] = _route
-
-
-def find(method: str, path: str) -> Found | None:
-    """What this path, as it came, leads to; None: nothing is there."""
-    for pattern, methods in _TABLE.values():
-        matched = pattern.fullmatch(path)
-        if matched is not None:
-            names = {name: urllib.parse.unquote(value) for name, value in matched.groupdict().items()}
-            return Found(methods.get(method), names, sorted(methods))
-    return None

@@ -1,13 +1,12 @@
-"""The HTTP server itself, on aiohttp's low level: no application, no router, one function from request to answer.
+"""The HTTP server itself: an aiohttp application whose addresses come from the table of routes.
 
-In this order, so that whoever may not ask costs little and learns nothing: rate, token, address, Master, body.
+Middlewares look at the rate and the token; then come address, Master and body.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import re
 import socket
@@ -20,69 +19,56 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from edl.errors import FencedOut, StoreError
-from edl.web import bodies, documents, openapi, schema
+from edl.web import bodies, documents, openapi
 from edl.web.access import RateLimit, Rights, peer_of
+from edl.web.bodies import NAME
+from edl.web.connections import HttpConnections
 from edl.web.front import Authority, Web
 from edl.web.refusal import Refusal
-from edl.web.routes import NAME, Found, Route, find
+from edl.web.routes import ROUTES, Route
+from edl.wire import json_messages
 from edl.wire.messages import Asked, Purpose
 from edl.wire.status import EventsRequest, JournalEntry
 from edl.wire.wishes import Granted, Verdict, Wish
 
 T = TypeVar("T")
+B = TypeVar("B", bound=bodies.AskBody)
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "edl"}
 _AGAIN = {"Retry-After": "1"}
-_PATHS = ("/healthz", "/readyz")
+_PROBES = tuple(route.path for route in ROUTES if route.public)
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who asks, and what they may do."""
+
+    rights: Rights
+    by: str
+    """As the history calls them."""
+
+
+REQUESTER = web.RequestKey("requester", Requester)
+"""Set where a request is authorized; absent for probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A request that may be carried out."""
 
-    request: web.BaseRequest
-    route: Route
-    names: Mapping[str, str]
+    request: web.Request
     authority: Authority
-    body: bodies.Body
+    body: Any
+    """Of type ``Route.body``."""
     by: str
+
+    def named(self, part: str) -> str:
+        """A part of the address."""
+        return self.request.match_info[part]
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
-
-
-class _Listener(web.Server):
-    """Counts connections: more than so many, of all or of one peer, are closed as they come, and so is one on which no
-    head of a request arrives in time (older versions of the library look after later ones only)."""
-
-    def __init__(self, handler: Any, front: Web, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._limits = front.deps.limits
-        self._peers: dict[Any, str] = {}
-        self._silent: dict[Any, asyncio.TimerHandle] = {}
-
-    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        peername = transport.get_extra_info("peername")
-        peer = peer_of(str(peername[0])) if peername else ""
-        same = sum(one == peer for one in self._peers.values())
-        if len(self._peers) >= self._limits.connections or same >= self._limits.connections_each:
-            transport.abort()
-            return
-        self._peers[handler] = peer
-        loop = asyncio.get_running_loop()
-        self._silent[handler] = loop.call_later(self._limits.idle_s, transport.abort)
-
-    def heard(self, handler: Any) -> None:
-        """A request has come."""
-        timer = self._silent.pop(handler, None)
-        if timer is not None:
-            timer.cancel()
-
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        self._peers.pop(handler, None)
-        self.heard(handler)
-        super().connection_lost(handler, exc)
+Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -96,19 +82,7 @@ class Server:
         self._streams = 0
         self._asking: set[asyncio.Future[Any]] = set()
         self._refreshed_s = deps.now_s()
-        self._listener = _Listener(
-            self._handle,
-            front,
-            handler_cancellation=True,  # a client that goes ends its stream
-            keepalive_timeout=self._limits.idle_s,
-            lingering_time=0,  # what is refused is not read
-            auto_decompress=False,
-            access_log=None,
-            logger=_silent(),
-        )
-        self._sockets: asyncio.Server | None = None
         self._handlers: dict[str, Handler] = {
-            "document": self._document,
             "job": self._job,
             "scale": self._scale,
             "put_scale": self._put_scale,
@@ -124,6 +98,22 @@ class Server:
             "uncordon": lambda call: self._cordon(call, cordoned=False),
             "events": self._events,
         }
+        # In this order, so that those who may not ask cost little and learn nothing.
+        app = web.Application(middlewares=[self._finish, self._limit_rate, self._authorize])
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, self._endpoint(route), expect_handler=_expected_later)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # a client that goes ends its stream
+            keepalive_timeout=self._limits.idle_s,
+            lingering_time=0,  # what is refused is not read
+            auto_decompress=False,
+            access_log=None,
+            logger=_silent(),
+            shutdown_timeout=0.2,
+        )
+        self._connections: HttpConnections | None = None
+        self._sockets: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
         """Answer on this socket."""
@@ -131,23 +121,36 @@ class Server:
         options: dict[str, Any] = {}
         if tls is not None:
             options = {"ssl": tls.context, "ssl_handshake_timeout": self._limits.handshake_s}
-        self._sockets = await asyncio.get_running_loop().create_server(self._listener, sock=listening, **options)
+        await self._runner.setup()
+        assert self._runner.server is not None  # noqa: S101 - setup has made it
+        connections = HttpConnections(self._runner.server, self._limits)
+        self._connections = connections
+        self._sockets = await asyncio.get_running_loop().create_server(connections, sock=listening, **options)
 
     async def close(self) -> None:
         """Stop; whatever is under way has part of a second."""
         if self._sockets is not None:
             self._sockets.close()
-        await self._listener.shutdown(0.2)
+        await self._runner.cleanup()
 
     # --- every request ---------------------------------------------------------------------------------------------
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request, whatever becomes of it. An answer that is not taken in time ends the connection."""
-        self._listener.heard(request.protocol)
+    @web.middleware
+    async def _finish(self, request: web.Request, handler: Next) -> web.StreamResponse:
+        """Turn errors into answers, and send the answer. One that is not taken in time ends the connection."""
+        if self._connections is not None:
+            self._connections.heard(request.protocol)
         try:
-            response = await self._answer(request)
+            response = await handler(request)
         except Refusal as refusal:
             response = _refused(request, refusal)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            text = f"{request.method} is not for this address, but {allowed}"
+            response = _refused(request, Refusal(405, text, {"Allow": allowed}))
+        except web.HTTPNotFound:
+            text = "there is nothing at this address; /openapi.json says what there is"
+            response = _refused(request, Refusal(404, text))
         except (ConnectionError, HttpProcessingError):
             raise
         except Exception as error:  # noqa: BLE001 - top of a request: the launcher lives on, and the client learns little
@@ -164,39 +167,49 @@ class Server:
                 late.cancel()
         return response
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = request.raw_path.partition("?")[0]
+    @web.middleware
+    async def _limit_rate(self, request: web.Request, handler: Next) -> web.StreamResponse:
+        """Count requests by peer. Raises ``Refusal`` (429)."""
         peer = peer_of(request.remote or "")
-        public = path in _PATHS
-        # Probes are counted apart: whoever floods the rest from the same address must not have a launcher restarted.
-        if not self._rate.admits(f"probe {peer}" if public else peer, self._front.deps.now_s()):
+        # Probes are counted apart: a flood of others from the same address must not have a launcher restarted.
+        if not self._rate.admits(f"probe {peer}" if _is_probe(request) else peer, self._front.deps.now_s()):
             raise Refusal(429, "too many requests from your address", _AGAIN)
-        found = find(request.method, path)
-        if public and found is not None and found.route is not None:
-            return self._probe(found.route)
-        rights, by = await self._authorized(request)
-        if found is None:
-            raise Refusal(404, "there is nothing at this address; /openapi.json says what there is")
-        if found.route is None:
-            allowed = ", ".join(found.allowed)
-            raise Refusal(405, f"{request.method} is not for this address, but {allowed}", {"Allow": allowed})
-        if found.route.writes and rights is not Rights.FULL:
-            raise Refusal(403, "this token may only look")
-        return await self._carry_out(request, found, found.route, by)
+        return await handler(request)
 
-    async def _carry_out(self, request: web.BaseRequest, found: Found, route: Route, by: str) -> web.StreamResponse:
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Next) -> web.StreamResponse:
+        """Know who asks; probes need no token. Raises ``Refusal``: 401, and 403 for an address that there is."""
+        found = request.match_info.http_exception is None
+        if not (found and _is_probe(request)):
+            requester = await self._requester(request)
+            if found and request.method != "GET" and requester.rights is not Rights.FULL:
+                raise Refusal(403, "this token may only look")
+            request[REQUESTER] = requester
+        return await handler(request)
+
+    def _endpoint(self, route: Route) -> Next:
+        """What aiohttp's router calls for a route."""
+
+        async def carry_out(request: web.Request) -> web.StreamResponse:
+            if route.public:
+                return self._probe(route)
+            self._check_names(request.match_info)
+            if route.local:
+                return _json(openapi.document(self._front.deps.job))
+            authority = self._ruling(request)
+            body = await self._body(request, route.body, route) if route.body is not None else None
+            return await self._handlers[route.name](Call(request, authority, body, request[REQUESTER].by))
+
+        return carry_out
+
+    def _check_names(self, names: Mapping[str, str]) -> None:
+        """Raises ``Refusal`` (404)."""
         job = self._front.deps.job
-        if found.names.get("job", job) != job:
+        if names.get("job", job) != job:
             raise Refusal(404, f"there is no such job here; this is {job}")
-        for kind, what in (("node", "node"), ("dataset", "data set")):
-            if kind in found.names and not re.fullmatch(NAME, found.names[kind]):
+        for part, what in (("node", "node"), ("dataset", "data set")):
+            if part in names and not re.fullmatch(NAME, names[part]):
                 raise Refusal(404, f"there is no such {what}")
-        if route.local:
-            return await self._document(None)
-        authority = self._ruling(request)
-        content = await self._body(request, route) if route.body else {}
-        call = Call(request, route, found.names, authority, content, by)
-        return await self._handlers[route.name](call)
 
     def _probe(self, route: Route) -> web.Response:
         ready = route.name == "health" or self._front.authority is not None or bool(self._front.deps.ruler())
@@ -204,8 +217,8 @@ class Server:
             return web.Response(text="ok\n")
         return web.Response(text="no Master\n", status=503, headers=_AGAIN)
 
-    async def _authorized(self, request: web.BaseRequest) -> tuple[Rights, str]:
-        """What the sender may do, and how it is called in the history. Raises ``Refusal`` (401)."""
+    async def _requester(self, request: web.Request) -> Requester:
+        """Who has sent it, by token or certificate. Raises ``Refusal`` (401)."""
         await self._refresh()
         peer = request.remote or "unknown"
         sent = request.headers.get("Authorization")
@@ -213,14 +226,14 @@ class Server:
         if sent is None and tls is not None and tls.mutual:
             if request.headers.get("Origin") is not None:
                 raise Refusal(401, "a page in a browser needs a token", {"WWW-Authenticate": "Bearer"})
-            return Rights.FULL, f"HTTP, {_subject(request)} at {peer}"
+            return Requester(Rights.FULL, f"HTTP, {_subject(request)} at {peer}")
         rights = self._front.tokens.rights(sent or "")
         if rights is None:
             why = "a token is needed: Authorization: Bearer TOKEN"
             if sent:
                 why = "this token is not one of the job's: the job was started anew, or the file of tokens has changed"
             raise Refusal(401, why, {"WWW-Authenticate": 'Bearer realm="edl"'})
-        return rights, f"HTTP, {peer}"
+        return Requester(rights, f"HTTP, {peer}")
 
     async def _refresh(self) -> None:
         """Files with tokens may have changed; off the event loop, as a file system may hang."""
@@ -255,23 +268,20 @@ class Server:
 
     # --- bodies ----------------------------------------------------------------------------------------------------
 
-    async def _body(self, request: web.BaseRequest, route: Route) -> bodies.Body:
-        """The body, checked against its schema. Raises ``Refusal``."""
+    async def _body(self, request: web.BaseRequest, kind: type[B], route: Route) -> B:
+        """The body as its type. Raises ``Refusal``."""
         most, length = self._limits.body_bytes, request.content_length
         if length is not None and length > most:
             raise Refusal(413, f"the body has {length} bytes; at most {most} are taken")
         if not request.can_read_body or length == 0:
             if route.body_required:
                 raise Refusal(400, "a body is needed")
-            return {}
+            return kind()
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise Refusal(415, "the content may not be compressed")
         if request.content_type not in route.types or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
             raise Refusal(415, f"the body has to be {' or '.join(route.types)} in UTF-8")
-        value = schema.parse(await self._read(request))
-        schema.check(value, openapi.REQUESTS[route.body])
-        taken: bodies.Body = value
-        return taken
+        return bodies.parse(kind, await self._read(request))
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         """All of it, up to the bound and within the time."""
@@ -296,9 +306,6 @@ class Server:
 
     # --- what there is ---------------------------------------------------------------------------------------------
 
-    async def _document(self, _: Call | None) -> web.Response:
-        return _json(openapi.document(self._front.deps.job))
-
     async def _job(self, call: Call) -> web.Response:
         history = [entry async for entry in call.authority.events(EventsRequest())]
         return _json(documents.job_of(call.authority.status(), history))
@@ -316,7 +323,7 @@ class Server:
         return _json(documents.scale_of(call.authority.status()), code)
 
     async def _cordon(self, call: Call, *, cordoned: bool) -> web.Response:
-        return await self._wish(call, bodies.cordon(call.body, call.names["node"], call.by, cordoned=cordoned))
+        return await self._wish(call, bodies.cordon(call.body, call.named("node"), call.by, cordoned=cordoned))
 
     async def _wish(self, call: Call, wish: Wish) -> web.Response:
         granted = await self._granted(call, wish)
@@ -350,7 +357,7 @@ class Server:
             raise Refusal(503, f"the Master has just changed ({error}). Look, and ask again", _AGAIN) from None
 
     async def _add_data(self, call: Call) -> web.Response:
-        answer = await self._answered(call.authority.order(bodies.add_data(call.body, call.names["dataset"], call.by)))
+        answer = await self._answered(call.authority.order(bodies.add_data(call.body, call.named("dataset"), call.by)))
         if not answer.ok:
             raise Refusal(422, answer.text)
         return _json(documents.answered(answer), 202)
@@ -421,7 +428,7 @@ class Server:
 
 
 def _line(entry: JournalEntry, *, sse: bool) -> str:
-    text = json.dumps(documents.event_of(entry))
+    text = json_messages.encode(entry).decode()
     return f"id: {entry.number}\nevent: {entry.kind}\ndata: {text}\n\n" if sse else f"{text}\n"
 
 
@@ -447,11 +454,19 @@ def _one(request: web.BaseRequest, name: str, default: str) -> str:
 
 
 def _json(value: Any, code: int = 200) -> web.Response:
-    return web.Response(text=json.dumps(value), status=code, content_type="application/json")
+    return web.Response(body=json_messages.encode(value), status=code, content_type="application/json", charset="utf-8")
+
+
+def _is_probe(request: web.BaseRequest) -> bool:
+    return request.rel_url.raw_path in _PROBES
+
+
+async def _expected_later(_: web.Request) -> None:
+    """``Expect: 100-continue`` is answered where the body is read: what is refused need not be sent."""
 
 
 def _refused(request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
-    if request.raw_path.partition("?")[0] in _PATHS:
+    if _is_probe(request):
         response = web.Response(text=f"{refusal.message}\n", status=refusal.code)
     else:
         response = _json(documents.refused(refusal), refusal.code)

@@ -19,7 +19,6 @@ from google.protobuf.message import DecodeError, Message
 from edl.errors import ProtocolError
 from edl.wire import edl_pb2, messages, status
 from edl.wire.messages import AgentMessage, MasterMessage
-from edl.wire.plain import hints
 from edl.wire.wishes import Granted, Wish
 
 T = TypeVar("T")
@@ -190,7 +189,7 @@ def _plan(kind: Any) -> tuple[Callable[[Any], Any], tuple[tuple[int, _Reader], .
     """How a dataclass comes out of a message: what takes all its fields out, in order, and what is made of some of
     them. Looked up once for each kind: a world of a thousand nodes has as many members."""
     names = [field.name for field in dataclasses.fields(kind)]
-    known = hints(kind)
+    known = typing.get_type_hints(kind)
     found = [(index, read) for index, name in enumerate(names) if (read := _reader(known[name])) is not None]
     several = (
         operator.attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, one) for one in names]

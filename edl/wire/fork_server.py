@@ -9,13 +9,13 @@ in a memory file whose descriptor accompanies the ``Spawn``.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 
 import edl
-from edl.wire.datagrams import LARGEST_BYTES, Datagrams
-from edl.wire.memory_file import read_memory, write_memory
+from edl.wire import json_messages
+from edl.wire.json_messages import TaggedUnion
+from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 
 __all__ = ["LARGEST_BYTES", "Order", "decode", "encode", "helper_command", "read_order", "write_order"]
 
@@ -136,21 +136,22 @@ ToForkServer = Spawn | Signal | Dump | Forward | Entitled
 ToAgent = Warmed | WarmFailed | Spawned | SpawnFailed | Exited | Suspended | Resumed | Heard | Stopped | Note
 Message = ToForkServer | ToAgent
 
-_DATAGRAMS = Datagrams(
+_UNION: TaggedUnion[Message] = TaggedUnion(
     *(Spawn, Signal, Dump, Forward, Entitled),
     *(Warmed, WarmFailed, Spawned, SpawnFailed, Exited, Suspended, Resumed, Heard, Stopped, Note),
+    tag="kind",
+    what="a message between a launcher and its fork server",
 )
 
 
 def encode(message: Message) -> bytes:
     """One datagram."""
-    return _DATAGRAMS.encode(message)
+    return _UNION.encode(message)
 
 
 def decode(datagram: bytes) -> Message:
     """The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
-    message: Message = _DATAGRAMS.decode(datagram)
-    return message
+    return _UNION.decode(datagram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +172,12 @@ class Order:
 
 def write_order(order: Order) -> int:
     """A memory file that holds the order; returns its descriptor, which the caller closes."""
-    return write_memory("edl-order", json.dumps(dataclasses.asdict(order)).encode())
+    return write_memory("edl-order", json_messages.encode(order))
 
 
 def read_order(descriptor: int) -> Order:
-    """The inverse of ``write_order``; leaves the descriptor open."""
-    fields = json.loads(read_memory(descriptor))
-    fields["arguments"], fields["cores"] = tuple(fields["arguments"]), tuple(fields["cores"])
-    return Order(**fields)
+    """The inverse of ``write_order``; leaves the descriptor open. Raises ``ProtocolError``."""
+    return json_messages.decode(Order, read_memory(descriptor))
 
 
 # The search path is left as the interpreter would have it for a script, without the current directory that "-c"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edl.wire.datagrams import Datagrams
+from edl.wire.json_messages import TaggedUnion
 from edl.wire.messages import NO_SETTINGS, Settings
 
 AGENT_VARIABLE = "EDL_AGENT"
@@ -154,10 +154,6 @@ class Target:
     settings: Settings = NO_SETTINGS
     """With ``set``: those that hold from there on. They hold even if another ``Hold`` comes before."""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.settings, dict):  # out of a datagram
-            object.__setattr__(self, "settings", Settings(**self.settings))
-
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -224,8 +220,16 @@ class Reattached:
 ToAgent = Enter | Parked | Underway | Here | Want | Committed | Fetch | WroteThrough | Call | GiveUp
 ToWorker = Place | Break | Hold | Target | Release | Buffer | NoBuffer | Piece | NoPiece | Stop | Told | Reattached
 
-_TO_AGENT = Datagrams(Enter, Parked, Underway, Here, Want, Committed, Fetch, WroteThrough, Call, GiveUp)
-_TO_WORKER = Datagrams(Place, Break, Hold, Target, Release, Buffer, NoBuffer, Piece, NoPiece, Stop, Told, Reattached)
+_TO_AGENT: TaggedUnion[ToAgent] = TaggedUnion(
+    *(Enter, Parked, Underway, Here, Want, Committed, Fetch, WroteThrough, Call, GiveUp),
+    tag="kind",
+    what="what a worker says to its launcher",
+)
+_TO_WORKER: TaggedUnion[ToWorker] = TaggedUnion(
+    *(Place, Break, Hold, Target, Release, Buffer, NoBuffer, Piece, NoPiece, Stop, Told, Reattached),
+    tag="kind",
+    what="what a launcher says to its worker",
+)
 
 STATE, OWN = "state", "own"
 """Streams: what the whole world shares (or the worker's shard of it), and what only this slot has, such as the state
@@ -272,8 +276,7 @@ def encode_to_agent(message: ToAgent) -> bytes:
 
 def decode_to_agent(datagram: bytes) -> ToAgent:
     """The inverse. Raises ``ProtocolError``."""
-    message: ToAgent = _TO_AGENT.decode(datagram)
-    return message
+    return _TO_AGENT.decode(datagram)
 
 
 def encode_to_worker(message: ToWorker) -> bytes:
@@ -283,5 +286,4 @@ def encode_to_worker(message: ToWorker) -> bytes:
 
 def decode_to_worker(datagram: bytes) -> ToWorker:
     """The inverse. Raises ``ProtocolError``."""
-    message: ToWorker = _TO_WORKER.decode(datagram)
-    return message
+    return _TO_WORKER.decode(datagram)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+LARGEST_BYTES = 64 * 1024
+"""Of a datagram on a local socket: long texts are cut, and what has no limit travels in a memory file."""
+
 
 def write_memory(name: str, data: bytes) -> int:
     """A memory file that holds the data, for what has no limit; returns its descriptor, which the caller closes."""

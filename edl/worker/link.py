@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import signal
@@ -17,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, ProtocolError, StateError
-from edl.wire import local
-from edl.wire.datagrams import LARGEST_BYTES
+from edl.wire import json_messages, local
 from edl.wire.local import Seat
-from edl.wire.memory_file import read_memory, write_memory
+from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import Purpose, Settings
 from edl.worker.boundary import Boundary, RoundOver, Turn
 from edl.worker.framework import Group
@@ -573,7 +571,4 @@ def _mapped(descriptor: int, size: int, *, private: bool) -> Memory | str:
 
 
 def _read_seat(descriptor: int) -> Seat:
-    fields = json.loads(read_memory(descriptor))
-    fields["endpoints"] = tuple(fields["endpoints"])
-    fields["settings"] = Settings(**fields["settings"])
-    return Seat(**fields)
+    return json_messages.decode(Seat, read_memory(descriptor))

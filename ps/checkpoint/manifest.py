@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 from edl.checkpoint.directory.manifest import Sum, broken_off, check_format
 from edl.errors import CheckpointError, EdlError, ProtocolError
 from edl.job_records import Training
-from edl.wire.plain import from_plain, to_plain
+from edl.wire import json_messages
+from edl.wire.json_messages import from_plain, to_plain
 from ps.spec import BUCKETS, TableSpec
 
 FORMAT = 1
@@ -118,14 +119,14 @@ class Told:
 
     def encode(self) -> str:
         """As JSON."""
-        return json.dumps(to_plain(self), separators=(",", ":"))
+        return json_messages.encode(self).decode()
 
     @classmethod
     def decode(cls, text: str) -> Told:
         """The inverse. Raises ``CheckpointError``."""
         try:
-            return from_plain(cls, json.loads(text))
-        except (ValueError, TypeError, ProtocolError) as error:
+            return json_messages.decode(cls, text)
+        except ProtocolError as error:
             raise CheckpointError(
                 f"not what a pserver says of its part of a checkpoint ({error}): {text[:80]}"
             ) from None

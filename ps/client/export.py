@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import open_files
-from edl.errors import CheckpointError, EdlError, PsError, SettingError
-from edl.wire.plain import from_plain, to_plain
+from edl.errors import CheckpointError, EdlError, ProtocolError, PsError, SettingError
+from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.manifest import cut_number
@@ -236,7 +236,7 @@ class Export:
             }
         except OSError as error:
             raise CheckpointError(f"{folder} is not an export that is complete: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ProtocolError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder / LIST_FILE} is not what edl writes: {error!r}") from None
 
     def rows(self, table: str) -> int:

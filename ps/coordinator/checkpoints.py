@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 
 from edl.master.service import Caller
-from edl.wire.plain import from_plain, to_plain
+from edl.wire import json_messages
 from ps.coordinator.membership import Trainer
 from ps.coordinator.state import CUT, PlacementState, Turn, listed
 from ps.protocol import messages
@@ -67,11 +67,11 @@ class Cuts:
 
     def encode(self) -> bytes:
         """What is kept."""
-        return json.dumps(to_plain(_Kept(self.top, self.run, self._history))).encode()
+        return json_messages.encode(_Kept(self.top, self.run, self._history))
 
     def decode(self, text: bytes) -> None:
         """Take up what was kept. A cut that was under way is given up: trainers that say where they are may go on."""
-        kept = from_plain(_Kept, json.loads(text))
+        kept = json_messages.decode(_Kept, text)
         self.top, self.run, self._history = kept.top, kept.run, kept.history
 
     def above(self, turn: Turn, top: int) -> None:

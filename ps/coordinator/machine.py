@@ -17,7 +17,7 @@ from edl.errors import ProtocolError
 from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Effect, Event, Fail, Keep, Progress, Send, WakeAt
-from edl.wire.plain import to_plain
+from edl.wire.json_messages import to_plain
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.persistence import load_piece, save_piece
 from ps.coordinator.placement import Grid

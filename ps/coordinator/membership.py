@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edl.master.service import Caller
 from edl.types import NodeId
+from edl.wire import json_messages
 from edl.wire.messages import World
-from edl.wire.plain import from_plain, to_plain
 from ps.protocol.messages import Member
 
 REVOKED = 256
@@ -124,11 +123,11 @@ class Membership:
     def encode(self) -> bytes:
         """What is kept."""
         kept = _Kept(self.numbers, self.epoch, tuple(self.trainers.values()), self.revoked)
-        return json.dumps(to_plain(kept), separators=(",", ":")).encode()
+        return json_messages.encode(kept)
 
     def decode(self, text: bytes) -> None:
         """Take up what was kept."""
-        kept = from_plain(_Kept, json.loads(text))
+        kept = json_messages.decode(_Kept, text)
         self.numbers, self.epoch, self.revoked = kept.numbers, kept.epoch, kept.revoked
         self.trainers = {one.number: one for one in kept.trainers}
         self._named = max(REVOKED, len(kept.trainers), len(kept.revoked))

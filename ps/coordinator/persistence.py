@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from edl.wire.plain import from_plain, to_plain
+from edl.wire import json_messages
 from ps.coordinator.checkpoints import Cuts
 from ps.coordinator.state import CHART, CUT, PEOPLE, SERVERS, TABLES, PlacementState, Pserver
 from ps.protocol import messages
@@ -89,7 +88,7 @@ def save_piece(state: PlacementState, cuts: Cuts, piece: str) -> bytes:
         value = _Tables(tuple(state.tables.values()))
     else:
         value = _Lr(tuple(state.holds), tuple(state.world_holds), state.world_factor)
-    return json.dumps(to_plain(value), separators=(",", ":")).encode()
+    return json_messages.encode(value)
 
 
 def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> None:
@@ -99,21 +98,21 @@ def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> No
     elif piece == CUT:
         cuts.decode(text)
     elif piece == CHART:
-        chart = from_plain(_PlacementMap, json.loads(text))
+        chart = json_messages.decode(_PlacementMap, text)
         state.version, state.history, state.opened = chart.version, chart.history, chart.opened
         state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
         state.top_step = chart.top_step
         for name, grid in zip(_GRIDS, chart.grids, strict=True):
             setattr(state.grid, name, messages.unpack(grid, state.grid.buckets, _code(name)))
     elif piece == SERVERS:
-        kept = from_plain(_Servers, json.loads(text))
+        kept = json_messages.decode(_Servers, text)
         state.numbers = kept.numbers
         state.servers = {
             one.number: Pserver(**{name: getattr(one, name) for name in _Server.__dataclass_fields__})
             for one in kept.servers
         }
     elif piece == TABLES:
-        state.tables = {table.name: table for table in from_plain(_Tables, json.loads(text)).tables}
+        state.tables = {table.name: table for table in json_messages.decode(_Tables, text).tables}
     else:
-        lr = from_plain(_Lr, json.loads(text))
+        lr = json_messages.decode(_Lr, text)
         state.holds, state.world_holds, state.world_factor = list(lr.holds), list(lr.worlds), lr.world

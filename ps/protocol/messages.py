@@ -9,16 +9,15 @@ one, so a number is an incarnation.
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from edl.errors import ProtocolError
 from edl.job_records import Training
-from edl.wire.plain import from_plain, to_plain
+from edl.wire.json_messages import TaggedUnion
 from ps.spec import BUCKETS, TableSpec
 
 NOBODY = 0
@@ -488,40 +487,21 @@ class Refused:
     ask: int = 0
 
 
-Word = TypeVar("Word")
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        *(
-            Orders,
-            OrdersChanged,
-            Hello,
-            Followed,
-            OrdersPlease,
-            Synced,
-            Unsynced,
-            Took,
-            TrainerLost,
-            CutDone,
-            Found,
-            Load,
-        ),
-        *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
-        *(Joined, Waits, Charted, Placed, Counted, Halt, NameData, GoOn, Saved, Refused),
-    )
-}
+_UNION: TaggedUnion[Any] = TaggedUnion(
+    *(Orders, OrdersChanged, Hello, Followed, OrdersPlease, Synced, Unsynced, Took, TrainerLost, CutDone, Found, Load),
+    *(Join, Begin, Leave, ChartPlease, Suspect, SetLr, Save, AtCut, DataNamed),
+    *(Joined, Waits, Charted, Placed, Counted, Halt, NameData, GoOn, Saved, Refused),
+    tag="word",
+    what="a message of the parameter servers",
+    advice="Master, pservers and trainers of a job must run the same version of edl",
+)
 
 
-def encode(word: Any) -> str:
-    """A word as JSON text."""
-    return json.dumps({"word": type(word).__name__, **to_plain(word)}, separators=(",", ":"))
+def encode(message: Any) -> str:
+    """A message as JSON text."""
+    return _UNION.encode(message).decode()
 
 
 def decode(text: str) -> Any:
     """The inverse of ``encode``. Raises ``ProtocolError`` naming what does not fit."""
-    try:
-        plain = json.loads(text)
-        kind = _KINDS[plain.pop("word")]
-        return from_plain(kind, plain)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ProtocolError(f"not a word of the parameter servers ({error!r}): {text[:80]!r}") from None
+    return _UNION.decode(text)

@@ -18,8 +18,8 @@ import numpy as np
 from edl.checkpoint.memory.buffer_table import BufferTable, Room, Stream
 from edl.testing.commits.device import AsynchronousArrays, Device
 from edl.wire import local
-from edl.wire.datagrams import LARGEST_BYTES
 from edl.wire.local import Seat
+from edl.wire.memory_file import LARGEST_BYTES
 from edl.wire.messages import Holding, Version
 from edl.worker.framework import ArrayInfo, Arrays
 from edl.worker.link import Link

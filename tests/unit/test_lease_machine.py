@@ -29,7 +29,7 @@ from data_service.protocol.messages import (
     Refused,
     Register,
 )
-from edl.errors import DataError
+from edl.errors import DataError, ProtocolError
 from edl.master.service import Caller, Flaw, Keep, Note, Said, Tell, Tick, WakeAt, WorldBegan, WorldEnded
 from edl.types import NodeId, Round
 from edl.wire.messages import World
@@ -407,8 +407,28 @@ def test_words_survive_being_written() -> None:
     ]
     assert [messages.decode(messages.encode(word)) for word in words] == words
     assert messages.ranges([5, 1, 2, 3]) == ((1, 4), (5, 6))
-    with pytest.raises(DataError, match="want=-1: a whole number of at least 0"):
-        messages.decode('{"word":"lease","id":1,"dataset":"a","epoch":0,"want":-1}')
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"word":"lease","id":1,"dataset":"a","epoch":0,"want":-1}', r"data \(lease\): want=-1: Expected `int` >= 0"),
+        ('{"word":"lease","id":1,"dataset":"a b","epoch":0,"want":1}', r"dataset=a b: Expected `str` matching regex"),
+        ('{"word":"ack","id":1,"dataset":"a","epoch":0,"shards":[[1,2]]}', r"shards\[0\]=\[1, 2\]: Expected `array`"),
+        ('{"word":"open","id":1,"dataset":"a","rank":0,"granted":[[5,7],[6,8]]}', "granted: ranges must rise"),
+        ('{"word":"register","id":1,"dataset":"a","manifest":"!","options":{}}', "manifest=!: Invalid base64"),
+        ('{"word":"register","id":1,"dataset":"a","manifest":"","options":{"mode":"x"}}', r"options\.mode=x"),
+        (
+            '{"word":"granted","id":1,"dataset":"a","epoch":0,"leases":[],"state":"more"}',
+            "required field `rows`",
+        ),
+        ('{"word":"other"}', "word=other is none of its kinds"),
+        ("[]", "not a message about data"),
+    ],
+)
+def test_what_is_no_message_is_named(text: str, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        messages.decode(text)
 
 
 @given(st.integers(1, 60), st.integers(0, 5), st.booleans(), st.data())

@@ -125,7 +125,7 @@ def test_nonsense_is_noted() -> None:
     one = rig()
     one.feed(sv.Heard("servers/p", "nonsense"))
     one.feed(sv.KeyPut("servers/x", b"nonsense"))
-    assert "not a word of the parameter servers" in one.notes[-2]
+    assert "not a message of the parameter servers" in one.notes[-2]
     assert "holds no pserver" in one.notes[-1]
 
 

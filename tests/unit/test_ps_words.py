@@ -48,7 +48,7 @@ def test_round_trip(word: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"word":"Nothing"}', '{"word":"Synced","version":"three"}', "\x00"])
 def test_anything_else_is_named(text: str) -> None:
-    with pytest.raises(ProtocolError, match="not a word of the parameter servers"):
+    with pytest.raises(ProtocolError, match="not a message of the parameter servers"):
         messages.decode(text)
 
 

@@ -493,45 +493,6 @@ class TestJoin:
         play(scene)
 
 
-class TestRejoin:
-    """A node that was cut off comes back."""
-
-    def test_to_its_job_under_a_new_lease(self) -> None:
-        async def scene(bench: Bench) -> None:
-            joining = bench.registration()
-            await joining.agree()
-            first = (await joining.join(info("a"))).incarnation
-            bench.store.revoke_now(first)
-            assert (await joining.rejoin(info("a"))).incarnation == joining.lease != first
-
-        play(scene)
-
-    def test_but_not_to_another_job_of_the_same_id(self) -> None:
-        async def scene(bench: Bench) -> None:
-            joining = bench.registration()
-            await joining.agree()
-            bench.store.write_now([Delete(KEYS.spec), Delete(KEYS.token)])
-            await bench.registration().agree()
-            with pytest.raises(JobConflict, match="has ended while this node was cut off"):
-                await joining.rejoin(info("a"))
-            names = bench.keys()
-            assert KEYS.node(NodeId("a")) not in names
-
-        play(scene)
-
-    def test_and_ends_as_its_job_did_while_the_outcome_is_there(self) -> None:
-        async def scene(bench: Bench) -> None:
-            joining = bench.registration()
-            await joining.agree()
-            outcome = Finish(int(ExitCode.WORKER_FAILED), "worker 0 failed")
-            bench.store.write_now([Delete(KEYS.token), Put(KEYS.farewell, plain.dumps(outcome))])
-            with pytest.raises(JobEnded) as ended:
-                await joining.rejoin(info("a"))
-            assert (ended.value.outcome, ended.value.exit_code) == (outcome, ExitCode.WORKER_FAILED)
-
-        play(scene)
-
-
 class TestKeep:
     def test_renews_three_times_in_a_life_and_ends_with_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def scene(bench: Bench) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from edl.agent.failure_report import RULE, TAIL_LINES_SHOWN, error_file, failure_text, json_report, text_report
 from edl.types import NodeId, Rank, Round
+from edl.wire.json_messages import from_plain
 from edl.wire.messages import Failure
-from edl.wire.plain import from_plain
 
 CAUSE = Failure(
     NodeId("node-b"),
@@ -114,7 +114,7 @@ class TestJson:
         assert from_plain(tuple[Failure, ...], report["failures"]) == (CAUSE, CONSEQUENCE)
 
     def test_no_failures_are_an_empty_list(self) -> None:
-        assert json_report("j", 3, "too few nodes", ())["failures"] == []
+        assert json_report("j", 3, "too few nodes", ())["failures"] == ()
 
 
 class TestOuterErrorFile:

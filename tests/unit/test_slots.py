@@ -17,6 +17,7 @@ from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.rendezvous.ranks import Candidate, order
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.messages import (
     Attach,
     Failure,
@@ -33,7 +34,6 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
-from edl.wire.plain import from_plain, to_plain
 from edl.wire.wishes import Cordon, Verdict
 from tests.unit.test_agent_machine import Node
 from tests.unit.test_resizing import Wishing

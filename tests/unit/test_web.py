@@ -17,6 +17,7 @@ from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
 from tests.unit.fake_master import JOB
 from tests.unit.web_bench import TOKEN, Scene, head, play
 
+JOB_PATH = f"/v1/jobs/{JOB}"
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -184,6 +185,26 @@ def test_what_is_refused_is_refused_with_its_reason() -> None:
         assert (await on.ask("POST", "JOB/checkpoint")).code == 422
 
     assert play(scene).log[1:] == [], "nothing of it is a defect"
+
+
+def test_addresses_in_other_forms() -> None:
+    async def scene(on: Scene) -> None:
+        for method, path, code in (
+            ("OPTIONS", "*", 404),
+            ("GET", f"http://other{JOB_PATH}/scale", 200),
+            ("GET", f"/{JOB_PATH}/scale", 404),
+            ("GET", f"{JOB_PATH}/./scale", 404),
+            ("GET", f"{JOB_PATH}%2Fscale", 404),
+            ("GET", "/v1/jobs/tr%61in/scale", 200),
+            ("POST", "/healthz", 405),
+            ("TRACE", f"{JOB_PATH}/scale", 405),
+        ):
+            reader, writer = await on.raw(head(method, path, "Connection: close"))
+            answer = await reader.read()
+            assert f" {code} " in answer.splitlines()[0].decode(), f"{method} {path}: {answer!r}"
+            writer.close()
+
+    assert len(play(scene).log) == 1, "nothing of it is a defect"
 
 
 def test_another_launcher_rules() -> None:

@@ -17,7 +17,7 @@ from edl.errors import ProtocolError, SettingError
 from edl.master.election import Ruler
 from edl.master.state import Phase, Record
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire import codec, edl_pb2, messages, plain, status, wishes
+from edl.wire import codec, edl_pb2, json_messages, messages, plain, status, wishes
 from edl.wire.messages import Attach, Expelled, Failure, Finish, Leaving, Member, NodeInfo, Ready, StartRound, World
 
 GARBAGE = (b"\xff", b"\x0a\xff", b"not protobuf", b"\x0a\x05ab")
@@ -162,16 +162,16 @@ class TestPlain:
         assert plain.loads(Ruler, plain.dumps(ruler)) == ruler
 
     def test_a_key_from_the_future_is_ignored(self) -> None:
-        values = plain.to_plain(RECORD)
+        values = json_messages.to_plain(RECORD)
         values["later"] = 1
         values["world"]["members"][0]["colour"] = "blue"
-        assert plain.from_plain(Record, values) == RECORD
+        assert json_messages.from_plain(Record, values) == RECORD
 
     def test_a_missing_key_takes_the_default(self) -> None:
         assert plain.loads(Record, b'{"round": 3}') == Record(round=Round(3))
 
     def test_a_missing_key_without_default_is_refused(self) -> None:
-        with pytest.raises(ProtocolError, match=r"no Ruler.*port"):
+        with pytest.raises(ProtocolError, match=r"not a Ruler.*port"):
             plain.loads(Ruler, b'{"node": "a", "host": "h"}')
 
     @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ class TestPlain:
     )
     def test_a_value_of_another_type_is_refused(self, kind: type, key: str, value: object) -> None:
         good = {Ruler: Ruler(NodeId("a"), "h", 80), World: WORLD, Record: RECORD, Timeouts: Timeouts()}[kind]
-        values = plain.to_plain(good) | {key: value}
-        with pytest.raises((TypeError, ValueError)):
-            plain.from_plain(kind, values)
+        values = json_messages.to_plain(good) | {key: value}
+        with pytest.raises(ProtocolError):
+            json_messages.from_plain(kind, values)
 
     @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b'"text"', b"null", b"\xff\xfe"])
     def test_another_document_is_refused(self, text: bytes) -> None:
-        with pytest.raises(ProtocolError, match="no Record"):
+        with pytest.raises(ProtocolError, match="not a Record"):
             plain.loads(Record, text)
 
     def test_whole_numbers_are_times_too(self) -> None:
@@ -216,7 +216,7 @@ class TestPlain:
 
     def test_settings_are_checked_again_when_they_are_read(self) -> None:
         with pytest.raises(SettingError, match="--max-restarts=-1"):
-            plain.from_plain(JobSpec, plain.to_plain(SPEC) | {"max_restarts": -1})
+            json_messages.from_plain(JobSpec, json_messages.to_plain(SPEC) | {"max_restarts": -1})
 
     def test_it_is_json(self) -> None:
         assert json.loads(plain.dumps(SPEC))["fault_tolerance"] == "shrink"
