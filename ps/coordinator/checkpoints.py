@@ -1,8 +1,9 @@
-"""Checkpoints over trainers and pservers: all stop at a boundary, rows are marked, all go on, then they are written.
+"""Coordination of checkpoints: all trainers stop at a step boundary, pservers mark their rows, trainers continue, and
+the marked rows are written.
 
-Halt -> AtCut of every trainer that counts -> one names the data positions -> ``mark`` on all pservers -> GoOn ->
-``write`` -> ``complete`` on one pserver -> Saved. Whatever goes wrong gives the cut up; its number is not used again.
-Until the mark, buckets do not change hands.
+Halt -> AtCut of every member -> one trainer names the data positions -> ``mark`` on all pservers -> GoOn -> ``write``
+-> ``complete`` on one pserver -> Saved. Any failure abandons the checkpoint; its number is not reused. Until the mark,
+buckets do not move.
 """
 
 from __future__ import annotations
@@ -27,60 +28,61 @@ class _Kept:
 
 
 class Cuts:
-    """The one that is under way, and who asked for it."""
+    """The checkpoint in progress and the requests for it."""
 
     def __init__(self, state: PlacementState) -> None:
         self._state = state
         self.top = 0
-        """The highest number used, by anybody."""
+        """The highest number that any checkpoint has used."""
         self.run = ""
-        """The newest complete cut of ``history``: the next one needs to write only what has changed since."""
+        """Folder of the newest complete checkpoint of ``history``: the base of the next one."""
         self._history = 0
         self.phase = ""
         self.asks: dict[Caller, int] = {}
         self._later: dict[Caller, int] = {}
-        """Asked for after the mark of the one that is under way."""
+        """Requests that came after the mark of the one in progress; they are for the next one."""
         self._wanted = False
         self._at: dict[int, messages.AtCut] = {}
         self._names: dict[int, str] = {}
         self._namer = 0
         self._named: messages.DataNamed | None = None
         self._told: dict[int, str] = {}
-        """By pserver, what it said at the end of this phase."""
+        """The pservers' reports at the end of the current phase."""
         self._parts: tuple[str, ...] = ()
-        """What they said of what they have written."""
+        """The pservers' reports about what they have written."""
         self._servers: frozenset[int] = frozenset()
         self._due_s = 0.0
         self._next_s = 0.0
         self.last = ""
-        """What became of the last one."""
+        """Outcome of the last checkpoint, for display."""
 
     @property
     def freezes(self) -> bool:
-        """Buckets must not change hands now."""
+        """True while buckets must not move."""
         return self.phase in (SETTLE, HALT, NAME, MARK)
 
     @property
     def marking(self) -> bool:
-        """No trainer may begin to count now."""
+        """True while no trainer may become a member."""
         return self.phase in (NAME, MARK)
 
     def encode(self) -> bytes:
-        """What is kept."""
+        """Encode the persistent state."""
         return json.dumps(to_plain(_Kept(self.top, self.run, self._history))).encode()
 
     def decode(self, text: bytes) -> None:
-        """Take up what was kept. A cut that was under way is given up: trainers that say where they are may go on."""
+        """Restore the persistent state. A checkpoint in progress is abandoned; trainers that report AtCut are
+        released."""
         kept = from_plain(_Kept, json.loads(text))
         self.top, self.run, self._history = kept.top, kept.run, kept.history
 
     def above(self, turn: Turn, top: int) -> None:
-        """Cuts up to this number lie in the checkpoint directory."""
+        """Take note that the checkpoint directory has checkpoints up to this number."""
         self.top = max(self.top, top)
         turn.keep(CUT)
 
     def order(self, server: int) -> messages.Cut | None:
-        """What one pserver has to do for it."""
+        """The order for one pserver in the current phase, if any."""
         if self.phase == MARK:
             return messages.Cut(self.top, "mark")
         if self.phase == WRITE:
@@ -92,7 +94,7 @@ class Cuts:
     # --- what is said ------------------------------------------------------------------------------------------------
 
     def ask(self, turn: Turn, caller: Caller, ask: int) -> None:
-        """A trainer wants a checkpoint."""
+        """A trainer requests a checkpoint."""
         if self.phase in (MARK, WRITE, COMPLETE) and self.asks.get(caller) != ask:
             self._later[caller] = ask
             return
@@ -100,7 +102,7 @@ class Cuts:
         self._wanted = not self.phase
 
     def at_cut(self, turn: Turn, trainer: Trainer, word: messages.AtCut) -> None:
-        """A trainer has come to its boundary."""
+        """A trainer has stopped at its step boundary."""
         self._state.reach(word.step)
         if word.cut != self.top or self.phase not in (HALT, NAME, MARK):
             turn.tell(trainer.caller, messages.GoOn(word.cut))
@@ -111,17 +113,17 @@ class Cuts:
             turn.tell(trainer.caller, messages.NameData(self.top))
 
     def forget(self, caller: Caller) -> None:
-        """Who sat in this slot is gone, and does not want to know any more."""
+        """Drop the requests of a worker that is gone."""
         self.asks.pop(caller, None)
         self._later.pop(caller, None)
 
     def data_named(self, word: messages.DataNamed) -> None:
-        """The positions of the data have names."""
+        """The data positions have been named."""
         if word.cut == self.top and self.phase == NAME:
             self._named = word
 
     def done(self, turn: Turn, server: int, word: messages.CutDone) -> None:
-        """A pserver has come to the end of a phase."""
+        """A pserver has finished a phase, or failed."""
         if word.number != self.top or word.phase != self.phase or server not in self._servers:
             return
         if word.failed:
@@ -132,14 +134,14 @@ class Cuts:
             self._told[server] = word.told
 
     def server_gone(self, turn: Turn, number: int, name: str) -> None:
-        """A pserver is dead."""
+        """A pserver has died."""
         if number in self._servers and self.phase in (MARK, WRITE, COMPLETE):
-            self.give_up(turn, f"{name} is gone")
+            self.give_up(turn, f"{name} was lost")
 
     # --- how it goes on ----------------------------------------------------------------------------------------------
 
     def settle(self, turn: Turn) -> None:
-        """Go as far as what is known allows."""
+        """Advance as far as the known facts allow."""
         state = self._state
         if self.phase and turn.now_s >= self._due_s:
             self.give_up(turn, self._waiting())
@@ -147,7 +149,7 @@ class Cuts:
         if not self.phase:
             if every and state.opened and not self._next_s:
                 self._next_s = turn.now_s + every
-            # Without anybody who trains nobody could tell the positions in the data.
+            # Without members no trainer could name the data positions.
             due = bool(self._next_s) and turn.now_s >= self._next_s and bool(state.members())
             if (self._wanted or due) and state.whole and state.opened:
                 self._begin(turn)
@@ -180,7 +182,7 @@ class Cuts:
         self._enter(turn, SETTLE, turn.now_s + state.limits.halt_s)
 
     def halt(self, turn: Turn, number: int) -> None:
-        """Tell a trainer that counts, also one that has begun to just now."""
+        """Send Halt to a member, including one that has just joined."""
         if self.phase == HALT:
             turn.tell(self._state.people.trainers[number].caller, messages.Halt(self.top))
 
@@ -195,7 +197,7 @@ class Cuts:
                 turn.tell(self._state.people.trainers[self._namer].caller, messages.NameData(self.top))
             return
         if self._named is None and self._state.top_step:
-            self.give_up(turn, "nobody trains who could tell the positions in the data")
+            self.give_up(turn, "there is no trainer that could name the data positions")
             return
         self._servers = frozenset(self._state.servers)
         self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
@@ -206,17 +208,17 @@ class Cuts:
                 turn.tell(trainer.caller, messages.GoOn(self.top))
 
     def give_up(self, turn: Turn, why: str, *, lasting: bool = False) -> None:
-        """It comes to nothing; all go on. ``lasting``: it would come to nothing again."""
+        """Abandon the checkpoint and release the trainers. ``lasting``: a retry would fail in the same way."""
         if not self.phase:
             return
         if self.freezes:
             self._go_on(turn)
         self.phase, self._told, self._servers = "", {}, frozenset()
         turn.change(CUT)
-        self.last = f"checkpoint {self.top} was given up: {why}"
+        self.last = f"checkpoint {self.top} was abandoned: {why}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            advice = "Training goes on" if lasting else "Training goes on; ask again"
+            advice = "Training continues" if lasting else "Training continues; request it again"
             turn.tell(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
         self._over()
 
@@ -225,11 +227,11 @@ class Cuts:
         self._wanted = bool(self.asks)
 
     def _completed(self, turn: Turn, told: str) -> None:
-        """The marker is written."""
+        """The manifest has been written."""
         try:
             run = str(json.loads(told)["run"])
         except (ValueError, KeyError, TypeError):
-            self.give_up(turn, f"a pserver does not say where the checkpoint is: {told[:80]!r}")
+            self.give_up(turn, f"a pserver's report lacks the checkpoint's folder: {told[:80]!r}")
             return
         self.run, self._history = run, self._state.history
         self.phase, self._servers = "", frozenset()
@@ -248,17 +250,17 @@ class Cuts:
         return json.dumps({"step": step, "members": members, "values": values, "ledgers": ledgers})
 
     def _waiting(self) -> str:
-        """Whom it waits for, for people."""
+        """What the checkpoint is waiting for, for messages."""
         state = self._state
         if self.phase == SETTLE:
-            return f"{state.grid.in_motion()} buckets were still on the move"
+            return f"{state.grid.in_motion()} buckets were still moving"
         if self.phase == HALT:
             late = [one.name for one in state.members() if one.number not in self._at]
-            what = "came to no boundary in time" if late else f"{state.grid.in_motion()} buckets are on the move"
+            what = "reached no step boundary in time" if late else f"{state.grid.in_motion()} buckets are moving"
             return f"{listed(late)} {what}".strip()
         if self.phase == NAME:
-            return "the positions of the data were not named in time"
+            return "the data positions were not named in time"
         late = [
             one.name for one in state.servers.values() if one.number in self._servers and one.number not in self._told
         ]
-        return f"{listed(late)} did not come to the end of phase {self.phase} in time"
+        return f"{listed(late)} did not finish phase {self.phase} in time"

@@ -1,10 +1,10 @@
-"""The machine that places buckets on pservers: the service "ps" of the Master.
+"""The machine that places buckets on pservers: the Master's service "ps".
 
-Pure: events in, effects out. ``placement`` has the arithmetic of who holds what, ``servers`` the pservers, ``trainers``
-and ``membership`` the trainers, ``cuts`` the checkpoints, ``state`` what all of them know. This file takes events
-apart, and sees to it that after each of them whatever follows from it happens: level-triggered, so that nothing depends
-on a word being heard. Any change raises the chart's version, is kept, and goes out to every pserver as all that holds
-now.
+Pure: events in, effects out. ``placement`` decides which pserver holds what, ``servers`` handles the pservers,
+``trainers`` and ``membership`` the trainers, ``checkpoints`` the checkpoints; ``state`` is shared by all. This file
+dispatches events and then runs every consequence. It is level-triggered, so nothing depends on a single message being
+received. Any change raises the placement map's version, is persisted, and is sent to every pserver as the complete
+current state (or as a delta from it).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ps.spec import BUCKETS, Training
 
 PIECES = (CHART, SERVERS, PEOPLE, TABLES, CUT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
-"""Words after which nobody waits for new orders."""
+"""Messages after which no process waits for new orders."""
 PREFIX = "servers/"
-"""Of the keys that pservers register under, below the service's name."""
+"""Prefix of the keys under which pservers register, below the service's name."""
 
 
 class PlacementMachine:
-    """Implements ``edl.master.service.Service``. The grid is changed in place."""
+    """Implements ``edl.master.service.Service``. The state is mutable."""
 
     name = "ps"
 
@@ -49,20 +49,20 @@ class PlacementMachine:
         self._chart = messages.PlacementMap()
         self._over = False
         self._wake_s = 0.0
-        """Earliest tick asked for; 0: none."""
+        """Time of the earliest requested tick; 0: none."""
         self._gather_s = 0.0
-        """Until when what can wait is gathered; 0: nothing has been."""
+        """Until this time, changes that can wait are batched; 0: none are pending."""
         self._crowd_s = 0.0
-        """Until when trainers that come and go are gathered, after others have come or gone."""
+        """Until this time, further membership changes are batched."""
         self._crowd: tuple[set[str], set[str]] = (set(), set())
-        """What has changed and is to be kept, and waits for that."""
+        """Batched membership changes: the changed pieces and the pieces to persist."""
         self._orders: messages.Orders | None = None
-        """The newest, without what each pserver is told for itself."""
+        """The newest orders, without the parts specific to one pserver."""
         self._told: dict[int, int] = {}
-        """By pserver: of which version its orders are."""
+        """Version of the newest orders sent to each pserver."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
-        """First call: what the last Master kept."""
+        """Start from the state that the previous Master persisted. Called first."""
         turn = Turn(now_s)
         try:
             for piece in PIECES:
@@ -70,13 +70,15 @@ class PlacementMachine:
                     load_piece(self.state, self.cuts, piece, kept[piece])
                     self._kept[piece] = kept[piece]
         except (ProtocolError, ValueError, TypeError, KeyError) as error:
-            self.servers.failed = f"what the last Master kept of the parameter servers cannot be used: {error!r}"
+            self.servers.failed = (
+                f"the state of the parameter servers written by the previous Master is unusable: {error!r}"
+            )
         self._chart = self._draw()
         self.servers.taken_over(turn)
         return self._finish(turn)
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """Take one event. Answers whatever anybody says, also nonsense."""
+        """Process one event. Every message is answered, including invalid ones."""
         turn = Turn(now_s)
         match event:
             case sv.Said(caller, _, body):
@@ -100,11 +102,11 @@ class PlacementMachine:
         return self._finish(turn)
 
     def report(self) -> tuple[Progress, ...]:
-        """Pservers, trainers, checkpoints, for ``edl status``."""
+        """Progress of pservers, trainers and checkpoints, for ``edl status``."""
         return report(self.state, self.cuts)
 
     def chart(self) -> messages.PlacementMap:
-        """Who holds what, as of the newest version."""
+        """The newest placement map."""
         return self._chart
 
     # --- the end of a turn -------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class PlacementMachine:
         if body.startswith('{"word":"TrainerLost"'):
             teller = self.state.named(name)
             if teller is None or not teller.confirmed:
-                return  # it tells of a life that is over: trainers have hung up because it counted as dead
+                return  # from before the pserver was considered dead: trainers hung up for that reason
             try:
                 self.trainers.lost(turn, messages.decode(body).trainer)
             except ProtocolError as error:
@@ -129,7 +131,7 @@ class PlacementMachine:
             self._gather_s = turn.now_s + self.state.limits.gather_s
 
     def _finish(self, turn: Turn) -> tuple[Effect, ...]:
-        """Whatever follows; then keep, then tell."""
+        """Process all consequences of an event; persist, then send."""
         state = self.state
         if self._over:
             return ()
@@ -139,7 +141,7 @@ class PlacementMachine:
         if self._crowded(turn):
             return self._asleep(turn, [self._crowd_s])
         self._gather_s = 0.0
-        for _ in range(3):  # a cut that ends lets buckets move and trainers in
+        for _ in range(3):  # the end of a checkpoint lets buckets move and trainers join
             self.servers.settle(turn)
             self.cuts.settle(turn)
             self.trainers.settle(turn)
@@ -159,8 +161,8 @@ class PlacementMachine:
         return (*keeps, *self._asleep(turn, wakes))
 
     def _crowded(self, turn: Turn) -> bool:
-        """Whether all that is new are trainers, and the last ones came just now: when a job begins they come by the
-        hundred, and one version for many of them is as good as one for each."""
+        """True if only the membership has changed and it also changed a moment ago. At the start of a job trainers join
+        by the hundred; one version for many of them is enough."""
         changed, kept = self._crowd
         turn.changed |= changed
         turn.kept |= kept
@@ -175,7 +177,7 @@ class PlacementMachine:
         return waits
 
     def _asleep(self, turn: Turn, wakes: list[float]) -> tuple[Effect, ...]:
-        """The turn's effects, with the earliest wish to be woken, if there is none as early yet."""
+        """The turn's effects, plus a timer if one is needed earlier than the pending one."""
         effects: list[Effect] = [effect for effect in turn.effects if not isinstance(effect, WakeAt)]
         if wakes and (not self._wake_s or min(wakes) < self._wake_s):
             self._wake_s = min(wakes)
@@ -203,7 +205,8 @@ class PlacementMachine:
         return messages.PlacementMap(state.version, state.history, servers, *grids)
 
     def _send(self, turn: Turn, changed: bool) -> None:
-        """What is new to everybody if anything has changed; all that holds to those whose line is new."""
+        """Send new orders to all pservers if anything has changed; complete orders to those that have just
+        connected."""
         state = self.state
         greeted, self.servers.greeted = self.servers.greeted, set()
         to = [one for one in state.servers.values() if one.greeted and (changed or one.number in greeted)]
@@ -216,7 +219,8 @@ class PlacementMachine:
             epoch=state.people.epoch,
             members=state.members(),
             training=state.training,
-            # Before buckets are placed a checkpoint may still say otherwise, and a pserver defines a table once.
+            # Before buckets are placed, a checkpoint may still define tables differently, and a pserver defines a table
+            # once.
             tables=tuple(state.tables.values()) if state.stage == "placed" else (),
             lr=state.lr,
             revoked=state.people.revoked,
@@ -236,7 +240,7 @@ class PlacementMachine:
             turn.effects.append(Send(server.name, json.dumps(told, separators=(",", ":"))))
 
     def _own(self, server: Pserver) -> dict[str, Any]:
-        """What only one pserver is told."""
+        """The part of the orders that is specific to one pserver."""
         cut = self.servers.order(server.number) or self.cuts.order(server.number)
         return {
             "you": server.number,

@@ -1,4 +1,4 @@
-"""The trainers' side of the placement machine: joining, counting, learning rates, charts."""
+"""The trainers' part of the placement machine: joining, membership, learning rates, placement maps."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ ADVICE = "Set the tables back, or give the job another --checkpoint-dir"
 
 
 class Trainers:
-    """Acts on the placement state."""
+    """Tracks the trainers in the placement state."""
 
     def __init__(
         self, state: PlacementState, cuts: Cuts, chart: Callable[[], messages.PlacementMap], secret: Callable[[], str]
     ) -> None:
         self._state, self._cuts, self._chart, self._secret = state, cuts, chart, secret
         self._waiting: dict[Caller, messages.Join] = {}
-        """They are answered when every bucket has an owner."""
+        """Join requests to be answered once every bucket has an owner."""
         self._ready: dict[Caller, Trainer] = {}
-        """To be answered at the end of this turn."""
+        """Trainers to be answered at the end of this turn."""
         self._asked: set[Caller] = set()
-        """Have joined in this turn."""
+        """Callers that have sent Join in this turn."""
         self._beginning: dict[int, None] = {}
-        """They count as soon as the checkpoint is marked."""
+        """Trainers that become members as soon as the checkpoint is marked."""
         self._world: World | None = None
         self._told: messages.Charted | None = None
-        """What trainers know who have heard everything."""
+        """The state that trainers have if they have received every message."""
 
     # --- worlds ------------------------------------------------------------------------------------------------------
 
     def world_began(self, turn: Turn, world: World) -> None:
-        """Trainers whose place is gone are gone; the others train on."""
+        """A new world has begun: trainers whose slot is not in it are lost, the others continue."""
         self._world = world
         self._lost(turn, self._state.people.follow(world))
         self._waiting = {caller: join for caller, join in self._waiting.items() if self._has_place(caller)}
@@ -54,28 +54,28 @@ class Trainers:
         return self._world is None or (member is not None and caller.slot in member.used)
 
     def lost(self, turn: Turn, number: int) -> None:
-        """A pserver says that a trainer's connections broke."""
+        """A pserver reports that a trainer's connections broke."""
         self._lost(turn, self._state.people.lose([number]))
 
     def _lost(self, turn: Turn, gone: list[Trainer]) -> None:
         for one in gone:
             if one.begun:
-                turn.note(f"trainer {one.name} (number {one.number}) is gone; nobody waits for it")
+                turn.note(f"trainer {one.name} (number {one.number}) is lost; the others continue without it")
             self._beginning.pop(one.number, None)
             self._cuts.forget(one.caller)
             turn.change(PEOPLE)
 
     def rolled_back(self, turn: Turn) -> None:
-        """A new history: all begin anew."""
+        """The parameters are rolled back to a new history; all trainers must restart."""
         state = self._state
-        text = f"{state.reason}: the parameters go back to the last checkpoint. Begin anew"
+        text = f"{state.reason}: the parameters are rolled back to the last checkpoint. Restart the process"
         for one in state.people.trainers.values():
             turn.tell(one.caller, messages.Refused("stale", text))
         state.people.lose(list(state.people.trainers))
         self._beginning = {}
-        for caller, word in self._waiting.items():  # they have not been let in yet
+        for caller, word in self._waiting.items():  # not admitted yet, so they stay
             self._join(turn, caller, word)
-        # What scripts have set they set again; what was set by hand, for the job, still holds.
+        # Scripts set their factors again; those set by hand for the whole job still apply.
         state.holds = []
         state.world_holds = [messages.LrHold(0, state.world_factor)] if state.world_factor != 1.0 else []
         turn.change(PEOPLE)
@@ -84,15 +84,15 @@ class Trainers:
     # --- words -------------------------------------------------------------------------------------------------------
 
     def said(self, turn: Turn, caller: Caller, body: str) -> None:
-        """A trainer says something."""
+        """Process a message from a trainer."""
         try:
             word = messages.decode(body)
         except ProtocolError as error:
-            turn.tell(caller, messages.Refused("word", f"not understood: {error}"))
+            turn.tell(caller, messages.Refused("word", f"invalid message: {error}"))
             return
         if not self._has_place(caller):
             turn.tell(
-                caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no place in the job's world now")
+                caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no slot in the job's current world")
             )
             return
         if isinstance(word, messages.Join):
@@ -101,7 +101,7 @@ class Trainers:
         trainer = self._state.people.at(caller)
         number = getattr(word, "number", trainer.number if trainer is not None else 0)
         if trainer is None or number != trainer.number:
-            text = f"{caller.node}/{caller.slot}: another process has taken this place, or has never joined. Begin anew"
+            text = f"{caller.node}/{caller.slot}: the slot is taken, or the process has never joined. Restart it"
             turn.tell(caller, messages.Refused("stale", text, getattr(word, "ask", 0)))
             return
         self._word(turn, trainer, word)
@@ -131,7 +131,7 @@ class Trainers:
             case messages.DataNamed():
                 self._cuts.data_named(word)
             case _:
-                text = f"{type(word).__name__} is nothing that a trainer says"
+                text = f"{type(word).__name__} is not a message that a trainer sends"
                 turn.tell(trainer.caller, messages.Refused("word", text))
 
     def _join(self, turn: Turn, caller: Caller, word: messages.Join) -> None:
@@ -150,10 +150,10 @@ class Trainers:
         self._asked.add(caller)
 
     def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
-        """A checkpoint with these tables is about to be restored. Who waits to be let in and has defined them
-        otherwise is refused: the checkpoint is right, and nothing of it may be lost to another model."""
+        """A checkpoint with these tables is about to be restored. Refuse waiting trainers that define a table
+        differently, so that none of the checkpoint's data is lost to another model."""
         state = self._state
-        if not state.reason:  # no pserver knows yet of what scripts have defined
+        if not state.reason:  # no pserver knows the scripts' definitions yet
             state.tables = {}
         state.tables.update({table.name: table for table in saved})
         turn.change(TABLES)
@@ -164,12 +164,12 @@ class Trainers:
                 one = state.people.at(caller)
                 self._lost(turn, state.people.lose([one.number] if one is not None else []))
                 turn.tell(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
-                turn.note(f"trainer {caller.node}/{caller.slot} is refused: {wrong}")
+                turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
             else:
                 state.tables = {**{table.name: table for table in word.tables}, **state.tables}
 
     def _define(self, turn: Turn, caller: Caller, word: messages.Join) -> str:
-        """Take up tables that are new; says what differs in others."""
+        """Add new table definitions; return the differences from existing ones, as text."""
         tables = self._state.tables
         lines = []
         for table in word.tables:
@@ -180,10 +180,10 @@ class Trainers:
         new = [table for table in word.tables if table.name not in tables]
         one = self._state.people.at(caller)
         if new and not lines and self._state.found and (one is None or one.nonce != word.nonce):
-            wrong = differences(self._state.found[0].tables, word.tables)  # has one got another name?
+            wrong = differences(self._state.found[0].tables, word.tables)  # may a table have been renamed?
             lines += [wrong, ADVICE] if wrong else []
         if len(tables) + len(new) > MOST_TABLES:
-            lines.append(f"{len(tables) + len(new)} tables are more than {MOST_TABLES}")
+            lines.append(f"{len(tables) + len(new)} tables exceed the limit of {MOST_TABLES}")
         if lines:
             return "\n".join(lines)
         for table in new:
@@ -213,14 +213,14 @@ class Trainers:
             self._hold(turn, self._state.holds, hold)
 
     def settings_hold(self, turn: Turn, settings: Settings) -> None:
-        """The world's settings have a factor for the LR."""
+        """Apply the LR factor of the world's settings."""
         if settings.factor == self._state.world_factor:
             return
         self._state.world_factor = settings.factor
         self._hold(turn, self._state.world_holds, messages.LrHold(0, settings.factor))
 
     def _hold(self, turn: Turn, holds: list[messages.LrHold], new: messages.LrHold) -> None:
-        """From its step, or as soon as nobody has got there, on."""
+        """Apply a factor from its step on, or from the first step that no trainer has reached."""
         top = self._state.top_step
         new = replace(new, step=max(new.step, top + 1))
         holds[:] = [one for one in holds if (one.table, one.step) != (new.table, new.step)]
@@ -236,7 +236,7 @@ class Trainers:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def settle(self, turn: Turn) -> None:
-        """Let in those that wait, as soon as every bucket has an owner."""
+        """Admit waiting trainers as soon as every bucket has an owner."""
         state = self._state
         if self._beginning and not self._cuts.marking:
             beginning, self._beginning = self._beginning, {}
@@ -255,11 +255,11 @@ class Trainers:
                 turn.keep(CHART)
 
     def charted(self) -> messages.Charted:
-        """Where everything is now."""
+        """The current placement map and membership."""
         return messages.Charted(0, self._chart(), self._state.people.epoch, self._state.members())
 
     def tell(self, turn: Turn) -> None:
-        """Last of a turn: who waited is let in; everybody hears what is new of owners, pservers and members."""
+        """End a turn: answer admitted trainers, and send changes of placement and membership to all."""
         state = self._state
         ready, self._ready = self._ready, {}
         chart = self._chart()
@@ -272,10 +272,10 @@ class Trainers:
             turn.tell(caller, self._joined(trainer, chart))
         asked, self._asked = self._asked, set()
         for caller in asked & self._waiting.keys():
-            turn.tell(caller, messages.Waits(waiting(state) or "the first copies are being made"))
+            turn.tell(caller, messages.Waits(waiting(state) or "the first copies are being created"))
 
     def _news(self) -> list[str]:
-        """What is different since the last call: one word for all, however many they are."""
+        """The changes since the last call, encoded once for all trainers."""
         now, told = self.charted(), self._told
         if told is None:
             self._told = now

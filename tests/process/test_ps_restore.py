@@ -156,7 +156,7 @@ def test_all_pservers_die_at_once(tmp_path: Path, etcd: OutsideEtcd, files: str)
     assert of(lines[:20] + lines[begun:], "loss") == of(expected, "loss")
     used = [one for line in (*lines[:20], *lines[begun:]) for one in line["records"]]
     assert len(set(used)) == len(used) == 60 * 4
-    assert "go back to the last complete checkpoint" in node.text
+    assert "rolling all parameters back to the last complete checkpoint" in node.text
 
 
 def test_all_pservers_die_and_there_is_no_checkpoint(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:

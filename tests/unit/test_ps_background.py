@@ -133,7 +133,7 @@ def test_leaving_says_farewell_and_closing_does_not(bench: Bench) -> None:
     for _ in range(2):
         assert pserver.ended.acquire(timeout=PATIENCE_S)
     assert pserver.farewells == [3]
-    with pytest.raises(PsError, match="has been closed"):
+    with pytest.raises(PsError, match="client is closed"):
         client.pull("plain", KEYS)
 
 
@@ -145,11 +145,11 @@ def test_waiting_is_told_after_a_while_and_when_it_is_over() -> None:
     )
     for now[0] in range(1, 80):
         patience.look(lambda: "ps-1 is busy")
-    assert said == [f"waiting for rows since {one} s: ps-1 is busy" for one in (10, 40, 70)] and alive == [15]
+    assert said == [f"waiting for rows for {one} s: ps-1 is busy" for one in (10, 40, 70)] and alive == [15]
     patience.moved()
     patience.over()
     patience.over()
-    assert said[3:] == ["after 79 s it goes on (rows)"]
+    assert said[3:] == ["continuing after 79 s (rows)"]
     now[0] = 178.0
     assert patience.left_s == 1
     now[0] = 179.0

@@ -129,15 +129,15 @@ def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
     owned = split(2)
     rows = some(100)
     told = [one.write(1, 1, own, taken(rows)) for one, own in zip(directories, owned, strict=True)]
-    with pytest.raises(CheckpointError, match="were written by nobody"):
+    with pytest.raises(CheckpointError, match="were not written by any pserver"):
         finish(directories, 1, told[:1])
     with pytest.raises(CheckpointError, match="was written by pserver 1 and by 2"):
         finish(directories, 1, [told[0], replace(Told.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
-    with pytest.raises(CheckpointError, match="not what a pserver says"):
+    with pytest.raises(CheckpointError, match="not a pserver's report"):
         finish(directories, 1, [told[0], "{}"])
     assert not CheckpointDirectory(plain, "job").find().cuts
     finish(directories, 1, told)
-    with pytest.raises(CheckpointError, match="another run of the job"):
+    with pytest.raises(CheckpointError, match="another run of this job"):
         finish(directories, 1, told)
 
 
@@ -379,7 +379,7 @@ def test_a_cut_whose_base_is_damaged_is_not_used(plain: Files, tmp_path: Path) -
     assert len(CheckpointDirectory(plain, "job").chain(second)) == 2
     cut_short(next(path for path in (tmp_path / first).iterdir() if path.name.endswith("safetensors")))
     found = CheckpointDirectory(plain, "job").find()
-    assert not found.cuts and len(found.refused) == 2 and "it needs ps/job/cut-0000000001" in found.refused[0]
+    assert not found.cuts and len(found.refused) == 2 and "its base ps/job/cut-0000000001" in found.refused[0]
 
 
 # --- how many stay ---------------------------------------------------------------------------------------------------

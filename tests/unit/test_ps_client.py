@@ -172,7 +172,7 @@ def test_more_than_fits_into_one_request_is_pulled_in_several(bench: Bench, monk
         ("plain", [1 << 63], "key 9223372036854775808 is not an integer from"),
         ("plain", np.array([1 << 64], object), "is not an integer from"),
         ("plain", np.array([1, 1 << 63], np.uint64), "key 9223372036854775808"),
-        ("plain", [[1], [2, 3]], "no array"),
+        ("plain", [[1], [2, 3]], "cannot be converted to an array"),
     ],
 )
 def test_keys_that_are_none(bench: Bench, table: str, keys: Any, text: str) -> None:
@@ -183,7 +183,7 @@ def test_keys_that_are_none(bench: Bench, table: str, keys: Any, text: str) -> N
 @pytest.mark.parametrize(
     ("grads", "text"),
     [
-        (np.ones((3, 5)), r"plain: gradients have the shape \(3, 5\).*dim 4 need \(3, 4\)"),
+        (np.ones((3, 5)), r"plain: gradients have shape \(3, 5\).*dim 4 need \(3, 4\)"),
         (np.ones((2, 4)), r"need \(3, 4\)"),
         (np.ones((3, 4), np.int64), "floating-point numbers, these are int64"),
         (np.ones((3, 4), np.complex64), "these are complex64"),
@@ -374,7 +374,7 @@ def test_at_the_deadline_servers_buckets_and_reasons_are_named(bench: Bench) -> 
         client.push({"plain": ([5, 6, 7, 8], ones([5, 6, 7, 8]))})
     text = str(raised.value)
     assert "ps-2 (127.0.0.1:" in text and "is busy: streams are full" in text and "bucket" in text
-    assert "a push to plain (step 0)" in text and "not known" in text and "deadline_s" in text
+    assert "a push to plain (step 0)" in text and "may or may not have been applied" in text and "deadline_s" in text
     assert client.step == 0
 
 
@@ -396,7 +396,7 @@ def test_a_bucket_without_an_owner_is_waited_for(bench: Bench) -> None:
 def test_a_trainer_of_an_older_history_begins_anew(bench: Bench, op: Op) -> None:
     client = bench.start(1).client()
     bench.pservers[1].faults.append(lambda frame, head: Reply.no(op, text="history 2 has begun", history=2))
-    with pytest.raises(RolledBack, match=r"ps-1.*history 2 has begun.*begin anew"):
+    with pytest.raises(RolledBack, match=r"ps-1.*history 2 has begun.*must restart"):
         client.pull("plain", KEYS)
 
 
@@ -494,7 +494,7 @@ def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench
     come.set()
     for _ in calls:
         assert landed.acquire(timeout=PATIENCE_S)
-    assert answers[0].error is None and "has left" in str(answers[1].error)
+    assert answers[0].error is None and "given up" in str(answers[1].error)
     assert len(bench.pservers[1].seen(Op.PULL)) == 1
 
 

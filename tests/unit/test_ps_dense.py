@@ -20,7 +20,10 @@ def test_named_arrays_in_blocks() -> None:
         np.array_equal(back[name], arrays[name]) and back[name].shape == np.shape(arrays[name]) for name in arrays
     )
     assert not blocks.unpack(blocks.pack({"b": np.float32(1)}))["a"].any()
-    for wrong, text in (({"d": 1}, "not among"), ({"a": np.zeros((5, 3))}, r"\(5, 3\), declared was \(3, 5\)")):
+    for wrong, text in (
+        ({"d": 1}, "not among"),
+        ({"a": np.zeros((5, 3))}, r"\(5, 3\), but was declared with \(3, 5\)"),
+    ):
         with pytest.raises(PsError, match=text):
             blocks.pack(wrong)
     with pytest.raises(SettingError):

@@ -148,7 +148,10 @@ def test_other_helpers_and_bad_keys_get_no_line() -> None:
         lines.put("ps/servers/n1-2", b'{"host": "h", "port": 0, "secret": "s"}')
         lines.send(NAME, "lost")
         assert ear.told == []
-        assert [line.split(":")[0] for line in log] == [f"no line to {NAME}", "no line to ps/servers/n1-2"]
+        assert [line.split(":")[0] for line in log] == [
+            f"cannot connect to {NAME}",
+            "cannot connect to ps/servers/n1-2",
+        ]
         lines.close()
 
     asyncio.run(scene())

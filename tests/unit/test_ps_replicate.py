@@ -382,7 +382,7 @@ def test_streams_that_are_full_hold_pushes_up() -> None:
     trainer = Trainer(places[1])
     assert trainer.push(1, COUNTS, KEYS, patience_s=0.3).op is Op.WAIT
     answer = trainer.push(2, COUNTS, KEYS, patience_s=0.3)
-    assert answer.op is Op.BUSY and "copies lag behind" in answer.head["text"] and answer.head["after_s"] > 0
+    assert answer.op is Op.BUSY and "replicas lag behind" in answer.head["text"] and answer.head["after_s"] > 0
     held.set()
     assert trainer.push(2, COUNTS, KEYS).op is Op.OK
 

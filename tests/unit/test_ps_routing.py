@@ -112,7 +112,7 @@ def test_whoever_is_not_listed_is_dead() -> None:
     route = a_route(np.arange(BUCKETS) % 3 + 1, SERVERS[:2])
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()
-    assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "nobody" in route.name(0)
+    assert route.name(1) == "ps-1 (h:4001)" and "gone" in route.name(3) and "not assigned" in route.name(0)
     assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
 
 

@@ -154,12 +154,16 @@ def test_several_tables_in_one_request(made: Made) -> None:
 
 
 REFUSED = [
-    ({"parts": [["nothing", 1, "f4", 0, 2]]}, "table", "no table 'nothing'; those defined are: counts, sgd"),
-    ({"parts": [["counts", 1, "f4", 0, 3]]}, "dim", "table counts: rows have 2 numbers, 3 were given"),
-    ({"parts": [["counts", 1, "f8", 0, 2]]}, "dtype", "table counts: rows can travel as f4, f2, bf16, not as 'f8'"),
-    ({"parts": [["counts", 2, "f4", 0, 2]]}, "word", "announces more than its body"),
+    ({"parts": [["nothing", 1, "f4", 0, 2]]}, "table", "no table 'nothing'; the defined tables are: counts, sgd"),
+    ({"parts": [["counts", 1, "f4", 0, 3]]}, "dim", "table counts: rows have 2 numbers, the request has 3"),
+    (
+        {"parts": [["counts", 1, "f8", 0, 2]]},
+        "dtype",
+        "table counts: the number format of rows is one of f4, f2, bf16, not 'f8'",
+    ),
+    ({"parts": [["counts", 2, "f4", 0, 2]]}, "word", "announces more data than the body"),
     ({"parts": [["counts", -1, "f4", 0, 2]]}, "word", "not the head of a part"),
-    ({"parts": [["counts", 0, "f4", 0, 2]]}, "word", "its body has 8 bytes, its head announces 0"),
+    ({"parts": [["counts", 0, "f4", 0, 2]]}, "word", "the body has 8 bytes, the head announces 0"),
     ({"parts": 5}, "word", "a list of at most"),
     ({"parts": [["counts", 1, "f4", 0, 2]], "step": -1}, "word", "step -1"),
 ]
@@ -178,11 +182,13 @@ def test_pushes_that_make_no_sense(made: Made) -> None:
     trainer = Trainer(place(one))
     wide = TableSpec("sgd", 5)
     answer = trainer.push(1, wide, [1])
-    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "dim") and "4 numbers, 5 were given" in answer.head["text"]
+    assert (answer.op, answer.head["kind"]) == (Op.REFUSED, "dim") and "4 numbers, the request has 5" in answer.head[
+        "text"
+    ]
     answer = trainer.push(1, SGD, [1], op="multiply")
     assert answer.head["kind"] == "word" and "'multiply'" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], trainer=2)
-    assert answer.op is Op.REFUSED and "in the name of 2" in answer.head["text"]
+    assert answer.op is Op.REFUSED and "must not push as 2" in answer.head["text"]
     answer = trainer.push(1, SGD, [1], scale=float("inf"))
     assert answer.op is Op.REFUSED
     assert trainer.ask(Op.STREAM, {}).json()["kind"] == "word"
@@ -294,7 +300,7 @@ def test_sync_steps_are_averages(made: Made) -> None:
     assert [answer.op for answer in results] == [Op.OK, Op.OK]
     assert trainers[0].pull(SGD, [7], step=6)[0, 0] == 18
     assert trainers[2].push(6, SGD, [7], step=5).op is Op.STALE
-    with pytest.raises(Denied, match="counts as gone"):
+    with pytest.raises(Denied, match="considered lost"):
         Trainer(place(one), 3)
 
 
@@ -437,7 +443,7 @@ def test_masters(made: Made) -> None:
     newer = Boss(place(one), token=5)
     assert newer.heard(messages.Hello).version == 1
     until(boss.news, lambda: boss.over, "the old line to end")
-    with pytest.raises(Denied, match="token 5 rules"):
+    with pytest.raises(Denied, match="newer Master, with token 5"):
         Boss(place(one), token=4)
     newer.tell(replace(plan.next(members=(9,)).orders(1), token=3))  # of a Master that was replaced
     until(newer.news, lambda: newer.over, "the line to end")

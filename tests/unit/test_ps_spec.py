@@ -19,7 +19,7 @@ from ps.spec import Admission, Eviction, Initial, Mode, Optimizer, Rule, TableSp
         (lambda: TableSpec("t", 5000), "dim of table t=5000"),
         (lambda: TableSpec("t", 8, dense=True), "rows of table t"),
         (lambda: TableSpec("t", 8, rows=3), "rows of table t"),
-        (lambda: TableSpec("t", 8, dense=True, rows=3, eviction=Eviction(most_rows=1)), "neither admission"),
+        (lambda: TableSpec("t", 8, dense=True, rows=3, eviction=Eviction(most_rows=1)), "cannot have admission"),
         (lambda: Optimizer(lr=float("nan")), "lr=nan"),
         (lambda: Optimizer(momentum=1.0), "momentum=1"),
         (lambda: Optimizer(lr_power=0.5), "lr_power"),

@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused(kernels: str) -> None:
         push(store, [1, 2], np.ones((2, 3)))
     with pytest.raises(PsError, match="no table x"):
         store.push([Push(1, 1, [Part("x", keys_of(1), np.ones((1, 2), np.float32))])], step=1)
-    with pytest.raises(PsError, match=r"dense table d has the keys 0 to 2, not 3"):
+    with pytest.raises(PsError, match=r"dense table d has keys 0 to 2, not 3"):
         store.push([Push(1, 1, [Part("d", keys_of(3), np.ones((1, 2), np.float32))])], step=1)
     with pytest.raises(PsError, match="float32 array"):
         store.pull("t", keys_of(1), np.empty((1, 3), np.float32), step=1)
