@@ -1,4 +1,4 @@
-"""Messages about the list of files of a data set: who has it, and how it grows. Part of ``messages``."""
+"""Messages about the file list of a data set: fetching and extending it. Part of ``messages``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from data_service import fields as needs
 
 NOW, NEXT_EPOCH = "now", "next-epoch"
-"""When files that are added join: the epoch under way if it is not over, or the one after it."""
+"""When added files join: in the current epoch if it is not over, or in the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """The list of files, please, from this byte on (``file_list``): what somebody has of it is a prefix."""
+    """Request the file list from this byte on (``file_list``); what a client has is a prefix."""
 
     id: int
     dataset: str
@@ -23,21 +23,21 @@ class ListFiles:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """These files have been found; those that are not listed yet join an epoch. Said twice it is done once."""
+    """Report found files; those that are not listed yet join an epoch. Repeating it has no effect."""
 
     id: int
     dataset: str
     manifest: bytes = b""
-    """``Manifest.encode()`` of them; base64 in the text. Empty with ``error``."""
+    """``Manifest.encode()`` of the files; base64 in JSON. Empty with ``error``."""
     epoch: int = 0
-    """The one that "now" means, where the machine has no position yet."""
+    """The epoch that "now" means if the machine has no position yet."""
     when: str = NOW
     named: bool = False
-    """They were named, and not found by the data set's own patterns."""
+    """True if the files were named, not found by the data set's own patterns."""
     order: int = 0
-    """Number of the ``AddFiles`` that it answers; 0: of none."""
+    """Number of the ``AddFiles`` that this answers; 0: none."""
     error: str = ""
-    """Why those of the order cannot be added."""
+    """Why the files of the order cannot be added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +47,26 @@ class Listed:
     id: int
     dataset: str
     data: bytes
-    """A part of the list's bytes; base64 in the text."""
+    """A part of the encoded list; base64 in JSON."""
     total: int
-    """Bytes of the whole list; 0 when nothing is registered."""
+    """Size of the encoded list in bytes; 0 if nothing is registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Answer to ``Grow``: it is in the store."""
+    """Answer to ``Grow``, sent when the result is in the store."""
 
     id: int
     dataset: str
     text: str
-    """What has come of it, for people."""
+    """The outcome, for display."""
     added: int
-    """Files that are new."""
+    """Number of new files."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddFiles:
-    """Told to the worker that lists the files: somebody has asked for more (``edl data add``). Answered by ``Grow``."""
+    """Sent to the worker that lists the files: an order to add more (``edl data add``). Answered by ``Grow``."""
 
     dataset: str
     order: int
@@ -76,9 +76,9 @@ class AddFiles:
 
 
 def _when(value: object) -> str:
-    """When files join. Raises ``ValueError``."""
+    """Validate when files join. Raises ``ValueError``."""
     if value not in (NOW, NEXT_EPOCH):
-        raise ValueError(f"{NOW} or {NEXT_EPOCH} is needed")
+        raise ValueError(f"must be {NOW} or {NEXT_EPOCH}")
     return str(value)
 
 

@@ -323,10 +323,10 @@ def test_a_wait_that_only_this_worker_can_end_is_told(
     text = ""
     for _ in range(600):
         text += capsys.readouterr().err
-        if "do not count yet" in text:
+        if "did not acknowledge" in text:
             break
         assert not ended.wait(0.05)
-    assert "data set d: no batch is left but 1 that were handed out here" in text
+    assert "data set d: no batches left except 1 which this worker received" in text
     data.done()
     assert ended.wait(LIMIT_S)
 

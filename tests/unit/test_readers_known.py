@@ -133,7 +133,7 @@ def test_a_key_that_says_nothing_useful_is_left_out_with_a_note() -> None:
     ):
         assert job.key(KeyPut("readers/x", value)) == []
     assert len(job.notes) == 5
-    assert "reader x is not used" in job.notes[0]
+    assert "ignoring reader x" in job.notes[0]
     assert job.key(KeyPut("something/else", b"")) == []
 
 

@@ -88,7 +88,7 @@ def test_files_for_a_data_set_reach_its_service() -> None:
         added = await on.ask(
             "POST", "JOB/data/train/files", {"files": ["/data/*"], "when": "next-epoch", "reason": "17"}
         )
-        assert (added.code, added.json["message"]) == (202, "order 1 for data train: a worker looks at 1 pattern")
+        assert (added.code, added.json["message"]) == (202, "order 1 for data train: a worker will scan 1 pattern")
         (asked,) = on.master.asked
         assert (asked.purpose, asked.by) == (Purpose.DATA, "HTTP, 127.0.0.1: 17")
         assert json.loads(asked.wish) == {"dataset": "train", "files": ["/data/*"], "when": "next-epoch"}

@@ -57,7 +57,7 @@ def test_an_offer_comes_through(offer: Offer) -> None:
     "data", [b"", b"{", b"[]", b'["more",0,1,"",0]', b'["more",0,1,"",0,[[1,2]]]', b'["odd",0,1,"",0,[]]']
 )
 def test_what_is_no_offer_is_refused(data: bytes) -> None:
-    with pytest.raises(DataError, match="do all workers run the same loop"):
+    with pytest.raises(DataError, match="Do all workers run the same loop"):
         decode(data)
 
 
@@ -92,7 +92,7 @@ def test_the_first_pattern_is_everybodys() -> None:
 
 
 def test_steps_cut_differently_are_refused() -> None:
-    with pytest.raises(DataError, match=r"different numbers of micro-batches: \[1, 2\]"):
+    with pytest.raises(DataError, match=r"different numbers of micro-batches per step: \[1, 2\]"):
         plan([Offer(ready(1), Supply.MORE), Offer(ready(1), Supply.MORE, micros=2)], Tail.PAD)
 
 
