@@ -28,15 +28,15 @@ class BoundedWait:
         *,
         deadline_s: float | None,
         now_s: Callable[[], float] = _now_s,
-        tell: Callable[[str], None] = note,
+        notify: Callable[[str], None] = note,
         alive: Callable[[], None] = trainers.waiting,
     ) -> None:
         """``deadline_s`` None: no deadline. ``alive`` is called every ``ALIVE_S`` seconds."""
-        self._what, self._deadline_s, self._now_s, self._tell = what, deadline_s, now_s, tell
+        self._what, self._deadline_s, self._now_s, self._notify = what, deadline_s, now_s, notify
         self._begun_s = self._moved_s = now_s()
         self._next_s = self._begun_s + QUIET_S
         self._alive, self._alive_s = alive, self._begun_s + ALIVE_S
-        self._told = False
+        self._notified = False
 
     @property
     def left_s(self) -> float:
@@ -61,11 +61,11 @@ class BoundedWait:
             self._alive()
         if now_s >= self._next_s:
             self._next_s = now_s + REPEAT_S
-            self._told = True
-            self._tell(f"waiting for {self._what} for {now_s - self._begun_s:.0f} s: {why()}")
+            self._notified = True
+            self._notify(f"waiting for {self._what} for {now_s - self._begun_s:.0f} s: {why()}")
 
     def over(self) -> None:
         """The wait has ended."""
-        if self._told:
-            self._told = False
-            self._tell(f"continuing after {self._now_s() - self._begun_s:.0f} s ({self._what})")
+        if self._notified:
+            self._notified = False
+            self._notify(f"continuing after {self._now_s() - self._begun_s:.0f} s ({self._what})")

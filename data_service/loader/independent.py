@@ -28,9 +28,9 @@ _CLOCK = SystemClock()
 class BatchWait:
     """The wait for one batch. A long wait is reported, to parameter servers first and then to the user."""
 
-    def __init__(self, name: str, handed: UnacknowledgedBatches) -> None:
+    def __init__(self, name: str, unacknowledged: UnacknowledgedBatches) -> None:
         self._name = name
-        self._unacknowledged = handed
+        self._unacknowledged = unacknowledged
         self._began_s = _CLOCK.now_s()
         self._idle = self._said = False
 

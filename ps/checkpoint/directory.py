@@ -27,7 +27,7 @@ from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.snapshot import Meta
 from ps.checkpoint import manifest
-from ps.checkpoint.manifest import CHAIN, MARKER_FILE, Marker, Part, Told, cut_name, cut_number, job_folder
+from ps.checkpoint.manifest import CHAIN, MARKER_FILE, Marker, Part, PartReport, cut_name, cut_number, job_folder
 from ps.checkpoint.reader import Complete, Loaded, Reader
 from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, Pace, PartWriter, RowsFile, Taken, Throttle
 from ps.protocol.messages import Cut, Found, FoundCut, Orders
@@ -149,8 +149,8 @@ class CheckpointDirectory:
                 if name not in sizes:
                     raise CheckpointError(f"{name} is missing")
                 if sizes[name] != sums.bytes:
-                    word = "truncated" if sizes[name] < sums.bytes else "too long"
-                    raise CheckpointError(f"{name} is {word}: {sizes[name]} of {sums.bytes} bytes")
+                    message = "truncated" if sizes[name] < sums.bytes else "too long"
+                    raise CheckpointError(f"{name} is {message}: {sizes[name]} of {sums.bytes} bytes")
         self._seen[run] = known
         return known
 
@@ -235,7 +235,7 @@ class CheckpointDirectory:
         rows = sum(part.rows.values())
         took_s = self._now_s() - began_s
         sum_ = Sum(len(data), zlib.crc32(data))
-        return Told(self.server, name, sum_, buckets, base, part.bytes, rows, round(took_s, 3)).encode()
+        return PartReport(self.server, name, sum_, buckets, base, part.bytes, rows, round(took_s, 3)).encode()
 
     def complete(self, cut: Cut, orders: Orders) -> str:
         """Write the manifest once all pservers have reported their parts; then delete old checkpoints.
@@ -243,11 +243,11 @@ class CheckpointDirectory:
         Returns JSON with ``run``, ``bytes`` and ``rows``. Raises ``CheckpointError``.
         """
         run = self.run(cut.number)
-        told = [Told.decode(text) for text in cut.parts]
-        base = next((one.base for one in told if one.base), "")
+        reports = [PartReport.decode(text) for text in cut.parts]
+        base = next((one.base for one in reports if one.base), "")
         marker = manifest.make_marker(
             self._job,
-            told,
+            reports,
             cut=cut.number,
             history=orders.chart.history,
             chain=len(self.chain(base)) if base else 0,
@@ -261,7 +261,7 @@ class CheckpointDirectory:
                 raise CheckpointError(
                     f"{self._files.path(run)} is already complete: another run of this job writes to the same directory"
                 )
-            self._check_parts(run, marker, told)
+            self._check_parts(run, marker, reports)
             self._files.write(f"{run}/{MARKER_FILE}", [manifest.marker_text(marker)])
         except OSError as error:
             raise cannot_write(self._files, error, 1) from error
@@ -272,10 +272,10 @@ class CheckpointDirectory:
             self._say(f"cannot delete old checkpoints in {self._files.path(self._folder)}: {why(error)}")
         return json.dumps({"run": run, "bytes": marker.bytes, "rows": marker.rows})
 
-    def _check_parts(self, run: str, marker: Marker, told: list[Told]) -> None:
+    def _check_parts(self, run: str, marker: Marker, reports: list[PartReport]) -> None:
         """Check all parts once more before the manifest makes the checkpoint valid."""
         sizes = {entry.name: entry.size for entry in self._files.entries(run)}
-        for one in told:
+        for one in reports:
             part = self._part(run, one.part, one.sum)
             if (part.server, part.cut, part.history) != (one.server, marker.cut, marker.history):
                 raise CheckpointError(

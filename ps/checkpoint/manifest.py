@@ -102,7 +102,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PartReport:
     """A pserver's report about its part, for the pserver that writes the manifest."""
 
     server: int
@@ -120,7 +120,7 @@ class Told:
         return json.dumps(to_plain(self), separators=(",", ":"))
 
     @classmethod
-    def decode(cls, text: str) -> Told:
+    def decode(cls, text: str) -> PartReport:
         """The inverse of ``encode``. Raises ``CheckpointError``."""
         try:
             return from_plain(cls, json.loads(text))
@@ -239,7 +239,7 @@ def parse_marker(data: bytes) -> Marker:
 
 def make_marker(
     job: str,
-    told: Sequence[Told],
+    reports: Sequence[PartReport],
     *,
     cut: int,
     history: int,
@@ -254,7 +254,7 @@ def make_marker(
     ``chain``: the number of base checkpoints. Raises ``CheckpointError`` unless each bucket was written exactly once.
     """
     owner: dict[int, int] = {}
-    for one in told:
+    for one in reports:
         for bucket in flat(one.buckets):
             if bucket in owner:
                 raise CheckpointError(f"bucket {bucket} was written by pserver {owner[bucket]} and by {one.server}")
@@ -262,7 +262,7 @@ def make_marker(
     if len(owner) != BUCKETS:
         missing = next(bucket for bucket in range(BUCKETS) if bucket not in owner)
         raise CheckpointError(f"{BUCKETS - len(owner)} buckets were not written by any pserver, such as {missing}")
-    bases = {one.base for one in told if one.base}
+    bases = {one.base for one in reports if one.base}
     if len(bases) > 1:
         raise CheckpointError(f"its parts have different base checkpoints: {', '.join(sorted(bases))}")
     try:
@@ -279,9 +279,9 @@ def make_marker(
         chain=chain if bases else 0,
         tables=tables,
         training=training,
-        parts={one.part: one.sum for one in told},
-        bytes=sum(one.bytes for one in told),
-        rows=sum(one.rows for one in told),
+        parts={one.part: one.sum for one in reports},
+        bytes=sum(one.bytes for one in reports),
+        rows=sum(one.rows for one in reports),
         extra=said,
         written_at=datetime.datetime.fromtimestamp(wall_s, datetime.timezone.utc).isoformat(timespec="seconds"),
     )

@@ -83,14 +83,14 @@ class Client:
     def direct(
         cls, servers: Sequence[messages.Server | tuple[str, int]], *, tables: Sequence[TableSpec], secret: str,
         number: int = 1, name: str = "", training: Training | None = None, members: Sequence[messages.Member] = (),
-        chart: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4",
+        placement: messages.PlacementMap | None = None, deadline_s: float = DEADLINE_S, wire: str = "f4",
         cache_rows: int = 0, cache_steps: int = 0, tls: ssl.SSLContext | None = None,
     ) -> Client:  # fmt: skip
-        """Connect without a Master, for tests and tools. The buckets are distributed evenly (or as in ``chart``) and
+        """Connect without a Master, for tests and tools. Buckets are distributed evenly (or as in ``placement``) and
         never move. ``number`` 0: connect as a read-only tool instead of a trainer."""
         options = Options(deadline_s, wire, cache_rows, cache_steps)
-        chart = chart or routing.fixed_chart(servers)
-        joined = messages.Joined(number, 0, chart, 1, tuple(members), training or Training(), tuple(tables), 0)
+        placement = placement or routing.fixed_placement(servers)
+        joined = messages.Joined(number, 0, placement, 1, tuple(members), training or Training(), tuple(tables), 0)
         return cls(
             Core(
                 FixedMasterSession(joined),
@@ -178,7 +178,7 @@ class Client:
         if not self._open or os.getpid() != self._pid:
             return
         self._check()
-        told = False
+        confirmed = False
         try:
             if not self._resting:
                 self._finish()
@@ -187,9 +187,9 @@ class Client:
             with contextlib.suppress(PsError):
                 if isinstance(self._session, LiveMasterSession):
                     self._session.leave(LEAVE_S)
-                told = True
+                confirmed = True
         finally:
-            self.close(farewell=told)
+            self.close(farewell=confirmed)
 
     def close(self, *, farewell: bool = False) -> None:
         """Close the connections. Without ``farewell`` the pservers treat this trainer as dead."""

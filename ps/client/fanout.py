@@ -65,7 +65,7 @@ class _RequestAttempt:
     tries: int = 0
     ready_s: float = 0.0
     sent_s: float = 0.0
-    chart: bool = False
+    awaits_placement: bool = False
     """A newer placement map ends the wait."""
     others: bool = False
     """The pserver waits for other trainers."""
@@ -89,7 +89,7 @@ class FanOut:
     patience_s: float = PATIENCE_S
     _flying: dict[int, _RequestAttempt] = field(default_factory=dict)
     _held: list[_RequestAttempt] = field(default_factory=list)
-    _told: set[int] = field(default_factory=set)
+    _acknowledged: set[int] = field(default_factory=set)
     _suspected: set[int] = field(default_factory=set)
     _landings: queue.SimpleQueue[tuple[int, Answer] | None] = field(default_factory=queue.SimpleQueue)
     _count: int = 0
@@ -141,17 +141,17 @@ class FanOut:
         self._version = route.version
         busy = {attempt.sub_request.server for attempt in (*self._flying.values(), *self._held)}
         for number in route.clocked:
-            if number not in busy and number not in self._told:
+            if number not in busy and number not in self._acknowledged:
                 self._send(_RequestAttempt(SubRequest(number), route.version), route)
 
     def _send(self, attempt: _RequestAttempt, route: Route) -> None:
         server = route.servers.get(attempt.sub_request.server)
         if server is None:
-            attempt.why, attempt.chart = "the Master has not assigned these buckets to a pserver yet", True
+            attempt.why, attempt.awaits_placement = "the Master has not assigned these buckets to a pserver yet", True
             self._hold(attempt, MOST_S)
             return
         call = self.request.call(attempt.sub_request, route)
-        if self.request.clocked and self._began and self._told:
+        if self.request.clocked and self._began and self._acknowledged:
             call.head = {**call.head, "complete": True}  # applied somewhere: no need to wait for others
         call.deadline_s = max(0.5, min(self.patience.left_s, 1e6))
         call.patience_s = min(self.patience_s, call.deadline_s)
@@ -185,7 +185,7 @@ class FanOut:
         route, now_s, held = self.session.route, _now_s(), self._held
         self._held = []
         for attempt in held:
-            if attempt.ready_s > now_s and not (attempt.chart and route.version > attempt.version):
+            if attempt.ready_s > now_s and not (attempt.awaits_placement and route.version > attempt.version):
                 self._held.append(attempt)
             elif route.version == attempt.version and attempt.sub_request.server != NOBODY:
                 self._send(attempt, route)
@@ -200,7 +200,11 @@ class FanOut:
         """Stop for a checkpoint once nothing is in flight. Returns True while answers are still awaited."""
         halted = self.stand is not None and self.session.halted
         # Once a pserver has applied the request, the others must too before we stop.
-        if not halted or (self.request.clocked and self._told) or not all(attempt.others for attempt in self._held):
+        if (
+            not halted
+            or (self.request.clocked and self._acknowledged)
+            or not all(attempt.others for attempt in self._held)
+        ):
             return False
         if self._flying:
             return True
@@ -236,14 +240,14 @@ class FanOut:
         if charted:
             self.session.charted(messages.decode(charted))
         text = str(head.get("text", ""))
-        attempt.others = attempt.chart = False
+        attempt.others = attempt.awaits_placement = False
         where = self._name(attempt)
         match op:
             case Op.OK:
-                self._told.add(attempt.sub_request.server)
+                self._acknowledged.add(attempt.sub_request.server)
                 self.patience.moved()
             case Op.MOVED:
-                attempt.why, attempt.chart = (
+                attempt.why, attempt.awaits_placement = (
                     f"{where} does not serve all of these buckets: {text or 'buckets have moved'}",
                     True,
                 )
@@ -275,7 +279,7 @@ class FanOut:
             if isinstance(error, EdlError) and not isinstance(error, PsError):
                 raise PsError(f"{self._name(attempt)}: {error}") from error
             raise error
-        attempt.why, attempt.chart, attempt.others = str(error), True, False
+        attempt.why, attempt.awaits_placement, attempt.others = str(error), True, False
         self._suspect(attempt)
         self._pause(attempt)
         self.session.newer(attempt.version)
@@ -300,7 +304,7 @@ class FanOut:
                 attempt.late = True
                 attempt.why = f"{self._name(attempt)} has not answered for {now_s - attempt.sent_s:.0f} s"
                 self._suspect(attempt)
-        if any(attempt.chart for attempt in self._held):
+        if any(attempt.awaits_placement for attempt in self._held):
             self.session.newer(min(attempt.version for attempt in self._held))
         self.patience.look(self._why)
 

@@ -26,7 +26,7 @@ from ps.wait import BoundedWait
 SERVICE = "ps"
 AGAIN_S = 5.0
 """An unanswered request is repeated after this many seconds."""
-CHART_S = 1.0
+REQUEST_PAUSE_S = 1.0
 """Least seconds between two requests for a newer placement map."""
 LOOK_S = 0.25
 """Waiting threads check their condition at least this often, in seconds."""
@@ -83,7 +83,7 @@ class MasterSession(Protocol):
         """Have ``news`` called, from any thread, when something here changes; returns a function that cancels this."""
         ...
 
-    def charted(self, word: messages.Charted) -> None:
+    def charted(self, message: messages.Charted) -> None:
         """Take over a placement map that a pserver has sent."""
         ...
 
@@ -205,24 +205,24 @@ class LiveMasterSession:
     def begin(self, deadline_s: float) -> messages.Member:
         """Become a member; return the membership, with the first step, once the Master has confirmed it. This can take
         as long as a checkpoint. Raises ``PsError`` at the deadline, in seconds."""
-        word = messages.Begin(self.number)
+        message = messages.Begin(self.number)
         with self._changed:
             self._begun = True
-        self._say(word)
+        self._say(message)
         patience = BoundedWait("the Master to confirm this trainer's membership", deadline_s=deadline_s)
-        self._wait(lambda: self._member() is not None, lambda: self._say(word), patience)
+        self._wait(lambda: self._member() is not None, lambda: self._say(message), patience)
         member = self._member()
         return member or messages.Member(self.number, "", self.joined.step)
 
     def leave(self, deadline_s: float) -> None:
         """Stop being a member and wait for the Master's confirmation. Raises ``PsError`` at the deadline, in
         seconds."""
-        word = messages.Leave(self.number)
+        message = messages.Leave(self.number)
         with self._changed:
             self._begun = False
-        self._say(word)
+        self._say(message)
         patience = BoundedWait("the Master to confirm the end of this trainer's membership", deadline_s=deadline_s)
-        self._wait(lambda: self._member() is None, lambda: self._say(word), patience)
+        self._wait(lambda: self._member() is None, lambda: self._say(message), patience)
 
     def _member(self) -> messages.Member | None:
         return next((one for one in self.joined.members if one.number == self.number), None)
@@ -235,7 +235,7 @@ class LiveMasterSession:
         """See ``MasterSession``."""
         with self._changed:
             now_s = _now_s()
-            if now_s - self._asked_s < CHART_S:
+            if now_s - self._asked_s < REQUEST_PAUSE_S:
                 return
             self._asked_s = now_s
         self._say(messages.ChartPlease(version))
@@ -265,17 +265,17 @@ class LiveMasterSession:
 
     def stand(self, cut: int, step: int, value: str) -> None:
         """Report that this trainer has stopped at a step boundary for the checkpoint."""
-        word = messages.AtCut(cut, step, value)
+        message = messages.AtCut(cut, step, value)
         with self._changed:
-            self._at, self._named = word, None
-        self._say(word)
+            self._at, self._named = message, None
+        self._say(message)
 
     def name(self, cut: int, ledgers: Sequence[tuple[str, str]]) -> None:
         """Report the named data positions."""
-        word = messages.DataNamed(cut, tuple(ledgers))
+        message = messages.DataNamed(cut, tuple(ledgers))
         with self._changed:
-            self._to_name, self._named = 0, word
-        self._say(word)
+            self._to_name, self._named = 0, message
+        self._say(message)
 
     def go_on(self, cut: int) -> None:
         """Continue after a checkpoint stop, whether the Master has released this trainer or not."""
@@ -311,8 +311,8 @@ class LiveMasterSession:
                 again()
         patience.over()
 
-    def _say(self, word: Any) -> None:
-        self._line.call(SERVICE, messages.encode(word), self._round())
+    def _say(self, message: Any) -> None:
+        self._line.call(SERVICE, messages.encode(message), self._round())
 
     # --- on the link's side thread -----------------------------------------------------------------------------------
 
@@ -320,41 +320,41 @@ class LiveMasterSession:
         if text is None:
             self._say_again()
             return
-        word = messages.decode(text)
+        message = messages.decode(text)
         with self._changed:
-            self._take(word)
+            self._take(message)
             self._changed.notify_all()
             news = list(self._news)
             missed, self._missed = self._missed, False
         if missed:
             self._say(messages.ChartPlease(-1))
-        for tell in news:
-            tell()
+        for callback in news:
+            callback()
 
     def _say_again(self) -> None:
         with self._changed:
             again: list[Any] = [messages.Join(self._nonce, self._tables)]
             if self._joined is not None and self._begun:
                 again.append(messages.Begin(self._joined.number))
-            again += [word for word in (self._saving, self._at, self._named) if word is not None]
-        for word in again:
-            self._say(word)
+            again += [message for message in (self._saving, self._at, self._named) if message is not None]
+        for message in again:
+            self._say(message)
 
-    def charted(self, word: messages.Charted) -> None:
+    def charted(self, message: messages.Charted) -> None:
         """See ``MasterSession``."""
         with self._changed:
-            self._chart(word)
+            self._use_placement(message)
             self._changed.notify_all()
             news = list(self._news)
-        for tell in news:
-            tell()
+        for callback in news:
+            callback()
 
-    def _take(self, word: Any) -> None:
-        match word:
+    def _take(self, message: Any) -> None:
+        match message:
             case messages.Joined():
-                self._join(word)
+                self._join(message)
             case messages.Charted() | messages.Placed() | messages.Counted():
-                self._news_of(word)
+                self._news_of(message)
             case messages.Waits(text):
                 self._waits = text
             case messages.Halt(cut):
@@ -366,58 +366,60 @@ class LiveMasterSession:
                     self._cut = 0
             case messages.Saved(ask):
                 if self._saving is not None and self._saving.ask == ask:
-                    self._saved = word
+                    self._saved = message
             case messages.Refused(kind="stale"):
-                self._over = self._over or f"{word.text}. This process must restart; its launcher does that"
+                self._over = self._over or f"{message.text}. This process must restart; its launcher does that"
             case messages.Refused(ask=ask) if ask:
                 if self._saving is not None and self._saving.ask == ask:
-                    self._saved = word
+                    self._saved = message
             case messages.Refused(kind="table"):
-                self._refused = word
+                self._refused = message
             case messages.Refused():
-                sys.stderr.write(f"edl: the Master refused a message of this trainer ({word.kind}): {word.text}\n")
+                sys.stderr.write(
+                    f"edl: the Master refused a message of this trainer ({message.kind}): {message.text}\n"
+                )
 
-    def _join(self, word: messages.Joined) -> None:
+    def _join(self, message: messages.Joined) -> None:
         old = self._joined
         if old is None:
-            self._joined, self._route, self._token = word, Route(word.chart), word.token
-        elif word.number != old.number:
+            self._joined, self._route, self._token = message, Route(message.chart), message.token
+        elif message.number != old.number:
             self._over = self._over or (
                 f"the Master considers trainer {old.number} lost. This process must restart; its launcher does that"
             )
-        elif word.chart.history > old.chart.history:
-            self._roll_back(word.chart.history, word.restored)
+        elif message.chart.history > old.chart.history:
+            self._roll_back(message.chart.history, message.restored)
         else:
-            self._joined = replace(old, tables=word.tables)
-            self._chart(messages.Charted(word.token, word.chart, word.epoch, word.members))
+            self._joined = replace(old, tables=message.tables)
+            self._use_placement(messages.Charted(message.token, message.chart, message.epoch, message.members))
 
-    def _chart(self, word: messages.Charted) -> None:
-        if self._joined is None or word.token < self._token:
+    def _use_placement(self, message: messages.Charted) -> None:
+        if self._joined is None or message.token < self._token:
             return
-        if word.chart.history > self._joined.chart.history:
-            self._roll_back(word.chart.history)
+        if message.chart.history > self._joined.chart.history:
+            self._roll_back(message.chart.history)
             return
-        self._token = word.token
+        self._token = message.token
         joined = self._joined
-        if word.epoch >= joined.epoch:
-            joined = replace(joined, epoch=word.epoch, members=word.members)
-        if word.chart.version > joined.chart.version:
-            joined = replace(joined, chart=word.chart)
-            self._route = Route(word.chart)
+        if message.epoch >= joined.epoch:
+            joined = replace(joined, epoch=message.epoch, members=message.members)
+        if message.chart.version > joined.chart.version:
+            joined = replace(joined, chart=message.chart)
+            self._route = Route(message.chart)
         self._joined = joined
 
-    def _news_of(self, word: messages.Charted | messages.Placed | messages.Counted) -> None:
-        if isinstance(word, messages.Placed):
-            word = messages.Charted(word.token, word.chart, -1, ())
-        if isinstance(word, messages.Charted):
-            self._chart(word)
+    def _news_of(self, message: messages.Charted | messages.Placed | messages.Counted) -> None:
+        if isinstance(message, messages.Placed):
+            message = messages.Charted(message.token, message.chart, -1, ())
+        if isinstance(message, messages.Charted):
+            self._use_placement(message)
             return
         joined = self._joined
-        if joined is None or word.token < self._token or word.epoch <= joined.epoch:
+        if joined is None or message.token < self._token or message.epoch <= joined.epoch:
             return
-        if word.since == joined.epoch:
-            members = members_after(joined.members, word.came, word.went)
-            self._joined = replace(joined, epoch=word.epoch, members=members)
+        if message.since == joined.epoch:
+            members = members_after(joined.members, message.came, message.went)
+            self._joined = replace(joined, epoch=message.epoch, members=members)
         else:
             self._missed = True
 
@@ -448,10 +450,10 @@ class FixedMasterSession:
         """Does nothing: ``news`` is never called."""
         return lambda: None
 
-    def charted(self, word: messages.Charted) -> None:
+    def charted(self, message: messages.Charted) -> None:
         """See ``MasterSession``."""
-        if word.chart.version > self.route.version:
-            self.route = Route(word.chart)
+        if message.chart.version > self.route.version:
+            self.route = Route(message.chart)
 
     def newer(self, version: int) -> None:
         """Does nothing: no newer placement map can be requested."""

@@ -24,10 +24,10 @@ Where = slice | NDArray[np.intp]
 class Route:
     """A placement map prepared for lookups."""
 
-    def __init__(self, chart: PlacementMap) -> None:
-        self.version, self.history = chart.version, chart.history
-        self.servers: Mapping[int, Server] = {one.number: one for one in chart.servers}
-        owner = np.frombuffer(unpack(chart.owner), np.int16) if chart.owner else np.zeros(BUCKETS, np.int16)
+    def __init__(self, placement: PlacementMap) -> None:
+        self.version, self.history = placement.version, placement.history
+        self.servers: Mapping[int, Server] = {one.number: one for one in placement.servers}
+        owner = np.frombuffer(unpack(placement.owner), np.int16) if placement.owner else np.zeros(BUCKETS, np.int16)
         # A pserver that is not listed is dead, even if buckets still name it.
         alive = np.isin(owner, np.array([NOBODY, *self.servers], np.int64))
         self.owner: NDArray[np.int16] = np.where(alive, owner, np.int16(NOBODY)).astype(np.int16)
@@ -108,7 +108,7 @@ def some_buckets(keys: Sequence[NDArray[np.int64]], items: Iterable[tuple[int, W
     return f"bucket{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
 
 
-def fixed_chart(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
+def fixed_placement(servers: Sequence[Server | tuple[str, int]]) -> PlacementMap:
     """A placement map that distributes buckets evenly, for use without a Master. Raises ``PsError`` and
     ``SettingError``."""
     if not servers:

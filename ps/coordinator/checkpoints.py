@@ -46,7 +46,7 @@ class Cuts:
         self._names: dict[int, str] = {}
         self._namer = 0
         self._named: messages.DataNamed | None = None
-        self._told: dict[int, str] = {}
+        self._reports: dict[int, str] = {}
         """The pservers' reports at the end of the current phase."""
         self._parts: tuple[str, ...] = ()
         """The pservers' reports about what they have written."""
@@ -101,37 +101,37 @@ class Cuts:
         self.asks[caller] = ask
         self._wanted = not self.phase
 
-    def at_cut(self, turn: Turn, trainer: Trainer, word: messages.AtCut) -> None:
+    def at_cut(self, turn: Turn, trainer: Trainer, message: messages.AtCut) -> None:
         """A trainer has stopped at its step boundary."""
-        self._state.reach(word.step)
-        if word.cut != self.top or self.phase not in (HALT, NAME, MARK):
-            turn.tell(trainer.caller, messages.GoOn(word.cut))
+        self._state.reach(message.step)
+        if message.cut != self.top or self.phase not in (HALT, NAME, MARK):
+            turn.send(trainer.caller, messages.GoOn(message.cut))
             return
         if self.phase == HALT:
-            self._at[trainer.number], self._names[trainer.number] = word, trainer.name
+            self._at[trainer.number], self._names[trainer.number] = message, trainer.name
         elif trainer.number == self._namer and self._named is None:
-            turn.tell(trainer.caller, messages.NameData(self.top))
+            turn.send(trainer.caller, messages.NameData(self.top))
 
     def forget(self, caller: Caller) -> None:
         """Drop the requests of a worker that is gone."""
         self.asks.pop(caller, None)
         self._later.pop(caller, None)
 
-    def data_named(self, word: messages.DataNamed) -> None:
+    def data_named(self, message: messages.DataNamed) -> None:
         """The data positions have been named."""
-        if word.cut == self.top and self.phase == NAME:
-            self._named = word
+        if message.cut == self.top and self.phase == NAME:
+            self._named = message
 
-    def done(self, turn: Turn, server: int, word: messages.CutDone) -> None:
+    def done(self, turn: Turn, server: int, message: messages.CutDone) -> None:
         """A pserver has finished a phase, or failed."""
-        if word.number != self.top or word.phase != self.phase or server not in self._servers:
+        if message.number != self.top or message.phase != self.phase or server not in self._servers:
             return
-        if word.failed:
-            self.give_up(turn, f"{self._state.servers[server].name}: {word.failed}", lasting=word.lasting)
+        if message.failed:
+            self.give_up(turn, f"{self._state.servers[server].name}: {message.failed}", lasting=message.lasting)
         elif self.phase == COMPLETE:
-            self._completed(turn, word.told)
+            self._completed(turn, message.told)
         else:
-            self._told[server] = word.told
+            self._reports[server] = message.told
 
     def server_gone(self, turn: Turn, number: int, name: str) -> None:
         """A pserver has died."""
@@ -164,11 +164,11 @@ class Cuts:
             self._enter(turn, NAME, self._due_s)
         if self.phase == NAME:
             self._name(turn, members)
-        if self.phase == MARK and self._told.keys() >= self._servers:
+        if self.phase == MARK and self._reports.keys() >= self._servers:
             self._go_on(turn)
             self._enter(turn, WRITE, turn.now_s + state.limits.write_s)
-        if self.phase == WRITE and self._told.keys() >= self._servers:
-            self._parts = tuple(self._told.values())
+        if self.phase == WRITE and self._reports.keys() >= self._servers:
+            self._parts = tuple(self._reports.values())
             self._enter(turn, COMPLETE, self._due_s)
         if self.phase:
             turn.wake(self._due_s)
@@ -184,17 +184,17 @@ class Cuts:
     def halt(self, turn: Turn, number: int) -> None:
         """Send Halt to a member, including one that has just joined."""
         if self.phase == HALT:
-            turn.tell(self._state.people.trainers[number].caller, messages.Halt(self.top))
+            turn.send(self._state.people.trainers[number].caller, messages.Halt(self.top))
 
     def _enter(self, turn: Turn, phase: str, due_s: float) -> None:
-        self.phase, self._due_s, self._told = phase, due_s, {}
+        self.phase, self._due_s, self._reports = phase, due_s, {}
         turn.change(CUT)
 
     def _name(self, turn: Turn, members: set[int]) -> None:
         if members and self._named is None:
             if self._namer not in members:
                 self._namer = min(members)
-                turn.tell(self._state.people.trainers[self._namer].caller, messages.NameData(self.top))
+                turn.send(self._state.people.trainers[self._namer].caller, messages.NameData(self.top))
             return
         if self._named is None and self._state.top_step:
             self.give_up(turn, "there is no trainer that could name the data positions")
@@ -205,7 +205,7 @@ class Cuts:
     def _go_on(self, turn: Turn) -> None:
         for trainer in self._state.people.trainers.values():
             if trainer.begun or trainer.number in self._at:
-                turn.tell(trainer.caller, messages.GoOn(self.top))
+                turn.send(trainer.caller, messages.GoOn(self.top))
 
     def give_up(self, turn: Turn, why: str, *, lasting: bool = False) -> None:
         """Abandon the checkpoint and release the trainers. ``lasting``: a retry would fail in the same way."""
@@ -213,25 +213,25 @@ class Cuts:
             return
         if self.freezes:
             self._go_on(turn)
-        self.phase, self._told, self._servers = "", {}, frozenset()
+        self.phase, self._reports, self._servers = "", {}, frozenset()
         turn.change(CUT)
         self.last = f"checkpoint {self.top} was abandoned: {why}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
             advice = "Training continues" if lasting else "Training continues; request it again"
-            turn.tell(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
+            turn.send(caller, messages.Refused("save", f"{self.last}. {advice}", ask))
         self._over()
 
     def _over(self) -> None:
         self.asks, self._later = self._later, {}
         self._wanted = bool(self.asks)
 
-    def _completed(self, turn: Turn, told: str) -> None:
+    def _completed(self, turn: Turn, report: str) -> None:
         """The manifest has been written."""
         try:
-            run = str(json.loads(told)["run"])
+            run = str(json.loads(report)["run"])
         except (ValueError, KeyError, TypeError):
-            self.give_up(turn, f"a pserver's report lacks the checkpoint's folder: {told[:80]!r}")
+            self.give_up(turn, f"a pserver's report lacks the checkpoint's folder: {report[:80]!r}")
             return
         self.run, self._history = run, self._state.history
         self.phase, self._servers = "", frozenset()
@@ -239,12 +239,12 @@ class Cuts:
         self.last = f"checkpoint {self.top} is complete: {run}"
         turn.note(self.last)
         for caller, ask in self.asks.items():
-            turn.tell(caller, messages.Saved(ask, self.top, run))
+            turn.send(caller, messages.Saved(ask, self.top, run))
         self._over()
 
     def _extra(self) -> str:
-        values = {self._names[number]: word.value for number, word in self._at.items() if word.value}
-        step = max((word.step for word in self._at.values()), default=self._state.top_step)
+        values = {self._names[number]: message.value for number, message in self._at.items() if message.value}
+        step = max((message.step for message in self._at.values()), default=self._state.top_step)
         ledgers = dict(self._named.ledgers) if self._named is not None else {}
         members = [self._names[number] for number in self._at]
         return json.dumps({"step": step, "members": members, "values": values, "ledgers": ledgers})
@@ -261,6 +261,8 @@ class Cuts:
         if self.phase == NAME:
             return "the data positions were not named in time"
         late = [
-            one.name for one in state.servers.values() if one.number in self._servers and one.number not in self._told
+            one.name
+            for one in state.servers.values()
+            if one.number in self._servers and one.number not in self._reports
         ]
         return f"{listed(late)} did not finish phase {self.phase} in time"

@@ -43,10 +43,10 @@ class PlacementMachine:
     def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: Limits | None = None) -> None:
         self.state = PlacementState(training, limits or Limits(), Grid(buckets))
         self.cuts = Cuts(self.state)
-        self.trainers = Trainers(self.state, self.cuts, self.chart, lambda: self.servers.secret)
+        self.trainers = Trainers(self.state, self.cuts, self.placement, lambda: self.servers.secret)
         self.servers = PserverRegistry(self.state, self.cuts, self.trainers)
         self._kept: dict[str, bytes] = {}
-        self._chart = messages.PlacementMap()
+        self._placement = messages.PlacementMap()
         self._over = False
         self._wake_s = 0.0
         """Time of the earliest requested tick; 0: none."""
@@ -58,7 +58,7 @@ class PlacementMachine:
         """Batched membership changes: the changed pieces and the pieces to persist."""
         self._orders: messages.Orders | None = None
         """The newest orders, without the parts specific to one pserver."""
-        self._told: dict[int, int] = {}
+        self._sent_versions: dict[int, int] = {}
         """Version of the newest orders sent to each pserver."""
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[Effect, ...]:
@@ -73,7 +73,7 @@ class PlacementMachine:
             self.servers.failed = (
                 f"the state of the parameter servers written by the previous Master is unusable: {error!r}"
             )
-        self._chart = self._draw()
+        self._placement = self._draw()
         self.servers.taken_over(turn)
         return self._finish(turn)
 
@@ -105,9 +105,9 @@ class PlacementMachine:
         """Progress of pservers, trainers and checkpoints, for ``edl status``."""
         return report(self.state, self.cuts)
 
-    def chart(self) -> messages.PlacementMap:
+    def placement(self) -> messages.PlacementMap:
         """The newest placement map."""
-        return self._chart
+        return self._placement
 
     # --- the end of a turn -------------------------------------------------------------------------------------------
 
@@ -152,11 +152,11 @@ class PlacementMachine:
         if changed:
             state.version += 1
             state.grid.stamp(state.version)
-            self._chart = self._draw()
+            self._placement = self._draw()
             turn.kept |= turn.changed | {CHART}
         keeps = self._keep(turn)
         self._send(turn, changed)
-        self.trainers.tell(turn)
+        self.trainers.notify(turn)
         wakes = [effect.at_s for effect in turn.effects if isinstance(effect, WakeAt) and effect.at_s > turn.now_s]
         return (*keeps, *self._asleep(turn, wakes))
 
@@ -215,7 +215,7 @@ class PlacementMachine:
         orders = messages.Orders(
             token=0,
             you=0,
-            chart=self._chart,
+            chart=self._placement,
             epoch=state.people.epoch,
             members=state.members(),
             training=state.training,
@@ -231,13 +231,13 @@ class PlacementMachine:
         texts: dict[bool, dict[str, Any]] = {}
         for server in to:
             goes_on = last is not None and server.number not in greeted
-            goes_on = goes_on and last is not None and self._told.get(server.number) == last.chart.version
+            goes_on = goes_on and last is not None and self._sent_versions.get(server.number) == last.chart.version
             if goes_on not in texts:
-                word = orders_changed(last, orders) if goes_on and last is not None else orders
-                texts[goes_on] = {"word": type(word).__name__, **to_plain(word)}
-            self._told[server.number] = orders.chart.version
-            told = {**texts[goes_on], **self._own(server)}
-            turn.effects.append(Send(server.name, json.dumps(told, separators=(",", ":"))))
+                message = orders_changed(last, orders) if goes_on and last is not None else orders
+                texts[goes_on] = {"word": type(message).__name__, **to_plain(message)}
+            self._sent_versions[server.number] = orders.chart.version
+            fields = {**texts[goes_on], **self._own(server)}
+            turn.effects.append(Send(server.name, json.dumps(fields, separators=(",", ":"))))
 
     def _own(self, server: Pserver) -> dict[str, Any]:
         """The part of the orders that is specific to one pserver."""

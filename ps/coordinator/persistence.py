@@ -99,11 +99,11 @@ def load_piece(state: PlacementState, cuts: Cuts, piece: str, text: bytes) -> No
     elif piece == CUT:
         cuts.decode(text)
     elif piece == CHART:
-        chart = from_plain(_PlacementMap, json.loads(text))
-        state.version, state.history, state.opened = chart.version, chart.history, chart.opened
-        state.stage, state.reason, state.found = chart.stage, chart.reason, chart.found
-        state.top_step = chart.top_step
-        for name, grid in zip(_GRIDS, chart.grids, strict=True):
+        placement = from_plain(_PlacementMap, json.loads(text))
+        state.version, state.history, state.opened = placement.version, placement.history, placement.opened
+        state.stage, state.reason, state.found = placement.stage, placement.reason, placement.found
+        state.top_step = placement.top_step
+        for name, grid in zip(_GRIDS, placement.grids, strict=True):
             setattr(state.grid, name, messages.unpack(grid, state.grid.buckets, _code(name)))
     elif piece == SERVERS:
         kept = from_plain(_Servers, json.loads(text))

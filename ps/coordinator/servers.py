@@ -104,27 +104,27 @@ class PserverRegistry:
             if refused:
                 self.bury(turn, server, "its port refuses connections")
 
-    # --- words -------------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def heard(self, turn: Turn, name: str, body: str) -> None:
         """Process a message from a pserver."""
         try:
-            word = messages.decode(body)
+            message = messages.decode(body)
         except ProtocolError as error:
             turn.note(f"pserver {name}: {error}")
             return
         server = self._state.named(name)
-        if isinstance(word, messages.Hello):
-            self._hello(turn, name, server, word)
+        if isinstance(message, messages.Hello):
+            self._hello(turn, name, server, message)
         elif server is not None and server.greeted:
-            self._word(turn, server, word)
+            self._on_message(turn, server, message)
 
-    def _hello(self, turn: Turn, name: str, server: Pserver | None, word: messages.Hello) -> None:
+    def _hello(self, turn: Turn, name: str, server: Pserver | None, message: messages.Hello) -> None:
         if name not in self.keys:
             return
         if server is not None:
-            other = word.number != server.number and (word.number != NOBODY or server.confirmed)
-            if other or (server.confirmed and not word.version):
+            other = message.number != server.number and (message.number != NOBODY or server.confirmed)
+            if other or (server.confirmed and not message.version):
                 self.bury(turn, server, "another process has registered with its name")
                 server = None
         if server is None:
@@ -135,14 +135,14 @@ class PserverRegistry:
             server.draining = bool(value.get("draining"))
             self._state.servers[server.number] = server
             turn.change(SERVERS)
-        server.most_bytes = word.most_bytes
+        server.most_bytes = message.most_bytes
         server.greeted = True
         self._silent.pop(server.number, None)
         self.greeted.add(server.number)
 
-    def _word(self, turn: Turn, server: Pserver, word: Any) -> None:
+    def _on_message(self, turn: Turn, server: Pserver, message: Any) -> None:
         state, number = self._state, server.number
-        match word:
+        match message:
             case messages.Followed(version):
                 server.followed = max(server.followed, version)
                 if not server.confirmed:
@@ -159,18 +159,18 @@ class PserverRegistry:
             case messages.Took(version, buckets):
                 state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
             case messages.CutDone(_, phase, failed) if phase == "restore":
-                self._not_restored(turn, server, word, failed)
+                self._not_restored(turn, server, message, failed)
             case messages.CutDone():
-                self._cuts.done(turn, number, word)
+                self._cuts.done(turn, number, message)
             case messages.Found():
-                self._found(turn, word)
+                self._found(turn, message)
             case messages.Load():
-                self._load(server, word)
+                self._load(server, message)
 
-    def _load(self, server: Pserver, word: messages.Load) -> None:
-        server.load = word
-        self._state.reach(word.top_step)
-        for bucket, keys in word.hot:
+    def _load(self, server: Pserver, message: messages.Load) -> None:
+        server.load = message
+        self._state.reach(message.top_step)
+        for bucket, keys in message.hot:
             if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
                 self._heat[bucket] = self._heat.get(bucket, 0.0) + keys
 
@@ -245,20 +245,20 @@ class PserverRegistry:
             return messages.Cut(state.found[0].number, "restore", state.found[0].run)
         return None
 
-    def _found(self, turn: Turn, word: messages.Found) -> None:
+    def _found(self, turn: Turn, message: messages.Found) -> None:
         state = self._state
         if state.stage != "finding":
             return
-        self._cuts.above(turn, word.top)
-        if not word.cuts and word.refused:
-            lines = "\n".join(word.refused)
+        self._cuts.above(turn, message.top)
+        if not message.cuts and message.refused:
+            lines = "\n".join(message.refused)
             because = f"{state.reason}, and no checkpoint" if state.reason else "none of the checkpoints found"
             self.failed = f"{because} can be used:\n{lines}\nRepair or remove them, or use another --rdzv-id"
-        elif not word.cuts and state.reason:
+        elif not message.cuts and state.reason:
             advice = "Restart the job; use --checkpoint-dir with --ps-save-every to keep most of the training next time"
             self.failed = f"{state.reason}, and there is no complete checkpoint. {advice}"
         else:
-            state.found = word.cuts
+            state.found = message.cuts
             self._place(turn)
 
     def _place(self, turn: Turn) -> None:
@@ -275,13 +275,13 @@ class PserverRegistry:
         state.stage = "placed"
         turn.change(CHART)
 
-    def _not_restored(self, turn: Turn, server: Pserver, word: messages.CutDone, failed: str) -> None:
+    def _not_restored(self, turn: Turn, server: Pserver, message: messages.CutDone, failed: str) -> None:
         state = self._state
         cut = self.order(server.number)
-        if not failed or cut is None or cut.phase != "restore" or cut.number != word.number:
+        if not failed or cut is None or cut.phase != "restore" or cut.number != message.number:
             return
         turn.note(f"checkpoint {cut.run} cannot be restored by {server.name}: {failed}")
-        if word.lasting:
+        if message.lasting:
             self.failed = f"checkpoint {cut.run} cannot be restored by pserver {server.name}: {failed}"
             return
         state.found = state.found[1:]

@@ -77,9 +77,9 @@ class Turn:
         self.kept: set[str] = set()
         """Pieces that must be persisted."""
 
-    def tell(self, caller: Caller, word: Any) -> None:
+    def send(self, caller: Caller, message: Any) -> None:
         """Send a message to a trainer."""
-        self.effects.append(Tell(caller, messages.encode(word)))
+        self.effects.append(Tell(caller, messages.encode(message)))
 
     def note(self, text: str) -> None:
         """Add a line to the job's history."""

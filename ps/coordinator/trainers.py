@@ -26,9 +26,13 @@ class Trainers:
     """Tracks the trainers in the placement state."""
 
     def __init__(
-        self, state: PlacementState, cuts: Cuts, chart: Callable[[], messages.PlacementMap], secret: Callable[[], str]
+        self,
+        state: PlacementState,
+        cuts: Cuts,
+        placement: Callable[[], messages.PlacementMap],
+        secret: Callable[[], str],
     ) -> None:
-        self._state, self._cuts, self._chart, self._secret = state, cuts, chart, secret
+        self._state, self._cuts, self._placement, self._secret = state, cuts, placement, secret
         self._waiting: dict[Caller, messages.Join] = {}
         """Join requests to be answered once every bucket has an owner."""
         self._ready: dict[Caller, Trainer] = {}
@@ -38,7 +42,7 @@ class Trainers:
         self._beginning: dict[int, None] = {}
         """Trainers that become members as soon as the checkpoint is marked."""
         self._world: World | None = None
-        self._told: messages.Charted | None = None
+        self._sent: messages.Charted | None = None
         """The state that trainers have if they have received every message."""
 
     # --- worlds ------------------------------------------------------------------------------------------------------
@@ -70,44 +74,44 @@ class Trainers:
         state = self._state
         text = f"{state.reason}: the parameters are rolled back to the last checkpoint. Restart the process"
         for one in state.people.trainers.values():
-            turn.tell(one.caller, messages.Refused("stale", text))
+            turn.send(one.caller, messages.Refused("stale", text))
         state.people.lose(list(state.people.trainers))
         self._beginning = {}
-        for caller, word in self._waiting.items():  # not admitted yet, so they stay
-            self._join(turn, caller, word)
+        for caller, message in self._waiting.items():  # not admitted yet, so they stay
+            self._join(turn, caller, message)
         # Scripts set their factors again; those set by hand for the whole job still apply.
         state.holds = []
         state.world_holds = [messages.LrHold(0, state.world_factor)] if state.world_factor != 1.0 else []
         turn.change(PEOPLE)
         turn.change(LR)
 
-    # --- words -------------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def said(self, turn: Turn, caller: Caller, body: str) -> None:
         """Process a message from a trainer."""
         try:
-            word = messages.decode(body)
+            message = messages.decode(body)
         except ProtocolError as error:
-            turn.tell(caller, messages.Refused("word", f"invalid message: {error}"))
+            turn.send(caller, messages.Refused("word", f"invalid message: {error}"))
             return
         if not self._has_place(caller):
-            turn.tell(
+            turn.send(
                 caller, messages.Refused("stale", f"{caller.node}/{caller.slot} has no slot in the job's current world")
             )
             return
-        if isinstance(word, messages.Join):
-            self._join(turn, caller, word)
+        if isinstance(message, messages.Join):
+            self._join(turn, caller, message)
             return
         trainer = self._state.people.at(caller)
-        number = getattr(word, "number", trainer.number if trainer is not None else 0)
+        number = getattr(message, "number", trainer.number if trainer is not None else 0)
         if trainer is None or number != trainer.number:
             text = f"{caller.node}/{caller.slot}: the slot is taken, or the process has never joined. Restart it"
-            turn.tell(caller, messages.Refused("stale", text, getattr(word, "ask", 0)))
+            turn.send(caller, messages.Refused("stale", text, getattr(message, "ask", 0)))
             return
-        self._word(turn, trainer, word)
+        self._on_message(turn, trainer, message)
 
-    def _word(self, turn: Turn, trainer: Trainer, word: Any) -> None:
-        match word:
+    def _on_message(self, turn: Turn, trainer: Trainer, message: Any) -> None:
+        match message:
             case messages.Begin():
                 self._begin(turn, trainer)
             case messages.Leave():
@@ -116,37 +120,37 @@ class Trainers:
                     turn.change(PEOPLE)
             case messages.ChartPlease(version):
                 if self._state.version > version:
-                    turn.tell(trainer.caller, self.charted())
+                    turn.send(trainer.caller, self.charted())
             case messages.Suspect(server, why):
                 one = self._state.servers.get(server)
                 if one is not None:
                     turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
-                turn.tell(trainer.caller, self.charted())
+                turn.send(trainer.caller, self.charted())
             case messages.SetLr(_, hold):
                 self._set_lr(turn, trainer, hold)
             case messages.Save(ask):
                 self._cuts.ask(turn, trainer.caller, ask)
             case messages.AtCut():
-                self._cuts.at_cut(turn, trainer, word)
+                self._cuts.at_cut(turn, trainer, message)
             case messages.DataNamed():
-                self._cuts.data_named(word)
+                self._cuts.data_named(message)
             case _:
-                text = f"{type(word).__name__} is not a message that a trainer sends"
-                turn.tell(trainer.caller, messages.Refused("word", text))
+                text = f"{type(message).__name__} is not a message that a trainer sends"
+                turn.send(trainer.caller, messages.Refused("word", text))
 
-    def _join(self, turn: Turn, caller: Caller, word: messages.Join) -> None:
+    def _join(self, turn: Turn, caller: Caller, message: messages.Join) -> None:
         state = self._state
-        wrong = self._define(turn, caller, word)
+        wrong = self._define(turn, caller, message)
         if wrong:
-            turn.tell(caller, messages.Refused("table", wrong))
+            turn.send(caller, messages.Refused("table", wrong))
             return
         member = self._world.member(caller.node) if self._world is not None else None
         incarnation = str(member.incarnation) if member is not None else ""
-        _, old = state.people.join(caller, word.nonce, incarnation)
+        _, old = state.people.join(caller, message.nonce, incarnation)
         if old is not None:
             self._lost(turn, [old])
         turn.keep(PEOPLE)
-        self._waiting[caller] = word
+        self._waiting[caller] = message
         self._asked.add(caller)
 
     def compare(self, turn: Turn, saved: tuple[TableSpec, ...]) -> None:
@@ -157,30 +161,30 @@ class Trainers:
             state.tables = {}
         state.tables.update({table.name: table for table in saved})
         turn.change(TABLES)
-        for caller, word in list(self._waiting.items()):
-            wrong = differences(saved, word.tables)
+        for caller, message in list(self._waiting.items()):
+            wrong = differences(saved, message.tables)
             if wrong:
                 del self._waiting[caller]
                 one = state.people.at(caller)
                 self._lost(turn, state.people.lose([one.number] if one is not None else []))
-                turn.tell(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
+                turn.send(caller, messages.Refused("table", f"{wrong}\n{ADVICE}"))
                 turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
             else:
-                state.tables = {**{table.name: table for table in word.tables}, **state.tables}
+                state.tables = {**{table.name: table for table in message.tables}, **state.tables}
 
-    def _define(self, turn: Turn, caller: Caller, word: messages.Join) -> str:
+    def _define(self, turn: Turn, caller: Caller, message: messages.Join) -> str:
         """Add new table definitions; return the differences from existing ones, as text."""
         tables = self._state.tables
         lines = []
-        for table in word.tables:
+        for table in message.tables:
             known = tables.get(table.name)
             difference = table.difference(known) if known is not None else ""
             if difference:
                 lines.append(f"table {table.name}: {difference} (here: this script, there: the job)")
-        new = [table for table in word.tables if table.name not in tables]
+        new = [table for table in message.tables if table.name not in tables]
         one = self._state.people.at(caller)
-        if new and not lines and self._state.found and (one is None or one.nonce != word.nonce):
-            wrong = differences(self._state.found[0].tables, word.tables)  # may a table have been renamed?
+        if new and not lines and self._state.found and (one is None or one.nonce != message.nonce):
+            wrong = differences(self._state.found[0].tables, message.tables)  # may a table have been renamed?
             lines += [wrong, ADVICE] if wrong else []
         if len(tables) + len(new) > MOST_TABLES:
             lines.append(f"{len(tables) + len(new)} tables exceed the limit of {MOST_TABLES}")
@@ -200,15 +204,15 @@ class Trainers:
             turn.change(PEOPLE)
             self._cuts.halt(turn, trainer.number)
         else:
-            turn.tell(trainer.caller, self.charted())
+            turn.send(trainer.caller, self.charted())
 
     # --- learning rates ----------------------------------------------------------------------------------------------
 
     def _set_lr(self, turn: Turn, trainer: Trainer, hold: messages.LrHold) -> None:
         if hold.table and hold.table not in self._state.tables:
-            turn.tell(trainer.caller, messages.Refused("word", f"set_lr: there is no table {hold.table}"))
+            turn.send(trainer.caller, messages.Refused("word", f"set_lr: there is no table {hold.table}"))
         elif not 0 <= hold.factor < float("inf"):
-            turn.tell(trainer.caller, messages.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
+            turn.send(trainer.caller, messages.Refused("word", f"set_lr: factor {hold.factor} must be 0 or more"))
         else:
             self._hold(turn, self._state.holds, hold)
 
@@ -256,40 +260,40 @@ class Trainers:
 
     def charted(self) -> messages.Charted:
         """The current placement map and membership."""
-        return messages.Charted(0, self._chart(), self._state.people.epoch, self._state.members())
+        return messages.Charted(0, self._placement(), self._state.people.epoch, self._state.members())
 
-    def tell(self, turn: Turn) -> None:
+    def notify(self, turn: Turn) -> None:
         """End a turn: answer admitted trainers, and send changes of placement and membership to all."""
         state = self._state
         ready, self._ready = self._ready, {}
-        chart = self._chart()
+        placement = self._placement()
         news = self._news()
         if news:
             for one in state.people.trainers.values():
                 if one.caller not in ready and one.caller not in self._waiting:
                     turn.effects += [Tell(one.caller, body) for body in news]
         for caller, trainer in ready.items():
-            turn.tell(caller, self._joined(trainer, chart))
+            turn.send(caller, self._joined(trainer, placement))
         asked, self._asked = self._asked, set()
         for caller in asked & self._waiting.keys():
-            turn.tell(caller, messages.Waits(waiting(state) or "the first copies are being created"))
+            turn.send(caller, messages.Waits(waiting(state) or "the first copies are being created"))
 
     def _news(self) -> list[str]:
         """The changes since the last call, encoded once for all trainers."""
-        now, told = self.charted(), self._told
-        if told is None:
-            self._told = now
+        now, sent = self.charted(), self._sent
+        if sent is None:
+            self._sent = now
             return []
-        if now.chart is told.chart and now.epoch == told.epoch:
+        if now.chart is sent.chart and now.epoch == sent.epoch:
             return []
-        self._told, found = now, []
-        if _placed(now.chart) != _placed(told.chart):
+        self._sent, found = now, []
+        if _placed(now.chart) != _placed(sent.chart):
             found.append(messages.encode(messages.Placed(now.token, now.chart)))
-        if now.epoch != told.epoch:
-            found.append(messages.encode(counted(now.token, told.epoch, told.members, now.epoch, now.members)))
+        if now.epoch != sent.epoch:
+            found.append(messages.encode(counted(now.token, sent.epoch, sent.members, now.epoch, now.members)))
         return found
 
-    def _joined(self, trainer: Trainer, chart: messages.PlacementMap) -> messages.Joined:
+    def _joined(self, trainer: Trainer, placement: messages.PlacementMap) -> messages.Joined:
         state = self._state
         restored = ""
         if state.found:
@@ -300,7 +304,7 @@ class Trainers:
         return messages.Joined(
             trainer.number,
             0,
-            chart,
+            placement,
             state.people.epoch,
             state.members(),
             state.training,
@@ -311,5 +315,5 @@ class Trainers:
         )
 
 
-def _placed(chart: messages.PlacementMap) -> tuple[object, ...]:
-    return chart.owner, chart.servers, chart.history
+def _placed(placement: messages.PlacementMap) -> tuple[object, ...]:
+    return placement.owner, placement.servers, placement.history

@@ -59,7 +59,7 @@ class Lent(Arena):
         super().__init__()
         self._memory = self._memory[:0]
         self._file = -1
-        self._told = False
+        self._sent = False
 
     def holds(self, body: Sequence[memoryview]) -> bool:
         """True if the parts are consecutive from the start of this memory."""
@@ -73,8 +73,8 @@ class Lent(Arena):
 
     def news(self) -> int:
         """The file descriptor if the peer has not received it yet, else -1."""
-        told, self._told = self._told, True
-        return -1 if told else self._file
+        sent, self._sent = self._sent, True
+        return -1 if sent else self._file
 
     def close(self) -> None:
         """Release the memory; a peer that has mapped it keeps it."""
@@ -93,7 +93,7 @@ class Lent(Arena):
         except OSError:
             os.close(file)
             raise
-        self._file, self._told = file, False
+        self._file, self._sent = file, False
         return memory
 
 

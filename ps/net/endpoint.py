@@ -334,9 +334,9 @@ class Endpoint:
         with self._lock:
             self._peers.discard(peer)
             orderly = peer.farewell or self._stopped
-        for tell in (self._left, self._lost)[: 1 if orderly else 2]:
+        for callback in (self._left, self._lost)[: 1 if orderly else 2]:
             try:
-                tell(peer)
+                callback(peer)
             except Exception:
                 log.exception("Parameter server: cannot clean up after the connection of %s", peer)
 

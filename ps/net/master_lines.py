@@ -65,7 +65,7 @@ class _Helper:
     secret: str = field(repr=False)
 
 
-class _Told(enum.Enum):
+class _Reported(enum.Enum):
     """The last state reported to the listener."""
 
     NOTHING = "nothing"
@@ -133,7 +133,7 @@ class _Line:
     def __init__(self, kit: MasterLinesDeps, hello: Hello, listener: LineListener, name: str, helper: _Helper) -> None:
         self.helper = helper
         self._kit, self._hello, self._listener, self._name = kit, hello, listener, name
-        self._told = _Told.NOTHING
+        self._reported = _Reported.NOTHING
         self._said = ""
         self._writer: asyncio.StreamWriter | None = None
         """Set while the connection is up."""
@@ -144,8 +144,8 @@ class _Line:
     def send(self, body: str) -> None:
         """Send a message; dropped if the connection is down. The pserver sends HELLO on each new one."""
         if self._writer is not None:
-            word = body.encode()
-            self._writer.writelines((pack(Op.CONTROL, UNASKED, b"", [memoryview(word)], check=True), word))
+            message = body.encode()
+            self._writer.writelines((pack(Op.CONTROL, UNASKED, b"", [memoryview(message)], check=True), message))
 
     def close(self) -> None:
         """Disconnect and stop reconnecting."""
@@ -173,9 +173,9 @@ class _Line:
         if isinstance(error, ProtocolError | Denied) and str(error) != self._said:
             self._said = str(error)
             self._kit.log(f"connection to {self._name} ({address(helper.host, helper.port)}): {error}")
-        told = _Told.REFUSED if refused else _Told.DOWN
-        if told is not self._told and (refused or self._told is not _Told.REFUSED):
-            self._told = told
+        reported = _Reported.REFUSED if refused else _Reported.DOWN
+        if reported is not self._reported and (refused or self._reported is not _Reported.REFUSED):
+            self._reported = reported
             self._listener.down(self._name, refused)
 
     # --- one line --------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class _Line:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Receive messages until the connection breaks; raises the reason."""
-        self._writer, self._told, self._unanswered, self._said = writer, _Told.UP, 0, ""
+        self._writer, self._reported, self._unanswered, self._said = writer, _Reported.UP, 0, ""
         self._listener.up(self._name)
         self._ping(writer)
         try:
@@ -212,10 +212,10 @@ class _Line:
                 self._unanswered = 0
                 if frame.op is Op.CONTROL:
                     try:
-                        word = str(frame.body, "utf-8")
+                        message = str(frame.body, "utf-8")
                     except UnicodeDecodeError as error:
                         raise ProtocolError(f"not a text message: {error}") from None
-                    self._listener.heard(self._name, word)
+                    self._listener.heard(self._name, message)
         finally:
             self._writer = None
             if self._timer is not None:

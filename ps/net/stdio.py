@@ -16,9 +16,9 @@ class Launcher:
         self._answers = answers
         self.gone = False
 
-    def say(self, word: dict[str, Any]) -> None:
+    def say(self, message: dict[str, Any]) -> None:
         """Write one line of JSON."""
-        self._answers.write(json.dumps(word) + "\n")
+        self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
 
     def answer_until_gone(self, gone: Callable[[], None], masterless: Callable[[], bool]) -> None:

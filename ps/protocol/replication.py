@@ -52,16 +52,16 @@ def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:
         tables = [[table, _put(arrays, rows)] for table, rows in content.rows.items()]
         if isinstance(content, Image):
             arrays += laid_out([np.array(list(content.seqs.items()), np.int64).reshape(-1)])
-            told = _tell(arrays, content.intents)
-            heads.append(["image", version, content.bucket, len(content.seqs), tables, told])
+            encoded = _encode_intents(arrays, content.intents)
+            heads.append(["image", version, content.bucket, len(content.seqs), tables, encoded])
             continue
         arrays += laid_out([content.buckets])
         gone = [[table, len(keys)] for table, keys in content.removed.items()]
         arrays += laid_out([np.ascontiguousarray(keys) for keys in content.removed.values()])
         pushes = [[trainer, seq, len(buckets)] for trainer, seq, buckets in content.pushes]
         arrays += laid_out([np.ascontiguousarray(buckets) for _, _, buckets in content.pushes])
-        told = _tell(arrays, content.intents)
-        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone, told])
+        encoded = _encode_intents(arrays, content.intents)
+        heads.append(["piece", version, content.shard, pushes, len(content.buckets), tables, gone, encoded])
     return heads, arrays
 
 
@@ -78,7 +78,7 @@ def unpack(heads: Any, body: memoryview) -> Iterator[tuple[int, Content]]:
                 pairs = np.frombuffer(body, np.int64, 2 * head[3], at) if head[3] else np.zeros(0, np.int64)
                 at += pairs.nbytes
                 seqs = {int(one): int(seq) for one, seq in pairs.reshape(-1, 2)}
-                intents, at = _hear(head[5], body, at)
+                intents, at = _decode_intents(head[5], body, at)
                 yield version, Image(int(head[2]), seqs, rows, intents)
             elif kind == "piece":
                 piece, at = _piece(head, body, at)
@@ -99,19 +99,19 @@ def part_of(piece: Piece, keep: NDArray[np.bool_]) -> Piece:
     return Piece(piece.shard, pushes, buckets, rows, removed, intents)
 
 
-def _tell(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
+def _encode_intents(arrays: list[Any], intents: Mapping[int, Intent]) -> list[Any]:
     """Encode intents; their texts go into the body because they can exceed the size of a head."""
-    told = []
+    encoded = []
     for trainer, one in intents.items():
         text = one.text.encode()
         arrays += laid_out([np.frombuffer(text, np.uint8)])
-        told.append([trainer, one.seq, len(text), one.fenced])
-    return told
+        encoded.append([trainer, one.seq, len(text), one.fenced])
+    return encoded
 
 
-def _hear(told: Any, body: memoryview, at: int) -> tuple[dict[int, Intent], int]:
+def _decode_intents(encoded: Any, body: memoryview, at: int) -> tuple[dict[int, Intent], int]:
     found = {}
-    for trainer, seq, size, fenced in told:
+    for trainer, seq, size, fenced in encoded:
         text = body[at : at + size]
         if len(text) != size:
             raise ValueError("an intent's text is truncated")
@@ -138,7 +138,7 @@ def _rows(tables: Any, body: memoryview, at: int) -> tuple[dict[str, Rows], int]
 
 
 def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
-    _, _, shard, pushes, touched, tables, gone, told = head
+    _, _, shard, pushes, touched, tables, gone, encoded = head
     rows, at = _rows(tables, body, at)
     buckets = np.frombuffer(body, np.uint16, touched, at) if touched else np.zeros(0, np.uint16)
     at += padded(2 * touched)
@@ -150,5 +150,5 @@ def _piece(head: Any, body: memoryview, at: int) -> tuple[Piece, int]:
     for trainer, seq, count in pushes:
         numbered.append((int(trainer), int(seq), np.frombuffer(body, np.uint16, count, at) if count else buckets[:0]))
         at += padded(2 * count)
-    intents, at = _hear(told, body, at)
+    intents, at = _decode_intents(encoded, body, at)
     return Piece(int(shard), tuple(numbered), buckets, rows, removed, intents), at

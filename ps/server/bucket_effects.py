@@ -171,7 +171,7 @@ class Part:
 class Say:
     """Send a message to the Master; dropped without a connection."""
 
-    word: Any
+    message: Any
 
 
 Effect = Reset | Serve | Stop | Copy | Feed | Mark | Release | Restore | Drop | Part | Say

@@ -233,21 +233,22 @@ class BucketMachine:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _orders(self, todo: _Todo, orders: Orders) -> None:
-        chart = orders.chart
-        if chart.version < self.version:
+        placement = orders.chart
+        if placement.version < self.version:
             return
-        if orders.you != self.number or chart.history != self.history:
+        if orders.you != self.number or placement.history != self.history:
             self._reset(todo, orders)
-        elif chart.version == self.version:
+        elif placement.version == self.version:
             todo.effects += self._say_all()
             return
-        self.orders, self.version = orders, chart.version
+        self.orders, self.version = orders, placement.version
         before = self._since
         self.owner, self.backup, self.joining, self._giver = (
-            messages.unpack(text, self.buckets) for text in (chart.owner, chart.backup, chart.joining, orders.giver)
+            messages.unpack(text, self.buckets)
+            for text in (placement.owner, placement.backup, placement.joining, orders.giver)
         )
         self._since = messages.unpack(orders.since, self.buckets, "i")
-        self._known = frozenset(server.number for server in chart.servers)
+        self._known = frozenset(server.number for server in placement.servers)
         for number in [number for number in self._followers if number not in self._known]:
             todo.touched |= set(self._followers.pop(number).begun)
             todo.effects.append(Part(number))

@@ -41,7 +41,7 @@ class BucketShellDeps(Protocol):
         """Connect to another pserver. Raises ``PsError``."""
         ...
 
-    def say(self, word: Any) -> None:
+    def say(self, message: Any) -> None:
         """Send a message to the Master; dropped without a connection."""
         ...
 
@@ -121,7 +121,7 @@ class BucketShell:
         """By bucket: the turn in which its content was last accepted from another pserver."""
         self._to_followers: dict[int, FollowerStream] = {}
         self._events: queue.SimpleQueue[h.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="edl-ps-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="edl-ps-buckets", daemon=True)
 
     def start(self) -> None:
         """Start processing events."""
@@ -291,7 +291,7 @@ class BucketShell:
         log.info("Parameter server: the replication stream to pserver %d is open again", follower)
         self.post(h.LineMade(follower))
 
-    # --- the keeper's thread -----------------------------------------------------------------------------------------
+    # --- the bucket thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -333,7 +333,7 @@ class BucketShell:
                 self._around.line_begins()
         for effect in effects:
             if isinstance(effect, h.Say):
-                self._around.say(effect.word)
+                self._around.say(effect.message)
         if isinstance(event, h.MasterLine):
             self._around.line_made()
 

@@ -44,7 +44,7 @@ fit again."""
 class CheckpointTaskDeps(Protocol):
     """What the task needs from the pserver."""
 
-    def say(self, word: Any) -> None:
+    def say(self, message: Any) -> None:
         """Send a message to the Master."""
         ...
 
@@ -105,7 +105,7 @@ class CheckpointTask:
         if cut.number != self._number:
             self._number = cut.number
             self._begun = {one for one in self._begun if one[0] == cut.number}
-            self._said = {name: word for name, word in self._said.items() if name[0] == cut.number}
+            self._said = {name: message for name, message in self._said.items() if name[0] == cut.number}
         self._begun.add((cut.number, cut.phase))
         if cut.phase == "mark":
             self._attempt(cut, lambda: self._draw(cut))
@@ -115,8 +115,8 @@ class CheckpointTask:
 
     def again(self) -> None:
         """There is a new connection to the Master: repeat the reports about the newest checkpoint."""
-        for word in list(self._said.values()):
-            self._around.say(word)
+        for message in list(self._said.values()):
+            self._around.say(message)
 
     def restore(self, orders: Orders, cut: Cut, buckets: tuple[int, ...]) -> None:
         """Load these buckets in the background."""
@@ -152,17 +152,17 @@ class CheckpointTask:
     def _attempt(self, cut: Cut, phase: Callable[[], Any]) -> None:
         """Run a phase and report its result."""
         try:
-            word = phase()
+            message = phase()
         except (EdlError, OSError, MemoryError) as error:
             log.warning("Parameter server: checkpoint %d failed in phase %s: %s", cut.number, cut.phase, error)
             failed = str(error) or type(error).__name__
-            word = CutDone(cut.number, cut.phase, failed=failed, lasting=isinstance(error, _Lasting))
+            message = CutDone(cut.number, cut.phase, failed=failed, lasting=isinstance(error, _Lasting))
         except Exception as error:
             log.exception("Parameter server: checkpoint %d failed in phase %s", cut.number, cut.phase)
-            word = CutDone(cut.number, cut.phase, failed=repr(error))
-        if word is not None:
-            self._said[(cut.number, cut.phase)] = word
-            self._around.say(word)
+            message = CutDone(cut.number, cut.phase, failed=repr(error))
+        if message is not None:
+            self._said[(cut.number, cut.phase)] = message
+            self._around.say(message)
 
     def _opened(self, number: int) -> CheckpointDirectory:
         if self._files is None:
@@ -199,12 +199,12 @@ class CheckpointTask:
                 yield TakenPart(shard, found.rows, found.gone, found.whole)
 
         try:
-            told = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
+            report = directory.write(cut.number, orders.chart.history, mark.owned, taken(), since=since)
         finally:
             if self._mark is mark:
                 self._let_go()
-        log.info("Parameter server: checkpoint %d written: %s", cut.number, told)
-        return CutDone(cut.number, cut.phase, told=told)
+        log.info("Parameter server: checkpoint %d written: %s", cut.number, report)
+        return CutDone(cut.number, cut.phase, told=report)
 
     def _complete(self, cut: Cut, orders: Orders) -> CutDone:
         return CutDone(cut.number, cut.phase, told=self._opened(orders.you).complete(cut, orders))
@@ -222,9 +222,9 @@ class CheckpointTask:
             done.extend(loaded.buckets)
             self._check_room(len(done), len(buckets))
 
-        told = self._opened(orders.you).restore(cut.run, mine, put)
+        report = self._opened(orders.you).restore(cut.run, mine, put)
         if life == self._lives:
-            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, told)
+            log.info("Parameter server: %d buckets restored from %s: %s", len(buckets), cut.run, report)
             self._around.restored(cut.number, buckets)
 
     def _put(self, loaded: Loaded, life: int) -> None:

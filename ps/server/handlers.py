@@ -179,8 +179,8 @@ class RequestHandlers:
             if frame.op is Op.INTENT:
                 return self._intent(frame.body, asked)
             return self._scan(asked)
-        except Waited as told:
-            return self._no(told.op, head, view, **told.content)
+        except Waited as waited:
+            return self._no(waited.op, head, view, **waited.content)
         except Held as held:
             text = f"waiting for {held.names} in step {head.get('step')}"
             return self._no(Op.WAIT, head, view, text=text, **{"for": "trainers"})
@@ -337,18 +337,20 @@ class RequestHandlers:
 
     def _back(self, parts: Sequence[Part], asked: _Asked) -> list[Any]:
         """Updated rows of the pushed keys, for the tables requested in the head."""
-        told = asked.head.get("back", [])
-        if not told:
+        requested = asked.head.get("back", [])
+        if not requested:
             return []
         try:
-            dtypes = {str(table): str(dtype) for table, dtype in told}
+            dtypes = {str(table): str(dtype) for table, dtype in requested}
             wanted = [
                 Wanted(one.table, one.keys, dtypes[one.table], one.grads.shape[1]) for one in parts
                 if one.table in dtypes
             ]  # fmt: skip
             sizes = [rows_bytes(len(one.keys), one.dim, one.dtype) for one in wanted]
         except (TypeError, ValueError, KeyError):
-            raise Refusal("word", f"back must be a list of tables and number formats, not {str(told)[:80]}") from None
+            raise Refusal(
+                "word", f"back must be a list of tables and number formats, not {str(requested)[:80]}"
+            ) from None
         found = []
         for one, size in zip(wanted, sizes, strict=True):
             room = memoryview(bytearray(size))

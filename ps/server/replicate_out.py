@@ -245,7 +245,7 @@ class Stream:
             self._owner.failed(f"the replication stream to pserver {self.follower} failed")
 
     def _keep(self) -> None:
-        pause_s, told, early_s = 0.05, False, 0.0
+        pause_s, notified, early_s = 0.05, False, 0.0
         while True:
             with self._lock:
                 while self._state == "down":
@@ -257,8 +257,8 @@ class Stream:
             except EdlError as error:
                 now_s = self._clock.now_s()
                 early_s = (early_s or now_s + NOT_YET_S) if isinstance(error, _NotYet) else 0.0
-                if not told and now_s >= early_s:
-                    told = self._lose(str(error))
+                if not notified and now_s >= early_s:
+                    notified = self._lose(str(error))
                 with self._lock:
                     if self._state != "over":
                         self._go.wait(pause_s)
@@ -271,10 +271,10 @@ class Stream:
                     return
                 self._state, self._caller = "up", caller
                 self._moved_s = self._clock.now_s()
-            if told:
-                told = False
+            if notified:
+                notified = False
                 self._owner.made(self.follower)
-            told = self._lose(self._serve(caller)) or told
+            notified = self._lose(self._serve(caller)) or notified
 
     def _connect(self) -> Caller:
         caller = self._owner.connect(self.follower)

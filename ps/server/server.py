@@ -98,7 +98,7 @@ class Server:
         """The Master that messages are sent to; ``_newest`` once ``Hello`` has been sent on it."""
         self._newest: Peer | None = None
         self._token = 0
-        self._told: tuple[Peer | None, messages.Orders | None] = None, None
+        self._received: tuple[Peer | None, messages.Orders | None] = None, None
         """The newest orders and their sender; deltas are based on them."""
         self._trainers = _Trainers()
         self._over = threading.Event()
@@ -181,7 +181,7 @@ class Server:
         if frame.op is Op.STREAM and peer.role == SERVER:
             return self._stream(peer, frame)
         if frame.op is Op.CONTROL and peer.role == MASTER:
-            self._word(peer, frame)
+            self._on_message(peer, frame)
             return Reply()
         if frame.op is Op.STATS:
             return Reply(Op.OK, pack_head(self.statistics()))
@@ -199,25 +199,25 @@ class Server:
             self.failed(f"the replication stream from {peer} failed")
             raise
 
-    def _word(self, peer: Peer, frame: Frame) -> None:
-        word = messages.decode(str(frame.body, "utf-8"))
-        if not isinstance(word, messages.Orders | messages.OrdersChanged):
-            raise ProtocolError(f"{type(word).__name__} is not a message from a Master to a pserver")
-        if peer.hello.token < self._token or 0 < word.token < self._token:
+    def _on_message(self, peer: Peer, frame: Frame) -> None:
+        message = messages.decode(str(frame.body, "utf-8"))
+        if not isinstance(message, messages.Orders | messages.OrdersChanged):
+            raise ProtocolError(f"{type(message).__name__} is not a message from a Master to a pserver")
+        if peer.hello.token < self._token or 0 < message.token < self._token:
             log.warning("Parameter server: ignoring orders of a replaced Master (token %d, not %d)",
-                        word.token or peer.hello.token, self._token)  # fmt: skip
+                        message.token or peer.hello.token, self._token)  # fmt: skip
             peer.hang_up()
             return
-        if isinstance(word, messages.OrdersChanged):
-            told, before = self._told
-            if told is not peer or before is None or before.chart.version != word.base:
+        if isinstance(message, messages.OrdersChanged):
+            sender, before = self._received
+            if sender is not peer or before is None or before.chart.version != message.base:
                 peer.push(
                     Op.CONTROL, b"", [messages.encode(messages.OrdersPlease(self.bucket_machine.version)).encode()]
                 )
                 return
-            word = orders_after(before, word)
-        self._told = peer, word
-        self.bucket_shell.post(OrdersCame(word))
+            message = orders_after(before, message)
+        self._received = peer, message
+        self.bucket_shell.post(OrdersCame(message))
 
     # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
@@ -231,11 +231,11 @@ class Server:
         tls = self._setup.tls[0] if self._setup.tls else None
         return Caller.connect(place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls)
 
-    def say(self, word: Any) -> None:
+    def say(self, message: Any) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
         master = self._master
         if master is not None:
-            master.push(Op.CONTROL, b"", [messages.encode(word).encode()])
+            master.push(Op.CONTROL, b"", [messages.encode(message).encode()])
 
     def prepare(self, orders: messages.Orders) -> None:
         """See ``bucket_shell.BucketShellDeps``."""
@@ -255,7 +255,7 @@ class Server:
                 continue
             self.store.forget(trainer, max(REMEMBERED, len(orders.revoked)))
             self.handlers.counts.forget(trainer)
-            self._trainers.told(trainer)
+            self._trainers.confirmed(trainer)
         self.handlers.barrier.orders(orders.epoch, orders.members, orders.revoked, orders.training)
         self.eviction_task.holds(int((self.owned() != 0).sum()), self._copies())
         self.checkpoint_task.orders(orders)
@@ -402,7 +402,7 @@ class _Trainers:
         with self._lock:
             self._since[trainer] = now_s
 
-    def told(self, trainer: int) -> None:
+    def confirmed(self, trainer: int) -> None:
         """The Master knows about this trainer."""
         with self._lock:
             self._since.pop(trainer, None)

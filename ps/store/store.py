@@ -285,11 +285,11 @@ class Store:
                 self._seq(push.trainer)[mine][taken[number]] = push.seq
         if tells and each is not None:
             for piece in pieces.values():
-                self._tell(piece, pushes, taken, first, each)
+                self._add_push_effects(piece, pushes, taken, first, each)
         elif each is not None:
             for table in self._tables.values():
                 for shard in range(first, last) if table.spec.eviction.any else ():
-                    table.untold(shard)  # no replica needs them
+                    table.unreported(shard)  # no replica needs them
 
     def _left(
         self, works: Sequence[Work], first: int, last: int, refused: NDArray[np.bool_], late: NDArray[np.bool_],
@@ -335,7 +335,9 @@ class Store:
                 known = pieces[shard].rows.get(table.spec.name)
                 pieces[shard].rows[table.spec.name] = rows if known is None else concat([known, rows])
 
-    def _tell(self, piece: Piece, pushes: Sequence[Push], taken: NDArray[np.bool_], first: int, each: Each) -> None:
+    def _add_push_effects(
+        self, piece: Piece, pushes: Sequence[Push], taken: NDArray[np.bool_], first: int, each: Each
+    ) -> None:
         begin = (piece.shard - first) * PER_SHARD
         mine = taken[:, begin : begin + PER_SHARD]
 
@@ -349,7 +351,7 @@ class Store:
         )
         piece.buckets = named(np.asarray(mine.any(axis=0)))
         for name, table in self._tables.items():
-            if table.spec.eviction.any and len(keys := table.untold(piece.shard)):
+            if table.spec.eviction.any and len(keys := table.unreported(piece.shard)):
                 piece.removed[name] = keys
         if len(piece.buckets) or piece.removed:
             each(piece)
@@ -527,8 +529,8 @@ class Store:
             rows = self._evict(table, shard, oldest(shard_table, due, most))
             if each is not None and len(rows):
                 buckets = np.unique(buckets_of(rows.keys))
-                told = {table.spec.name: np.unique(np.concatenate([rows.keys, table.untold(shard)]))}
-                each(Piece(shard, (), buckets, {}, told))
+                unreported = {table.spec.name: np.unique(np.concatenate([rows.keys, table.unreported(shard)]))}
+                each(Piece(shard, (), buckets, {}, unreported))
         return rows
 
     def _evict(self, table: Table, shard: int, slots: Slots) -> Rows:

@@ -45,7 +45,7 @@ class Table:
         """Held while rows are added under a cap."""
         self._pending: dict[int, Pending] = {}
         self._gone: list[list[tuple[int, Keys]]] = [[] for _ in range(SHARDS)]
-        self._untold: list[list[Keys]] = [[] for _ in range(SHARDS)]
+        self._unreported: list[list[Keys]] = [[] for _ in range(SHARDS)]
         self._evicted: list[Rows] = []
 
     @property
@@ -133,9 +133,9 @@ class Table:
                 self._gone[shard].append((mark, rows.keys))
                 self._few_gone(shard)
             if self.telling:
-                self._untold[shard].append(rows.keys)
+                self._unreported[shard].append(rows.keys)
             else:
-                self._untold[shard].clear()
+                self._unreported[shard].clear()
         return rows
 
     def made_room(self) -> Rows:
@@ -144,9 +144,9 @@ class Table:
             found, self._evicted = self._evicted, []
         return concat([self.none(), *found])
 
-    def untold(self, shard: int) -> Keys:
+    def unreported(self, shard: int) -> Keys:
         """Keys evicted since the last call, to be reported to replicas of this shard."""
-        found, self._untold[shard] = self._untold[shard], []
+        found, self._unreported[shard] = self._unreported[shard], []
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def gone(self, shard: int, since: int, before: int) -> Keys:

@@ -195,7 +195,7 @@ class Bench:
     def client(self, **options: Any) -> Client:
         """Without a Master."""
         options = {"deadline_s": PATIENCE_S, **options}
-        client = Client.direct((), tables=self.tables, secret=SECRET, chart=self.chart(), **options)
+        client = Client.direct((), tables=self.tables, secret=SECRET, placement=self.chart(), **options)
         self.clients.append(client)
         return client
 

@@ -141,7 +141,11 @@ def test_waiting_is_told_after_a_while_and_when_it_is_over() -> None:
     now, alive = [0.0], [0]
     said: list[str] = []
     patience = BoundedWait(
-        "rows", deadline_s=100, now_s=lambda: now[0], tell=said.append, alive=lambda: alive.__setitem__(0, alive[0] + 1)
+        "rows",
+        deadline_s=100,
+        now_s=lambda: now[0],
+        notify=said.append,
+        alive=lambda: alive.__setitem__(0, alive[0] + 1),
     )
     for now[0] in range(1, 80):
         patience.look(lambda: "ps-1 is busy")

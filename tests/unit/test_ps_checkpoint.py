@@ -16,7 +16,7 @@ from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.errors import CheckpointError
 from edl.ports import Files
 from ps.checkpoint.directory import EVICTED_BYTES, CheckpointDirectory
-from ps.checkpoint.manifest import CHAIN, Told, flat
+from ps.checkpoint.manifest import CHAIN, PartReport, flat
 from ps.checkpoint.reader import Loaded, merged
 from ps.checkpoint.writer import Pace
 from ps.hashing import buckets_of
@@ -132,7 +132,7 @@ def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
     with pytest.raises(CheckpointError, match="were not written by any pserver"):
         finish(directories, 1, told[:1])
     with pytest.raises(CheckpointError, match="was written by pserver 1 and by 2"):
-        finish(directories, 1, [told[0], replace(Told.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
+        finish(directories, 1, [told[0], replace(PartReport.decode(told[1]), buckets=((0, BUCKETS),)).encode()])
     with pytest.raises(CheckpointError, match="not a pserver's report"):
         finish(directories, 1, [told[0], "{}"])
     assert not CheckpointDirectory(plain, "job").find().cuts
@@ -447,7 +447,7 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
         clock[0] += seconds
 
     directory = CheckpointDirectory(plain, "job", 1, pace=Pace(1e6, wait, lambda: clock[0]), file_bytes=100_000)
-    told = Told.decode(directory.write(1, 1, ALL, taken(some(20_000))))
+    told = PartReport.decode(directory.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
 
 

@@ -229,7 +229,7 @@ def test_options_out_of_range(bench: Bench) -> None:
 
 def test_a_wrong_secret_is_no_matter_of_patience(bench: Bench) -> None:
     bench.start(1)
-    client = Client.direct((), tables=bench.tables, secret="wrong", chart=bench.chart())
+    client = Client.direct((), tables=bench.tables, secret="wrong", placement=bench.chart())
     with pytest.raises(PsError, match=r"ps-1.*secret"):
         client.pull("plain", [1])
     client.close()

@@ -55,7 +55,7 @@ def take(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
 
 
 def said(effects: tuple[Effect, ...], kind: type[Kind]) -> list[Kind]:
-    return [effect.word for effect in take(effects, Say) if isinstance(effect.word, kind)]
+    return [effect.message for effect in take(effects, Say) if isinstance(effect.message, kind)]
 
 
 def step(bucket_machine: BucketMachine, version: int, *roles: Role, **more: object) -> tuple[Effect, ...]:

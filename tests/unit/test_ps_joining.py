@@ -92,7 +92,9 @@ def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
 def test_it_is_told_what_it_waits_for(bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.wait.QUIET_S", 0.2)
     told: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(master_session, "BoundedWait", lambda what, **given: BoundedWait(what, tell=told.put, **given))
+    monkeypatch.setattr(
+        master_session, "BoundedWait", lambda what, **given: BoundedWait(what, notify=told.put, **given)
+    )
     master.deaf = True
     doing = Doing(lambda: bench.joined(master))
     master.expect(messages.Join)

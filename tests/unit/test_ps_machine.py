@@ -537,8 +537,8 @@ def test_the_next_master_knows_everything_that_was_told() -> None:
     one.tell("a", messages.SetLr(number, messages.LrHold(5, 0.5)))
     before = one.machine
     after = one.new_machine()
-    assert after.chart().owner == before.chart().owner
-    assert after.chart().version == before.chart().version, "nothing has changed"
+    assert after.placement().owner == before.placement().owner
+    assert after.placement().version == before.placement().version, "nothing has changed"
     assert after.state.people.trainers == before.state.people.trainers
     assert (after.state.lr, after.state.tables) == (before.state.lr, before.state.tables)
     one.tell("a", messages.Join("n", (TABLE,)))

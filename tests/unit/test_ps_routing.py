@@ -116,12 +116,12 @@ def test_whoever_is_not_listed_is_dead() -> None:
     assert Route(PlacementMap()).owners == (0,) and Route(PlacementMap()).clocked == ()
 
 
-def test_a_fixed_chart() -> None:
-    route = Route(routing.fixed_chart([("a", 1), ("b", 2), ("c", 3)]))
+def test_a_fixed_placement() -> None:
+    route = Route(routing.fixed_placement([("a", 1), ("b", 2), ("c", 3)]))
     assert [int((route.owner == number).sum()) for number in (1, 2, 3)] == [1366, 1365, 1365]
     for wrong in ([], [SERVERS[0], SERVERS[0]], [Server(0, "x", "h", 1)]):
         with pytest.raises((PsError, SettingError)):
-            routing.fixed_chart(wrong)
+            routing.fixed_placement(wrong)
 
 
 def test_buckets_in_messages() -> None:

@@ -68,8 +68,8 @@ def _prefetching(write: int) -> Any:
             pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
             function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-            told = [ir.Constant(number, write), ir.Constant(number, 3), ir.Constant(number, 1)]
-            builder.call(function, [builder.inttoptr(arguments[0], pointer), *told])
+            flags = [ir.Constant(number, write), ir.Constant(number, 3), ir.Constant(number, 1)]
+            builder.call(function, [builder.inttoptr(arguments[0], pointer), *flags])
             return context.get_dummy_value()
 
         return types.void(types.int64), make

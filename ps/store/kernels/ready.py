@@ -57,14 +57,14 @@ def folder() -> Path | None:
 @functools.cache
 def fingerprint() -> str:
     """Hash of everything that the compiled code depends on."""
-    told = [sys.version, platform.machine(), _processor()]
+    facts = [sys.version, platform.machine(), _processor()]
     for name in ("numba", "llvmlite", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            told.append(importlib.metadata.version(name))
+            facts.append(importlib.metadata.version(name))
     sources = sorted({*HERE.glob("*.py")} - {HERE / name for name in ELSEWHERE})
     for path in (*sources, *(HERE.parents[1] / name for name in CONSTANTS)):
-        told.append(path.read_text("utf-8"))
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+        facts.append(path.read_text("utf-8"))
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
 
 
 def compile_elsewhere() -> None:
@@ -111,9 +111,9 @@ _looks = _Looks()
 def _places() -> Iterator[Path]:
     """Candidate directories in order of preference: the user's setting, next to the sources, the user's cache, a
     temporary one."""
-    told = environment().get("NUMBA_CACHE_DIR", "")
-    if told:
-        yield Path(told)
+    configured = environment().get("NUMBA_CACHE_DIR", "")
+    if configured:
+        yield Path(configured)
     yield HERE / "__pycache__"
     with contextlib.suppress(RuntimeError):  # no home directory
         yield Path(environment().get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "edl-ps"
