@@ -11,7 +11,7 @@ from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreUnavailable
 from edl.ports import ModifiedAt, Put
-from tests.process.etcd_bench import kill, run
+from tests.process.etcd_fixture import kill, run
 from tests.process.harness import lone_member
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.config import Standby
-from tests.process.fork_server_bench import Bench, Outcome, run, script_bench
+from tests.process.fork_server_fixture import Bench, Outcome, run, script_bench
 from tests.process.harness import free_endpoints
 
 

@@ -1,7 +1,7 @@
 """A job on a real Slurm: one Slurm job for each node, a steady one that holds the store, and elastic ones that come and
 go with ``edl scale``, with jobs that are more important, and with ``scancel``.
 
-The controller, the node's daemon, ``sbatch``, ``srun`` and preemption are the real ones (tests/process/slurm_rig.py).
+The controller, the node daemon, ``sbatch``, ``srun`` and preemption are real (tests/process/slurm_fixture.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.harness import ROOT, WORKERS, Job, free_endpoints, until
-from tests.process.slurm_rig import MEMORY_MB, Slurm, missing
+from tests.process.slurm_fixture import MEMORY_MB, Slurm, missing
 
 DEPLOY = ROOT / "deploy" / "slurm"
 

@@ -17,7 +17,7 @@ from edl.adapters import stacks
 from edl.adapters.activity import activity
 from edl.config import Standby
 from edl.ports import CommandKind, WorkerCommand
-from tests.process.fork_server_bench import Bench, kill_now, run, script_bench, until
+from tests.process.fork_server_fixture import Bench, kill_now, run, script_bench, until
 
 EVERY = pytest.mark.parametrize("standby", list(Standby), ids=lambda standby: standby.value)
 

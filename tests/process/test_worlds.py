@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.harness import PLAIN, Job, Node, free_endpoints
-from tests.process.slurm_rig import Slurm, missing
+from tests.process.slurm_fixture import Slurm, missing
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 HOST = "127.0.0.2"

@@ -20,7 +20,7 @@ from data_service.formats.options import Options
 from data_service.formats.ragged import Ragged, RaggedColumn, joined
 from data_service.scan import scan
 from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UnsupportedData
-from tests.unit.data_bench import ArrayData, Bench
+from tests.unit.data_fixture import ArrayData, Bench
 
 RECORDS = 60
 LISTS = [[number] * (number % 5) for number in range(RECORDS)]

@@ -17,7 +17,7 @@ from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.messages import NO_SETTINGS
 from edl.worker.boundary import RoundOver
-from tests.unit.data_bench import ArrayData, Bench, Training, drawn, exactly_once, on_threads, write_ipc
+from tests.unit.data_fixture import ArrayData, Bench, Training, drawn, exactly_once, on_threads, write_ipc
 
 RECORDS = 600
 

@@ -18,7 +18,7 @@ from data_service.protocol.add_request import AddRequest
 from data_service.protocol.messages import Done, Opened
 from edl.errors import DataError, SettingError
 from edl.master.service import Answered, Ordered
-from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
+from tests.unit.data_fixture import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
 
 FIRST, MORE, EACH = 400, 10, 20
 """Records at first; files that are added, and records of each."""

@@ -13,7 +13,7 @@ from data_service.loader import trainers
 from data_service.loader.trainers import Trainers
 from data_service.loader.worker_context import RankAssignment
 from edl.errors import DataError, SettingError
-from tests.unit.data_bench import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
+from tests.unit.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
 RECORDS = 600
 

@@ -16,7 +16,7 @@ from data_service.loader import trainers
 from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
 from edl.errors import UnreachableData
-from tests.unit.data_bench import Bench, write_ipc
+from tests.unit.data_fixture import Bench, write_ipc
 from tests.unit.test_loader_lone import IndependentBenchData, ids
 
 RECORDS, BATCH, OF_A_PUSH = 90, 4, 3

@@ -16,7 +16,7 @@ from ps.net.caller import Reply
 from ps.protocol.frames import Frame, Op
 from ps.spec import Mode, Training
 from ps.wait import BoundedWait
-from tests.unit.ps_bench import PATIENCE_S, Bench
+from tests.unit.ps_fixture import PATIENCE_S, Bench
 
 KEYS = np.arange(2000)
 

@@ -10,7 +10,7 @@ import pytest
 from ps.client.cache import RowCache
 from ps.protocol.frames import Op
 from ps.spec import Mode, Training
-from tests.unit.ps_bench import PLAIN, Bench
+from tests.unit.ps_fixture import PLAIN, Bench
 
 KEYS = np.arange(10)
 

@@ -20,7 +20,7 @@ from ps.net.caller import Endpoint, Reply
 from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.spec import BUCKETS, Mode, Training
-from tests.unit.ps_bench import PATIENCE_S, Bench, Master
+from tests.unit.ps_fixture import PATIENCE_S, Bench, Master
 
 KEYS = np.arange(2000)
 

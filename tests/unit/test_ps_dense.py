@@ -7,7 +7,7 @@ import pytest
 
 from edl.errors import PsError, SettingError
 from ps.client import dense
-from tests.unit.ps_bench import SGD, Bench
+from tests.unit.ps_fixture import SGD, Bench
 
 
 def test_named_arrays_in_blocks() -> None:

@@ -13,8 +13,8 @@ from ps.coordinator.machine import PlacementMachine
 from ps.protocol import messages
 from ps.protocol.deltas import counted, members_after, orders_after, orders_changed
 from ps.spec import Replication, TableSpec, Training
-from tests.unit.ps_bench import Bench, Master
-from tests.unit.ps_rig import Rig
+from tests.unit.ps_cluster_fixture import Cluster
+from tests.unit.ps_fixture import Bench, Master
 
 CHART = messages.PlacementMap(3, 1, (messages.Server(1, "a", "h", 1),), messages.pack([1] * 8), messages.pack([2] * 8))
 A, B, C = (messages.Member(number, f"{name}/0", number) for number, name in enumerate("abc", 1))
@@ -86,7 +86,7 @@ def test_a_crowd_is_counted_once_the_gathering_is_over() -> None:
 
 
 def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
-    one = Rig().started("p", "q")
+    one = Cluster().started("p", "q")
     one.say("p", messages.OrdersPlease(0))
     one.world("a")
     sent: list[Any] = []

@@ -21,7 +21,7 @@ from ps.protocol import messages
 from ps.protocol.frames import Frame, Op
 from ps.spec import Mode, Optimizer, TableSpec, Training
 from ps.wait import BoundedWait
-from tests.unit.ps_bench import PATIENCE_S, PLAIN, Bench, Master
+from tests.unit.ps_fixture import PATIENCE_S, PLAIN, Bench, Master
 
 KEYS = np.arange(100)
 ONES = np.ones((100, 4), np.float32)

@@ -76,7 +76,7 @@ def head(method: str, path: str, *lines: str, token: str = TOKEN) -> bytes:
 
 
 def play(
-    scene: Callable[[Scene], Coroutine[None, None, None]],
+    scenario: Callable[[Scene], Coroutine[None, None, None]],
     settings: HttpSettings | None = None,
     limits: Limits | None = None,
     *,
@@ -84,7 +84,7 @@ def play(
     tls: ssl.SSLContext | None = None,
     limit_s: float = 60.0,
 ) -> Scene:
-    """Runs a scene; what goes wrong where only the event loop sees it counts as well."""
+    """Runs a scenario; what goes wrong where only the event loop sees it counts as well."""
     made: list[Scene] = []
 
     async def whole() -> None:
@@ -104,7 +104,7 @@ def play(
             if rules:
                 web.rule(master)
             try:
-                await asyncio.wait_for(scene(made[0]), limit_s)
+                await asyncio.wait_for(scenario(made[0]), limit_s)
             finally:
                 await web.leave()
         await asyncio.sleep(0)

@@ -23,7 +23,7 @@ TABLE = TableSpec("users", 8)
 Kind = TypeVar("Kind")
 
 
-class Rig:
+class Cluster:
     """A job."""
 
     def __init__(self, training: Training | None = None, *, buckets: int = 8, **limits: Any) -> None:
@@ -202,7 +202,7 @@ class Rig:
             if isinstance(effect, sv.Send) and effect.name in self.bucket_machines:
                 self._orders(effect.name, messages.decode(effect.body))
 
-    def started(self, *names: str) -> Rig:
+    def started(self, *names: str) -> Cluster:
         """Pservers are there and buckets are placed."""
         for name in names:
             self.add(name)
