@@ -52,12 +52,12 @@ class Setup(Protocol):
         ...
 
     def close(self) -> None:
-        """Take everything away."""
+        """Release all nodes and stop."""
         ...
 
 
 def order(folder: Path, wanted: Wanted, **changes: Any) -> Order:
-    """For adapters on this host."""
+    """An order for adapters that run on this host."""
     made = Order(
         wanted=wanted,
         job=JobId("job"),

@@ -1,4 +1,4 @@
-"""Who may use an etcd: login by user and password, and TLS."""
+"""Access to an etcd: login by user and password, and TLS."""
 
 from __future__ import annotations
 

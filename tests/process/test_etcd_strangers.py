@@ -1,4 +1,4 @@
-"""An etcd that belongs to nobody here, on the port of a member that is away for a moment."""
+"""A foreign etcd listens on the port of a member that is down for a moment."""
 
 from __future__ import annotations
 

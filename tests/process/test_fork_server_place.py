@@ -1,4 +1,4 @@
-"""What a worker is given beside its environment: its local rank in its arguments, processor cores, and signals."""
+"""Local rank in the arguments, CPU affinity and signals of workers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Ledger(Job):
         return self
 
     def cuts(self, saved: Path) -> list[int]:
-        """Complete checkpoints, newest first."""
+        """Numbers of the complete checkpoints, newest first."""
         return [one.number for one in CheckpointDirectory(PlainFiles(saved), NAME).find().cuts]
 
     def pservers(self) -> list[psutil.Process]:

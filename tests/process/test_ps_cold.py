@@ -1,4 +1,4 @@
-"""A pserver whose kernels nobody has compiled yet serves at once, and takes the compiled ones when they are there."""
+"""A pserver without a compile cache serves at once, and uses the compiled kernels when they are ready."""
 
 from __future__ import annotations
 

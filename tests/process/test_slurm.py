@@ -63,7 +63,7 @@ def slurm_job(slurm: Slurm, tmp_path: Path, *settings: str) -> Iterator[tuple[Jo
 
 
 def submit(slurm: Slurm, job: Job, script: str) -> int:
-    """As a person would, but for the size of the job's part."""
+    """Submit a job as a user would, apart from the size of its allocation."""
     folder = job.folder / "job"
     inherited = {**job.base_environment(), "PATH": f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"}
     small = ("--cpus-per-task=1", f"--job-name=edl-{job.name}", f"--chdir={folder}")
@@ -71,7 +71,7 @@ def submit(slurm: Slurm, job: Job, script: str) -> int:
 
 
 def show(slurm: Slurm, tmp_path: Path) -> None:
-    """What everybody wrote; pytest shows it when a test fails."""
+    """Print all logs; pytest shows them when a test fails."""
     for log in sorted((*slurm.folder.glob("job-*.log"), *(tmp_path / "job" / "logs").glob("slurm-*.log"))):
         print(f"----- {log.name}\n{log.read_text(errors='replace')[-10_000:]}")
     for one in slurm.tasks():

@@ -136,7 +136,7 @@ def test_one_that_has_become_another_program_survives(tmp_path: Path) -> None:
 
 
 def program_says(folder: Path) -> str:
-    """What the log says of the stacks of a program, which survives that."""
+    """Log of a program that dumps its stacks and survives."""
     program = WorkerCommand(
         CommandKind.PROGRAM, "sh", ("-c", f"{sys.executable} -c 'import time; time.sleep(1000)'; :")
     )

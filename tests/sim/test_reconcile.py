@@ -21,7 +21,7 @@ SEEDS_IN_BLOCK = 100
 
 
 def disturb(world: ScaleWorld, draw: random.Random) -> None:
-    """One thing that happens."""
+    """Apply one random event."""
     names = sorted(world.nodes)
     what = draw.choice(["resize", "foreign", "vanish", "doom", "suspend", "master", "bounds", "nothing"])
     if what == "resize" and world.story.owner is Owner.MASTER:

@@ -169,7 +169,7 @@ class FakeMaster:
         return self._say(Verdict.ACCEPTED, text)
 
     def close(self) -> None:
-        """It rules no more."""
+        """Stop serving, like a deposed Master."""
         self.serving = False
         for follower in self.followers:
             follower.put_nowait(None)

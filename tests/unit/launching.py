@@ -1,4 +1,4 @@
-"""What a launcher makes of a command line and of variables, without starting anything."""
+"""Derive a launcher's settings from a command line and variables, without starting anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPTS = (".py", ".sh", "json.tool")
 
 
 def tell(*arguments: str, env: Mapping[str, str] | None = None) -> Told:
-    """What it is told. The script is ``train.py`` unless one is named."""
+    """The settings of this command line. The script is ``train.py`` by default."""
     given = [*arguments] if any(one.endswith(SCRIPTS) for one in arguments) else [*arguments, "train.py"]
     context = program.run.make_context("edl-run", with_both_spellings(given))
     told = Told.by(context, context.params["script"], context.params["arguments"])

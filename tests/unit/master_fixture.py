@@ -125,7 +125,7 @@ class Bench:
         return [entry.key for entry in self.store.read_now("").entries]
 
     async def failure(self, task: asyncio.Future[Any]) -> BaseException | None:
-        """What a task that is expected to fail ends with."""
+        """The exception of a task that is expected to fail, or None."""
         await until(task.done)
         self._tasks.remove(task)
         return task.exception()

@@ -1,4 +1,4 @@
-"""The real placement machine with real holdings, words delivered at once: what happens when nothing is slow."""
+"""The real placement machine with real bucket machines, and messages delivered at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Kind = TypeVar("Kind")
 
 
 class Cluster:
-    """A job."""
+    """A job with a placement machine, pservers and trainers."""
 
     def __init__(self, training: Training | None = None, *, buckets: int = 8, **limits: Any) -> None:
         self.training = training or Training(servers=(2, 4))
@@ -52,7 +52,7 @@ class Cluster:
         self.machine = self.new_machine()
 
     def new_machine(self) -> PlacementMachine:
-        """A Master takes over."""
+        """Replace the Master."""
         self.machine = PlacementMachine(self.training, buckets=self.buckets, limits=self.limits)
         self.wake_s = 0.0
         self._do(self.machine.load(dict(self.store), self.now_s))
@@ -86,7 +86,7 @@ class Cluster:
         self.feed(sv.KeyGone(key))
 
     def say(self, name: str, word: Any) -> None:
-        """A pserver says something."""
+        """Deliver a message of a pserver to the Master."""
         self.feed(sv.Heard(f"servers/{name}", messages.encode(word)))
 
     def _effects(self, name: str, effects: tuple[hd.Effect, ...]) -> None:
@@ -111,7 +111,7 @@ class Cluster:
                     self._effects(name, bucket_machine.step(hd.Restored(cut.number, buckets)))
 
     def members(self, node: str) -> list[str]:
-        """Who counts, by all that this trainer has been told."""
+        """Members of the job, according to all messages that this trainer received."""
         epoch, found = 0, tuple[messages.Member, ...]()
         for caller, word in self.told:
             if caller.node != node:
@@ -148,11 +148,11 @@ class Cluster:
         self.feed(sv.WorldBegan(World(Round(number), members, 0)))
 
     def tell(self, node: str, word: Any) -> None:
-        """A trainer says something."""
+        """Deliver a message of a trainer to the Master."""
         self.feed(sv.Said(Caller(NodeId(node), 0), Round(1), messages.encode(word)))
 
     def heard(self, node: str, kind: type[Kind]) -> list[Kind]:
-        """What a trainer was told."""
+        """Messages of this kind that a trainer received."""
         return [word for caller, word in self.told if caller.node == node and isinstance(word, kind)]
 
     def trainer(self, node: str, nonce: str = "", tables: tuple[TableSpec, ...] = (TABLE,)) -> int:

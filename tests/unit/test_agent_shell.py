@@ -1,4 +1,4 @@
-"""What an agent waits for, and how it is told not to."""
+"""Waits of an agent, and how they are cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOON_S = 30.0
 
 
 class Stuck:
-    """Workers, a fork server and a checkpoint directory that let everybody wait."""
+    """Workers, a fork server and a checkpoint directory that block their callers."""
 
     unsaved = ""
 

@@ -1,4 +1,4 @@
-"""The election's shell: somebody rules, nobody rules twice, and all know who."""
+"""The election's shell: at most one Master at a time, known to all candidates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Launcher:
-    """A candidate and what it was told."""
+    """A candidate that records its notifications."""
 
     def __init__(self, bench: Bench, name: str) -> None:
         self.follows: list[tuple[str, Token]] = []

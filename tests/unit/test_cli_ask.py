@@ -56,7 +56,7 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-class Scene:
+class Setup:
     """A job of one node that trains, its Master behind a server, and a person's command."""
 
     def __init__(self, bench: Bench, shell: MasterShell, agent: Agent, port: int) -> None:
@@ -91,7 +91,7 @@ class Scene:
 
 
 def act(
-    scene_of: Callable[[Scene], Coroutine[None, None, None]],
+    scenario_of: Callable[[Setup], Coroutine[None, None, None]],
     *,
     checkpoint_dir: str | None = "/ckpt",
     spec: JobSpec = SPEC,
@@ -107,10 +107,10 @@ def act(
         agent = Agent(bench, shell, bench.register("a"))
         agent.attach()
         agent.ready()
-        job = Scene(bench, shell, agent, port)
+        job = Setup(bench, shell, agent, port)
         try:
             await until(lambda: agent.last() is StartRound)
-            await scene_of(job)
+            await scenario_of(job)
         finally:
             for asked in job.asking:
                 asked.cancel()
@@ -123,7 +123,7 @@ def act(
 
 class TestCheckpoint:
     def test_says_where_it_lies_once_it_is_complete(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             switch = await job.agree(5)
@@ -138,7 +138,7 @@ class TestCheckpoint:
         act(scenario)
 
     def test_a_later_commit_will_do_and_an_earlier_failure_does_no_harm(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.agree(5)
@@ -150,7 +150,7 @@ class TestCheckpoint:
 
     @pytest.mark.parametrize("checkpoint_dir", ["/ckpt", None])
     def test_a_failure_is_said(self, checkpoint_dir: str | None) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.agree(5)
@@ -163,7 +163,7 @@ class TestCheckpoint:
         act(scenario, checkpoint_dir=checkpoint_dir)
 
     def test_without_a_directory_nothing_is_begun(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             with pytest.raises(UsageError, match="no --checkpoint-dir"):
                 await job.ask(Purpose.SAVE)
@@ -172,7 +172,7 @@ class TestCheckpoint:
         act(scenario, checkpoint_dir="")
 
     def test_without_a_world_in_training_neither(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             with pytest.raises(UsageError, match=r"no world with edl\.State is in training"):
                 await job.ask(Purpose.SAVE)
             assert job.agent.last() is StartRound
@@ -180,7 +180,7 @@ class TestCheckpoint:
         act(scenario)
 
     def test_an_interrupted_round_ends_the_wait(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.agree(5)
@@ -194,7 +194,7 @@ class TestCheckpoint:
         act(scenario)
 
     def test_workers_that_do_not_come_to_a_boundary_end_it_too(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.heard(Hold)
@@ -207,7 +207,7 @@ class TestCheckpoint:
         act(scenario, spec=SOON)
 
     def test_a_master_that_goes_ends_it_too(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.heard(Hold)
@@ -220,7 +220,7 @@ class TestCheckpoint:
         act(scenario)
 
     def test_need_not_be_waited_for(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             assert await job.ask(Purpose.SAVE, wait=False) == Outcome(
                 True, "a checkpoint is written at the next step boundary"
@@ -230,7 +230,7 @@ class TestCheckpoint:
         act(scenario)
 
     def test_two_who_ask_get_the_same_one(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             first, second = job.ask(Purpose.SAVE), job.ask(Purpose.SAVE)
             await job.heard(Hold)
@@ -245,7 +245,7 @@ class TestCheckpoint:
 
 class TestStop:
     def test_waits_for_the_end(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asked = job.ask(Purpose.KILL)
             assert (await job.agree(5)).purpose is Purpose.KILL
@@ -268,7 +268,7 @@ class TestStop:
         act(scenario)
 
     def test_ends_plain_scripts_as_well(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             answer = await job.ask(Purpose.KILL, wait=False)
             assert "without a new checkpoint" in answer.text
             await job.heard(StopRound)
@@ -276,7 +276,7 @@ class TestStop:
         act(scenario, checkpoint_dir="")
 
     def test_does_not_throw_state_away(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             with pytest.raises(UsageError, match=r"would lose its state.*--checkpoint-dir"):
                 await job.ask(Purpose.KILL)
@@ -298,7 +298,7 @@ class TestStop:
 
 
 def test_only_those_who_know_the_secret_may_ask() -> None:
-    async def scenario(job: Scene) -> None:
+    async def scenario(job: Setup) -> None:
         await job.underway()
         stranger = MasterClient("127.0.0.1", job.port, "guessed")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -377,7 +377,7 @@ LOST = JournalEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
 
 class TestSet:
     def test_says_from_when_on_it_holds(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             asking = job.ask(Purpose.SET, wish="global-batch=64 lr-scale=0.5")
             switch = await job.agree(6)
@@ -391,7 +391,7 @@ class TestSet:
         act(scenario)
 
     def test_what_changes_nothing_is_known_at_once(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             outcome = await job.ask(Purpose.SET, wish="lr-scale=1")
             assert outcome.ok and outcome.text.endswith(": lr-scale=1: nothing changes in the running world")
@@ -399,7 +399,7 @@ class TestSet:
         act(scenario)
 
     def test_plain_scripts_have_it_later(self) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             outcome = await job.ask(Purpose.SET, wish="global-batch=64")
             assert outcome.ok and outcome.text.endswith(": global-batch=64: holds from the next world on")
 
@@ -407,7 +407,7 @@ class TestSet:
 
     @pytest.mark.parametrize("wish", ["local-batch=0", "speed=9", "lr-rule=cubic"])
     def test_nonsense_is_refused_before_anybody_is_asked(self, wish: str) -> None:
-        async def scenario(job: Scene) -> None:
+        async def scenario(job: Setup) -> None:
             await job.underway()
             with pytest.raises(UsageError, match=wish):
                 await job.ask(Purpose.SET, wish=wish)

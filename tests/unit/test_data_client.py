@@ -1,4 +1,4 @@
-"""What a worker says to the machine that leases shards, and says again after a failover."""
+"""Requests of a worker to the lease machine, repeated after a failover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edl.errors import DataError
 
 
 class Wire(Dispatcher):
-    """Remembers what is said."""
+    """Records sent messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Wire(Dispatcher):
         self.said.append(messages.decode(text))
 
     def answer(self, word: type[Any], **fields: Any) -> None:
-        """To what was said last."""
+        """Answer the last request."""
         self.hear(messages.encode(word(self.said[-1].id, "d", **fields)))
 
     def grant(self, *shards: int, state: str = "more") -> None:

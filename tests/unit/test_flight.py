@@ -1,4 +1,4 @@
-"""Remote readers over loopback: the same records as read here, whoever dies, freezes or lacks the file on the way."""
+"""Remote readers over loopback: the same records as local reading, despite dead, frozen and incomplete readers."""
 
 from __future__ import annotations
 

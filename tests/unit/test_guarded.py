@@ -41,7 +41,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(*errors: StoreError, elected: bool = True) -> tuple[Moody, list[str]]:
-    """What a write leaves, and what is said meanwhile."""
+    """Result of a write, and its log lines."""
     said: list[str] = []
     store = Moody(FakeClock(), errors)
 

@@ -1,4 +1,4 @@
-"""What is taken for a hang, and what is not."""
+"""Detection of hangs, and cases that are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_S = 3.0
 TIMEOUTS = Timeouts(hang_s=HANG_S, boundary_s=BOUNDARY_S)
 
 
-class Scene:
+class Setup:
     """Workers that do something from look to look, and what is thought of it."""
 
     def __init__(self, workers: int = 2) -> None:
@@ -45,7 +45,7 @@ class Scene:
         return self.judge.look(self.round, self.samples, self.now_s, self.hold)
 
     def until_hang(self, limit_s: float = 2000.0) -> tuple[float, str]:
-        """Seconds until somebody is said to hang, with nobody doing anything."""
+        """Seconds until a hang is reported, without any progress."""
         for passed in range(1, int(limit_s / STEP_S)):
             what = self.look()
             if what:
@@ -68,9 +68,9 @@ class Scene:
         return last
 
 
-def started(workers: int = 2) -> Scene:
+def started(workers: int = 2) -> Setup:
     """Plain scripts that have come up."""
-    scenario = Scene(workers)
+    scenario = Setup(workers)
     scenario.work(START * HANG_S + STEP_S, cpu_s=1.0)
     return scenario
 
@@ -119,7 +119,7 @@ class TestPlainScripts:
         )
 
     def test_the_beginning_of_a_round_may_take_longer(self) -> None:
-        scenario = Scene()
+        scenario = Setup()
         assert scenario.until_hang()[0] == START * HANG_S + STEP_S
         scenario.round = Round(2)
         assert scenario.until_hang()[0] == START * HANG_S + STEP_S
@@ -150,7 +150,7 @@ class TestPlainScripts:
 
 class TestThoseThatCommit:
     def test_a_commit_is_all_that_counts(self) -> None:
-        scenario = Scene()
+        scenario = Setup()
         scenario.commit(10 * HANG_S)
         for _ in range(9):
             for rank in (0, 1):
@@ -161,7 +161,7 @@ class TestThoseThatCommit:
         assert scenario.look() == "local ranks 0, 1: no commit() for 30 s"
 
     def test_names_those_that_stopped(self) -> None:
-        scenario = Scene()
+        scenario = Setup()
         last = scenario.commit(HANG_S)
         what = ""
         while not what:
@@ -171,13 +171,13 @@ class TestThoseThatCommit:
         assert what == "local rank 0: no commit() for 30 s"
 
     def test_one_that_never_commits_is_not_asked_to(self) -> None:
-        scenario = Scene()
+        scenario = Setup()
         for number in range(1, 200):
             scenario.do(0, commit=number)
             assert scenario.look() == ""
 
     def test_the_first_commit_of_a_round_may_take_longer(self) -> None:
-        scenario = Scene(1)
+        scenario = Setup(1)
         scenario.commit(HANG_S)
         scenario.round = Round(2)
         after_s, what = scenario.until_hang()
@@ -185,14 +185,14 @@ class TestThoseThatCommit:
         assert what == "local rank 0: no commit() since the round began, for 150 s"
 
     def test_after_it_the_usual_time_holds(self) -> None:
-        scenario = Scene(1)
+        scenario = Setup(1)
         scenario.commit(HANG_S)
         scenario.round = Round(2)
         scenario.commit(2 * HANG_S, first=5)  # of an earlier commit: numbers go back
         assert scenario.until_hang() == (HANG_S, "local rank 0: no commit() for 30 s")
 
     def test_a_new_process_begins_anew(self) -> None:
-        scenario = Scene(1)
+        scenario = Setup(1)
         scenario.commit(HANG_S)
         scenario.round = Round(2)
         scenario.samples[0] = Sample(777, None, 0, Activity(0.0, 0))
@@ -218,7 +218,7 @@ class TestWhatIsNoHang:
         assert scenario.until_hang()[0] == HANG_S
 
     def test_workers_may_wait_at_a_boundary_as_long_as_that_may_take(self) -> None:
-        scenario = Scene()
+        scenario = Setup()
         scenario.commit(HANG_S)
         scenario.hold = 1
         assert scenario.look() == ""

@@ -36,7 +36,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Echo:
-    """Says back what it hears, and does what it is told: ``keep``, ``wake``, ``note``, ``flaw``, ``send``, ``fail``."""
+    """An echo service with commands ``keep``, ``wake``, ``note``, ``flaw``, ``send``, ``fail``."""
 
     name = "echo"
 

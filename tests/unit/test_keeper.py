@@ -1,4 +1,4 @@
-"""What workers commit is kept, and given back."""
+"""Commits of workers are kept, and restored."""
 
 from __future__ import annotations
 

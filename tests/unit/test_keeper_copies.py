@@ -1,4 +1,4 @@
-"""What is kept goes to other nodes and to the checkpoint directory, and comes from there."""
+"""Commits are copied to other nodes and to the checkpoint directory, and restored from there."""
 
 from __future__ import annotations
 

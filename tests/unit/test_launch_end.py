@@ -1,4 +1,4 @@
-"""What a launcher does about a store that keeps ending, a disk that hangs, and a signal at the very end."""
+"""A launcher with a store that keeps ending, a disk that hangs, or a signal at the very end."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_when_it_renews(seen: Seen, due: bool) -> None:
 
 
 class Kept:
-    """What a guard does, as seen from outside."""
+    """External effects of a guard."""
 
     def __init__(self, *, answers: bool = True) -> None:
         self.answers = answers

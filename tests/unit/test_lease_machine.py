@@ -1,4 +1,4 @@
-"""The machine that leases shards, word by word."""
+"""The lease machine, message by message."""
 
 from __future__ import annotations
 

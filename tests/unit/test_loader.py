@@ -182,7 +182,8 @@ def shares_of(bench: Bench, files: str, size: int, **options: Any) -> list[list[
 
 
 def uneven_shares(files: str, tail: str) -> list[list[Any]]:
-    """Of three shards one rank gets one and the other two. On a busy machine one may have all before the other asks."""
+    """Train so that one of two ranks gets one of three shards. Retried, because on a busy machine one rank may get
+    all."""
     for _ in range(50):
         found = shares_of(Bench(), files, 2, tail=tail, shard_records=1000)
         if any(isinstance(shares, DataError) for shares in found):

@@ -44,7 +44,7 @@ def maker(bench: Bench, folder: Path, **options: Any) -> Callable[[int], ArrayDa
 
 
 def more(folder: Path, inside: str = "new") -> list[str]:
-    """Ten files."""
+    """Write ten files."""
     for number in range(MORE):
         path = folder / inside / f"{number}.writing"
         write_ipc(path, FIRST + number * EACH, EACH)

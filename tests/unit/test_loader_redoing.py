@@ -127,7 +127,7 @@ class Readings:
 
 
 def die_in_a_push(bench: Bench, pattern: str, rows: Rows, said: dict[int, tuple[int, str]], **options: Any) -> None:
-    """The second push, of the records 12 to 23, reaches some rows; nobody hears that it does."""
+    """A trainer dies in its second push, of records 12 to 23, which reached some rows."""
     first = Trainer(rows, 1, said)
     data = IndependentBenchData(bench, 0, "d", pattern, batch_size=BATCH, shuffle=False, **options)
     for number, batch in enumerate(data):

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Disk:
-    """What ``statvfs`` is told."""
+    """A fake disk for ``statvfs``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, free: int) -> None:
         self.size, self.free, self.looks = size, free, 0

@@ -1,4 +1,4 @@
-"""What a worker writes goes where it was asked for, and no trouble with that ever reaches the worker."""
+"""Output of workers reaches its destinations, and failing destinations never block a worker."""
 
 from __future__ import annotations
 

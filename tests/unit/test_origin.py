@@ -1,4 +1,4 @@
-"""A launcher does not join a job of somebody else's, or of another script, without being told to."""
+"""A launcher joins no job of another user or script unless told to by an option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of workers on a real disk: each round has its own, whoever lives through it, and old ones stay."""
+"""Output files of workers on a real disk: one set per round, and old ones are kept."""
 
 from __future__ import annotations
 

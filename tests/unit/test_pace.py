@@ -1,4 +1,4 @@
-"""How quickly workers go, as it is told to the Master."""
+"""Reporting the workers' step rate to the Master."""
 
 from __future__ import annotations
 

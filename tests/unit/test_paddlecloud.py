@@ -123,7 +123,7 @@ def test_a_key_that_is_deleted_is_made_again() -> None:
 
 
 class Pods:
-    """The PaddleJob's adapter."""
+    """An adapter for PaddleJob."""
 
     name = "paddlejob/train"
     indexed = True

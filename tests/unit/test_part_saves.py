@@ -151,7 +151,7 @@ PARTS = [memoryview(state(10, part=shard, of=2)) for shard in range(2)]
 
 
 def checkpoint_storages(files: Files) -> tuple[CheckpointStorage, CheckpointStorage]:
-    """Of two nodes in one run."""
+    """Checkpoint storages of two nodes in the same run."""
     return open_checkpoint_storage(files), open_checkpoint_storage(files)
 
 

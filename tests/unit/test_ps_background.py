@@ -1,4 +1,4 @@
-"""What a client does while the script computes; several threads; how waiting is told."""
+"""Background work of a client, several threads, and reports of long waits."""
 
 from __future__ import annotations
 

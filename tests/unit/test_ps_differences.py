@@ -1,4 +1,4 @@
-"""What is new is all that is said: orders and memberships put together again, and what a change costs the Master."""
+"""Orders and memberships sent as differences are reassembled; the Master's cost of a change."""
 
 from __future__ import annotations
 

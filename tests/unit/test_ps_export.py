@@ -28,7 +28,7 @@ ROWS = {"user": rows_of(USER, KEYS), DENSE.name: rows_of(DENSE, np.arange(50))}
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
-    """A checkpoint of two pservers."""
+    """Write a checkpoint of two pservers."""
     directories = [CheckpointDirectory(open_files(str(tmp_path / "saved")), "job", one) for one in (1, 2)]
     told = [one.write(3, 1, own, taken(ROWS)) for one, own in zip(directories, split(2), strict=True)]
     return str(tmp_path / "saved" / json.loads(finish(directories, 3, told, '{"step": 70}'))["run"])

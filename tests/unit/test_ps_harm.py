@@ -1,4 +1,4 @@
-"""What becomes of damaged frames, garbage, and peers that are slow, silent or not who they say they are."""
+"""Damaged frames, garbage, and peers that are slow, silent or impersonated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pserver does about its orders, event by event."""
+"""How a pserver carries out its orders, event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer says to the Master and hears of it: joining, charts, stops for checkpoints, what is said again."""
+"""Messages between a trainer and the Master: joining, placement maps, stops for checkpoints, repetitions."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_whoever_waits_for_a_pserver_hears_of_it(bench: Bench, master: Master) -
 
 
 def listening(client: Client) -> list[str]:
-    """What its callbacks have been asked."""
+    """Names of the callbacks that were called."""
     asked: list[str] = []
 
     def name(one: str) -> dict[str, str]:

@@ -36,7 +36,7 @@ STORE, JOB = "--rdzv-endpoint=h:2379", "--rdzv-id=j"
 
 
 def read(tmp_path: Path, *arguments: str, source: str = "import edl.torch.ps as ps\n") -> LaunchSettings:
-    """Of a script that uses pservers of edl's own, unless ``source`` says otherwise."""
+    """Settings for a script that uses edl's own pservers, unless ``source`` does otherwise."""
     script = tmp_path / "train.py"
     script.write_text(source)
     return launching.read(f"--log-dir={tmp_path}", *arguments, str(script))
@@ -184,7 +184,7 @@ def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.Mo
 
 
 class FakeProcess:
-    """What ``HelperProcess`` shows of a pserver."""
+    """A fake ``HelperProcess`` of a pserver."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -217,7 +217,7 @@ class FakeProcess:
 
 
 class FakePservers(Pservers):
-    """Real keys, no real processes."""
+    """Pservers with real keys and fake processes."""
 
     def __init__(self, count: int, shutdown_s: float = 20.0) -> None:
         super().__init__(

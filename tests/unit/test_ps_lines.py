@@ -266,7 +266,7 @@ def test_a_deposed_master_and_a_wrong_secret_are_refused_with_one_line_of_log() 
 
 
 class Placement:
-    """A service that has lines: sends what it is told to, and keeps what it hears."""
+    """A service with connections: sends on request, and records what it receives."""
 
     name = "ps"
 

@@ -1,4 +1,4 @@
-"""What both frameworks share: one push a step, when a trainer counts, how it joins."""
+"""Code shared by both frameworks: one push per step, joining, and when a trainer counts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Recorder(Local):
 
 
 class Vector:
-    """Two parameters."""
+    """A dense module of two parameters."""
 
     def __init__(self, name: str = "dense", every: int = 1) -> None:
         self.name, self.every = name, every

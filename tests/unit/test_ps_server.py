@@ -1,4 +1,4 @@
-"""A pserver over real sockets: what it serves, what it refuses and in which words, who waits for whom."""
+"""A pserver over real sockets: answers, refusals and their texts, and waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Made = Callable[..., tuple[Server, Boss, Plan]]
 
 @pytest.fixture(autouse=True)
 def tidied() -> Iterator[None]:
-    """Nothing stays open."""
+    """Close what the test left open."""
     yield
     tidy()
 
@@ -46,7 +46,7 @@ def made() -> Made:
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """All at once; their results."""
+    """Run the calls in parallel and return their results."""
     results: list[Any] = [None] * len(calls)
 
     def run(index: int) -> None:

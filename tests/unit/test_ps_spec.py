@@ -1,4 +1,4 @@
-"""What a table may be, and how a difference between two is told."""
+"""Validation of tables, and the description of differences."""
 
 from __future__ import annotations
 

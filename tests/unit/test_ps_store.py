@@ -22,13 +22,13 @@ NORMAL = TableSpec("t", 5, Optimizer(Rule.ADAGRAD, lr=0.1), Initial(Start.NORMAL
 
 
 def by_key(rows: Rows) -> dict[int, tuple[object, ...]]:
-    """Everything about each row."""
+    """All fields of each row, by key."""
     parts = (rows.keys, rows.weights, rows.state, rows.frequency, rows.updates, rows.seen)
     return {key: tuple(one) for key, *one in zip(*(array.tolist() for array in parts), strict=True)}
 
 
 def everything(store: Store, table: str = "t") -> dict[int, tuple[object, ...]]:
-    """All rows of a table."""
+    """All rows of a table, by key."""
     found: dict[int, tuple[object, ...]] = {}
     for bucket in range(BUCKETS):
         rows = store.image(bucket).rows.get(table)

@@ -1,4 +1,4 @@
-"""How often a step asks the pservers: once for all rows, once with all gradients; the same numbers as one by one."""
+"""Round trips per step: one for all rows, one with all gradients; the same numbers as one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's words to the Master's services, through the real worker server and the real link."""
+"""Messages of a worker to the Master's services, through the real worker server and the real link."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Files:
         self.touched = False
 
 
-class Scene:
+class Setup:
     def __init__(self) -> None:
         self.files = Files()
         self.state = running(world())
@@ -81,9 +81,9 @@ class Scene:
         return [message for message in found if isinstance(message, Asked)]
 
 
-def play(act: Callable[[Scene], Coroutine[None, None, None]]) -> None:
+def play(act: Callable[[Setup], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
-        scenario = Scene()
+        scenario = Setup()
         task = asyncio.ensure_future(scenario.watch.run())
         try:
             await asyncio.wait_for(act(scenario), 30)
@@ -96,7 +96,7 @@ def play(act: Callable[[Scene], Coroutine[None, None, None]]) -> None:
 
 class TestSave:
     def test_asks_once_for_a_file(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             await scenario.polls()
             assert scenario.posted == []
             scenario.files.present.add(SAVE)
@@ -106,7 +106,7 @@ class TestSave:
         play(act)
 
     def test_clears_the_file_once_a_newer_commit_is_kept(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             await scenario.polls()
             scenario.progress[0] = 12
             scenario.files.present.add(SAVE)
@@ -124,7 +124,7 @@ class TestSave:
         play(act)
 
     def test_progress_of_a_round_before_does_not_count(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             scenario.progress[0] = 30
             scenario.files.present.add(SAVE)
             await scenario.polls()
@@ -135,7 +135,7 @@ class TestSave:
         play(act)
 
     def test_a_file_that_was_touched_meanwhile_asks_again(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             scenario.files.present.add(SAVE)
             await scenario.polls()
             scenario.files.touched = True
@@ -146,7 +146,7 @@ class TestSave:
         play(act)
 
     def test_a_file_that_comes_back_asks_again(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             for _ in range(2):
                 scenario.files.present.add(SAVE)
                 await scenario.polls()
@@ -160,7 +160,7 @@ class TestSave:
         play(act)
 
     def test_asks_again_in_the_next_round_if_nothing_came_of_it(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             scenario.files.present.add(SAVE)
             await scenario.polls()
             scenario.state = running(world(5, era=3))
@@ -170,7 +170,7 @@ class TestSave:
         play(act)
 
     def test_waits_for_a_world_in_training(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             ready, scenario.state = scenario.state, dataclasses.replace(scenario.state, phase=AgentPhase.IDLE)
             scenario.files.present.add(SAVE)
             await scenario.polls()
@@ -184,7 +184,7 @@ class TestSave:
         play(act)
 
     def test_only_the_node_that_writes_asks(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             mine = Member(NodeId("a"), Incarnation(1), "h", 1, Rank(1), (1, 2))
             other = world(first="b")
             scenario.state = running(dataclasses.replace(other, members=(*other.members, mine)))
@@ -198,7 +198,7 @@ class TestSave:
 class TestMaster:
     @pytest.mark.parametrize("request_", [SAVE, KILL])
     def test_is_told_when_it_is_in_reach_and_again_when_it_was_not(self, request_: Asked) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             there = scenario.state
             scenario.state = away = dataclasses.replace(there, connected=False)
             scenario.files.present.add(request_)
@@ -215,7 +215,7 @@ class TestMaster:
         play(act)
 
     def test_is_told_to_end_also_while_no_world_runs(self) -> None:
-        async def act(scenario: Scene) -> None:
+        async def act(scenario: Setup) -> None:
             scenario.state = dataclasses.replace(scenario.state, phase=AgentPhase.IDLE, world=None, workers=())
             scenario.files.present.add(KILL)
             await scenario.polls(5)

@@ -15,13 +15,13 @@ from edl.web.settings import Limits
 from edl.wire.messages import Purpose
 from edl.wire.wishes import Care, Cordon, Drain, Rebound, Resize, Suspend
 from tests.unit.fake_master import JOB
-from tests.unit.web_fixture import TOKEN, Scene, head, play
+from tests.unit.web_fixture import TOKEN, Setup, head, play
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 def test_the_size_is_read_and_written_as_a_scale() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         read = await on.ask("GET", "JOB/scale")
         assert (read.code, read.json["spec"], read.json["status"]["replicas"]) == (200, {"replicas": 3}, 3)
         scale = read.json
@@ -39,7 +39,7 @@ def test_the_size_is_read_and_written_as_a_scale() -> None:
 
 
 def test_a_part_of_a_scale_changes_that_part() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         patched = await on.ask("PATCH", "JOB/scale", json.dumps({"spec": {"replicas": 2}}), headers=MERGE)
         assert (patched.code, patched.json["spec"]["replicas"]) == (202, 2)
         assert (await on.ask("PATCH", "JOB/scale", {})).code == 200
@@ -55,7 +55,7 @@ def test_a_part_of_a_scale_changes_that_part() -> None:
 
 
 def test_every_wish_reaches_the_master() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         by = "HTTP, 127.0.0.1"
         bounds = {"minimum": 2, "maximum": 6, "resourceVersion": "40"}
         drain = {"nodes": ["node-c", "node-c"], "deadlineSeconds": 30, "checkpoint": "must", "reason": "disk"}
@@ -84,7 +84,7 @@ def test_every_wish_reaches_the_master() -> None:
 
 
 def test_files_for_a_data_set_reach_its_service() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         added = await on.ask(
             "POST", "JOB/data/train/files", {"files": ["/data/*"], "when": "next-epoch", "reason": "17"}
         )
@@ -103,7 +103,7 @@ def test_files_for_a_data_set_reach_its_service() -> None:
 
 
 def test_the_job_with_its_conditions() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         job = (await on.ask("GET", "JOB")).json
         holds = {one["type"]: one["status"] for one in job["status"]["conditions"]}
         assert holds == {
@@ -167,7 +167,7 @@ REFUSED: list[tuple[int, str, str, object, dict[str, str]]] = [
 
 
 def test_what_is_refused_is_refused_with_its_reason() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         before = on.master.scale
         for code, method, path, body, headers in REFUSED:
             reply = await on.ask(method, path, body, headers=headers)
@@ -187,7 +187,7 @@ def test_what_is_refused_is_refused_with_its_reason() -> None:
 
 
 def test_another_launcher_rules() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.url = "https://10.0.0.7:8443"
         reply = await on.ask("PUT", "JOB/scale?dry=1", {"spec": {"replicas": 2}})
         assert (reply.code, reply.headers["Location"]) == (307, f"https://10.0.0.7:8443/v1/jobs/{JOB}/scale?dry=1")
@@ -199,7 +199,7 @@ def test_another_launcher_rules() -> None:
 
 
 def test_nobody_rules() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for url in (None, "", on.web.url):
             on.url = url
             reply = await on.ask("GET", "JOB/scale")
@@ -215,7 +215,7 @@ def test_nobody_rules() -> None:
 
 
 def test_a_wish_that_the_store_does_not_take_is_left_to_its_fate() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.store.clear()
         reply = await on.ask("PUT", "JOB/scale", {"spec": {"replicas": 2}})
         assert (reply.code, reply.headers["Retry-After"]) == (503, "1")
@@ -227,7 +227,7 @@ def test_a_wish_that_the_store_does_not_take_is_left_to_its_fate() -> None:
 
 
 def test_wishes_do_not_heap_up_while_the_store_is_away() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.store.clear()
         for nodes in (1, 2, 3):
             assert (await on.ask("PUT", "JOB/scale", {"spec": {"replicas": nodes}})).code == 503
@@ -240,7 +240,7 @@ def test_wishes_do_not_heap_up_while_the_store_is_away() -> None:
 
 
 def test_the_master_is_replaced_meanwhile() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         async def fenced(wish: object) -> None:
             raise FencedOut("another Master has been elected")
 
@@ -251,7 +251,7 @@ def test_the_master_is_replaced_meanwhile() -> None:
 
 
 def test_a_defect_is_logged_and_not_shown() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.defect = RuntimeError("in the engine room")
         reply = await on.ask("GET", "JOB/scale")
         assert reply.code == 500 and "engine" not in reply.text and "Traceback" not in reply.text
@@ -263,7 +263,7 @@ def test_a_defect_is_logged_and_not_shown() -> None:
 
 
 def test_what_is_no_http_is_answered_in_short_and_not_logged() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         for sent in (b"\x16\x03\x01 hello\r\n\r\n", b"GET\r\n\r\n", head("GET", "JOB/scale", "X: " + "y" * 20_000)):
             reader, writer = await on.raw(sent)
             answer = await reader.read()
@@ -275,7 +275,7 @@ def test_what_is_no_http_is_answered_in_short_and_not_logged() -> None:
 
 
 def test_the_history() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.note("node-joined", "b")
         reply = await on.ask("GET", "JOB/events")
         assert reply.headers["Content-Type"].startswith("application/x-ndjson")
@@ -290,7 +290,7 @@ def test_the_history() -> None:
 
 
 def test_the_history_as_it_happens() -> None:
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.master.endless = True
         where = f"{on.web.url}/v1/jobs/{JOB}/events?follow=true"
         async with on.session.get(where, headers={"Authorization": f"Bearer {TOKEN}"}) as stream:
@@ -309,7 +309,7 @@ def test_the_history_as_it_happens() -> None:
 def test_without_a_token_nothing_is_readable(route: Route) -> None:
     path = route.path.format(job=JOB, node="node-a", dataset="train")
 
-    async def scenario(on: Scene) -> None:
+    async def scenario(on: Setup) -> None:
         on.url = "http://10.0.0.7:1"
         for rules in (True, False):
             on.web.rule(on.master if rules else None)

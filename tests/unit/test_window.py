@@ -1,4 +1,4 @@
-"""What all ranks make of what each of them has ready."""
+"""The joint result that all ranks compute from each rank's prepared data."""
 
 from __future__ import annotations
 

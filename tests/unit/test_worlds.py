@@ -115,7 +115,7 @@ def applied(env: Mapping[str, str], *arguments: str) -> Told:
 
 
 def place(told: Told) -> tuple[Any, ...]:
-    """What it came to: nodes, this one's rank, the store, the job."""
+    """The resulting settings: nodes, node rank, store, job."""
     return tuple(told.values[name] for name in ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_id"))
 
 
