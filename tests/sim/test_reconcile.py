@@ -408,7 +408,7 @@ class TestDoomed:
         bench(rc.Looked(job("b", "c")))
         assert not bench.state.doomed, "who comes under its name later is another one"
 
-    def test_when_one_of_them_has_gone_meanwhile_the_others_are_told_all_the_same(self) -> None:
+    def test_the_others_are_notified_although_one_has_left(self) -> None:
         bench = Bench(Owner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
         bench(saw(Doomed("c", "spot")))

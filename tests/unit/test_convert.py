@@ -190,7 +190,7 @@ def test_what_is_missing_or_not_noted_is_written_again(tmp_path: Path) -> None:
     assert convert(source, str(out), PACKED).found == len(wanted)
 
 
-def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_not_touched(tmp_path: Path) -> None:
     source = inputs(tmp_path / "in")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("…")
@@ -219,7 +219,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     convert(source, str(out), PACKED, progress=meanwhile)
 
 
-def test_a_strange_file_at_the_end_is_told(tmp_path: Path) -> None:
+def test_an_unexpected_file_at_the_end_is_reported(tmp_path: Path) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
 
     def meanwhile(now: ConversionProgress) -> None:
@@ -230,7 +230,7 @@ def test_a_strange_file_at_the_end_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_damaged_input_is_told_and_the_rest_is_kept(tmp_path: Path, workers: int) -> None:
+def test_a_damaged_input_is_reported_and_the_rest_is_kept(tmp_path: Path, workers: int) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
     path = tmp_path / "in/in2.parquet"
     good = path.read_bytes()
@@ -292,7 +292,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, work
     assert not [name for name in os.listdir(out) if name.endswith(".tmp")]
 
 
-def test_a_process_that_is_killed_is_told_and_the_same_call_goes_on(
+def test_a_killed_process_is_reported_and_the_same_call_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "short_of_memory.py").write_text(

@@ -187,7 +187,7 @@ def test_a_closed_one_neither_speaks_nor_hears(line: Wire, client: LeaseClient) 
     assert lease.done.is_set(), "closing twice does not silence who came after it"
 
 
-def test_a_late_word_about_the_epoch_before_leaves_no_trace(line: Wire, client: LeaseClient) -> None:
+def test_a_late_message_about_the_previous_epoch_is_ignored(line: Wire, client: LeaseClient) -> None:
     """A reading thread may be about to ask when the epoch ends."""
     client.open(0, "")
     line.open()

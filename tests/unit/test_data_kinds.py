@@ -125,7 +125,7 @@ def test_lists_become_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ipc", "parquet", "jsonl"])
 @pytest.mark.parametrize("column", [[{"a": 1}] * 4, [[[1]], [[1, 2]], [[]], [[3]]]])
-def test_what_has_no_array_ends_the_script_and_is_not_left_out(
+def test_columns_without_arrays_end_the_script_and_are_not_skipped(
     bench: Bench, tmp_path: Path, kind: str, column: list[Any]
 ) -> None:
     path = write(tmp_path / f"a.{suffix(kind)}", pa.table({"x": range(4), "odd": column}), kind)

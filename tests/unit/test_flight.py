@@ -276,7 +276,7 @@ def test_a_reader_without_functions_says_how_to_start_it(tmp_path: Path) -> None
     assert server.drain(10)
 
 
-def test_a_function_that_fails_on_a_record_is_told_as_it_would_be_here(tmp_path: Path) -> None:
+def test_a_function_that_fails_on_a_record_is_reported_as_with_local_reading(tmp_path: Path) -> None:
     ref, here = ipc_shard(tmp_path)
     name = f"{HERE}:failing"
     with serving() as (pool, _), pytest.raises(UsageError, match="ValueError: seven is not allowed") as there:
@@ -389,7 +389,7 @@ def test_a_reader_that_refuses_is_asked_now_and_then(tmp_path: Path) -> None:
     assert server.drain(10)
 
 
-def test_whoever_waits_for_a_reader_is_told_when_the_pool_closes(tmp_path: Path) -> None:
+def test_callers_that_wait_for_a_reader_are_notified_when_the_pool_closes(tmp_path: Path) -> None:
     ref, _ = ipc_shard(tmp_path)
     pool = Pool()
     reader = remote_reader(pool)
@@ -558,7 +558,7 @@ def test_patience_must_be_more_than_nothing() -> None:
     assert remote.POLICIES == ("prefer", "only")
 
 
-def test_whoever_waits_for_a_reader_can_be_interrupted_and_read_again_later(tmp_path: Path) -> None:
+def test_waiting_for_a_reader_can_be_interrupted_and_resumed(tmp_path: Path) -> None:
     ref, here = ipc_shard(tmp_path)
     with serving() as (_, servers):
         pool = Pool()

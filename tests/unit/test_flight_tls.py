@@ -143,7 +143,7 @@ def tapped(port: int) -> Iterator[tuple[int, bytearray]]:
 
 
 @pytest.mark.parametrize(("authority", "overheard"), [("", True), (OURS, False)], ids=["no secret", "a secret"])
-def test_whoever_listens_on_the_way_learns_neither_records_nor_the_readers_secret(
+def test_an_eavesdropper_learns_neither_records_nor_the_readers_secret(
     shard: ShardRef, authority: str, overheard: bool
 ) -> None:
     with serving(authority) as server, tapped(server.port) as (port, heard), reading(port, authority) as (trainer, _):

@@ -112,7 +112,7 @@ def test_anybody_may_list_the_shards() -> None:
     assert isinstance(refused, Refused) and refused.kind == "rank"
 
 
-def test_a_named_position_is_told(master: Master) -> None:
+def test_a_named_position_is_reported(master: Master) -> None:
     master.consume(0, 2)
     done = master.ask(1, Commit, name="cut-1")
     assert isinstance(done, Done) and Ledger.decode(done.ledger).done_shards == 2

@@ -269,7 +269,7 @@ class TestRefusals:
         assert isinstance(refused, Refused)
         assert "there is no world at present" in refused.text
 
-    def test_a_shard_of_somebody_else(self) -> None:
+    def test_a_shard_of_another_worker(self) -> None:
         rule = Rule().start()
         rule.lease(0)
         granted = rule.lease(1, 0, finished=((0, 4), (3, 4), (99, 1)))
@@ -339,7 +339,7 @@ class TestRefusals:
             st.integers() | st.text(max_size=9) | st.lists(st.lists(st.integers(), max_size=3), max_size=3),
         ),
     )
-    def test_half_right_words_raise_nothing(self, word: str, fields: dict[str, Any]) -> None:
+    def test_half_right_messages_raise_nothing(self, word: str, fields: dict[str, Any]) -> None:
         body = {"word": word, "id": 7, "dataset": NAME, "rank": 0, "epoch": 0, "want": 1, "name": "x", **fields}
         Rule(1).start().body(0, json.dumps(body))
 
@@ -397,7 +397,7 @@ class TestFree:
         assert numbers(rule.lease(1, 1)) == [0]
 
 
-def test_words_survive_being_written() -> None:
+def test_messages_survive_encoding() -> None:
     words: list[messages.DataMessage] = [
         Register(1, NAME, b"\0\1", PLAIN),
         Open(2, NAME, 3, 1, "x", "d", ((1, 2),), ((1, 2),), ((3, 4),), ((1, 2, True),), 5),

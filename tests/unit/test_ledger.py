@@ -113,6 +113,6 @@ def test_a_damaged_one_is_refused(change: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"done": "!"}', '{"done": 5}'])
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_invalid_positions_are_refused(text: str) -> None:
     with pytest.raises(DataError, match="cannot read a position"):
         Ledger.decode(text)

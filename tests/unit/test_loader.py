@@ -232,7 +232,7 @@ def test_what_is_repeated_is_what_was_had(files: str) -> None:
     raise AssertionError("one of them had less, and repeated nothing")
 
 
-def test_dropping_is_told(bench: Bench, files: str) -> None:
+def test_dropping_is_reported(bench: Bench, files: str) -> None:
     shares_of(bench, files, 2, tail="drop", shard_records=150, batch_size=64)
     assert any("dropping" in text and "by its rule" in text for text in bench.notes), bench.notes
 
@@ -252,7 +252,7 @@ def user_data(bench: Bench, folder: Path, read: Callable[[str, int, int], Any], 
     return ArrayData(bench, 0, "d", str(folder / "any.bin"), format="user", options=reading, batch_size=4, **options)
 
 
-def test_a_shard_that_nobody_can_read_is_left_out(bench: Bench, tmp_path: Path) -> None:
+def test_an_unreadable_shard_is_skipped(bench: Bench, tmp_path: Path) -> None:
     def read(file: str, begin: int, end: int) -> Any:
         if begin == 30:
             raise OSError("the disk is broken")

@@ -17,7 +17,7 @@ from data_service.loader.trainers import Trainers
 from data_service.manifest import ShardRef
 from edl.errors import UnreachableData
 from tests.unit.data_fixture import Bench, write_ipc
-from tests.unit.test_loader_lone import IndependentBenchData, ids
+from tests.unit.test_loader_independent import IndependentBenchData, ids
 
 RECORDS, BATCH, OF_A_PUSH = 90, 4, 3
 
@@ -177,7 +177,7 @@ def test_a_push_that_cannot_be_read_for_now_is_made_again_later(
     assert not bench.flaws
 
 
-def test_a_shard_whose_push_nobody_can_read_is_left_out_and_the_script_goes_on(
+def test_a_shard_whose_push_is_unreadable_is_skipped_and_the_script_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ipc(tmp_path / "0.arrow", 0, RECORDS)

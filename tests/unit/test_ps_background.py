@@ -122,7 +122,7 @@ def test_several_threads_may_use_it(bench: Bench) -> None:
     assert not errors and (client.read("plain", KEYS) == -80).all() and client.step == 80
 
 
-def test_leaving_says_farewell_and_closing_does_not(bench: Bench) -> None:
+def test_leaving_sends_a_farewell_and_closing_does_not(bench: Bench) -> None:
     bench.start(1)
     with bench.client(number=3) as client:
         client.pull("plain", KEYS)
@@ -137,7 +137,7 @@ def test_leaving_says_farewell_and_closing_does_not(bench: Bench) -> None:
         client.pull("plain", KEYS)
 
 
-def test_waiting_is_told_after_a_while_and_when_it_is_over() -> None:
+def test_long_waits_and_their_ends_are_reported() -> None:
     now, alive = [0.0], [0]
     said: list[str] = []
     patience = BoundedWait(

@@ -124,7 +124,7 @@ def test_any_tool_can_read_the_files(plain: Files, tmp_path: Path) -> None:
     assert np.array_equal(np.repeat(*arrays["user/index"].T), buckets) and run in name
 
 
-def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
+def test_a_bucket_written_twice_or_never_makes_a_checkpoint_invalid(plain: Files) -> None:
     directories = [CheckpointDirectory(plain, "job", one) for one in (1, 2)]
     owned = split(2)
     rows = some(100)
@@ -141,7 +141,7 @@ def test_a_bucket_written_twice_or_by_nobody_is_no_cut(plain: Files) -> None:
         finish(directories, 1, told)
 
 
-def test_a_part_that_is_not_whole_when_the_marker_is_to_be_written(plain: Files, tmp_path: Path) -> None:
+def test_an_incomplete_part_prevents_the_marker(plain: Files, tmp_path: Path) -> None:
     directory = CheckpointDirectory(plain, "job", 1)
     told = directory.write(1, 1, ALL, taken(some(100)))
     (tmp_path / RUN / next(n for n in os.listdir(tmp_path / RUN) if n.endswith("safetensors"))).write_bytes(b"short")
@@ -385,7 +385,7 @@ def test_a_cut_whose_base_is_damaged_is_not_used(plain: Files, tmp_path: Path) -
 # --- how many stay ---------------------------------------------------------------------------------------------------
 
 
-def test_old_ones_go_but_not_those_that_are_needed(plain: Files, tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted_unless_needed(plain: Files, tmp_path: Path) -> None:
     growing = Growing(plain, 2)
     growing.train(500)
     for _ in range(6):

@@ -175,7 +175,7 @@ def test_more_than_fits_into_one_request_is_pulled_in_several(bench: Bench, monk
         ("plain", [[1], [2, 3]], "cannot be converted to an array"),
     ],
 )
-def test_keys_that_are_none(bench: Bench, table: str, keys: Any, text: str) -> None:
+def test_invalid_keys(bench: Bench, table: str, keys: Any, text: str) -> None:
     with pytest.raises(PsError, match=text):
         bench.start(1).client().pull(table, keys)
 
@@ -469,7 +469,7 @@ def test_a_pserver_that_loses_all_keys_of_a_step_but_not_all_buckets_hears_of_it
     assert (client.read("plain", [1]) == -1).all()
 
 
-def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench) -> None:
+def test_queued_requests_of_a_caller_that_gave_up_are_not_sent(bench: Bench) -> None:
     bench.start(1)
     pool = bench.client()._core.pool
     held, come, landed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
@@ -498,7 +498,7 @@ def test_what_waited_for_its_turn_is_not_sent_for_one_that_has_left(bench: Bench
     assert len(bench.pservers[1].seen(Op.PULL)) == 1
 
 
-def test_nothing_is_asked_behind_the_end_of_a_lane(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_is_sent_after_a_server_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Master says that a pserver is gone at the moment in which something is to be asked of it."""
     bench.start(1)
     pool = bench.client()._core.pool

@@ -32,7 +32,7 @@ def test_named_arrays_in_blocks() -> None:
         dense.Blocks({"a": (3,)}, dim=2000)
 
 
-def test_dense_parameters_are_those_of_whoever_came_first() -> None:
+def test_dense_parameters_are_those_of_the_first_trainer() -> None:
     blocks = dense.Blocks({"weight": (30, 40), "bias": (40,)}, dim=64)
     bench = Bench([blocks.spec("net", SGD)]).start(2)
     try:

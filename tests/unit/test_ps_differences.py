@@ -99,7 +99,7 @@ def test_a_pserver_that_missed_orders_is_given_all_of_them() -> None:
     assert sent[0].members == one.machine.state.members()
 
 
-def test_a_trainer_that_missed_a_word_asks_for_everything() -> None:
+def test_a_trainer_that_missed_a_message_requests_the_full_state() -> None:
     bench = Bench().start(1)
     try:
         master = Master(bench)

@@ -165,7 +165,7 @@ def test_one_that_was_broken_off_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_files_that_are_not_whole(tmp_path: Path, run: str, format: str) -> None:
+def test_incomplete_files(tmp_path: Path, run: str, format: str) -> None:
     ps.export.export_cut(run, tmp_path / "out", format=format)
     path = tmp_path / "out" / f"user.{format}"
     data = path.read_bytes()

@@ -184,7 +184,7 @@ def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) ->
         bench.client().set_lr(1)
 
 
-def test_charts_of_the_past_change_nothing(bench: Bench, master: Master) -> None:
+def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     old = master.charted()
     bench.move(slice(0, 4096), 2)
@@ -226,7 +226,7 @@ def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) ->
         other.push({})
 
 
-def test_whoever_waits_for_a_pserver_hears_of_it(bench: Bench, master: Master) -> None:
+def test_callers_that_wait_for_a_pserver_are_notified(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     bench.pservers[1].faults.append(lambda frame, head: Reply.no(Op.MOVED, chart=1, text="not yet"))
     doing = Doing(lambda: client.pull("plain", KEYS))
@@ -451,7 +451,7 @@ def test_differences_are_exchanged_before_a_cut(bench: Bench) -> None:
     doing.end()
 
 
-def test_a_word_that_cannot_be_read_disturbs_nothing(bench: Bench, master: Master, capsys: Any) -> None:
+def test_an_unreadable_message_is_ignored(bench: Bench, master: Master, capsys: Any) -> None:
     client = bench.joined(master)
     master.tell(messages.Refused("word", "what do you mean?"))
     assert "what do you mean?" in capsys.readouterr().err

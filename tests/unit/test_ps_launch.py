@@ -115,7 +115,7 @@ def test_a_host_that_is_only_named_for_pservers_trains_nothing(tmp_path: Path) -
     assert not serves_only(program.run.make_context("edl-run", ["--run-mode=ps", "train.py"]).params)
 
 
-def test_a_launcher_of_pservers_alone() -> None:
+def test_a_launcher_with_only_pservers() -> None:
     options = ["--role=pserver", STORE, JOB, "--servers-per-node=2", "--pserver-memory=3G", "--shutdown-timeout=8"]
     parameters = program.run.make_context("edl-run", list(options)).params
     assert serves_only(parameters)
@@ -173,7 +173,7 @@ def test_a_launcher_of_pservers_needs_to_know_where_the_job_is(arguments: list[s
         pserver_settings_from(parameters)
 
 
-def test_a_missing_package_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     pservers.check_packages()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"needs numpy and xxhash. Run: pip install 'edl\[ps\]'"):
@@ -338,7 +338,7 @@ async def test_those_that_drain_end_by_themselves(a: Bench, b: Bench) -> None:
 
 
 @on_bench(1)
-async def test_nobody_drains_into_nobody(bench: Bench) -> None:
+async def test_drains_need_a_target(bench: Bench) -> None:
     bench.helpers.drain()
     await bench.until(lambda: bench.keys()["a-1"].get("draining"), "its key says so")
     await bench.helpers.drained()

@@ -121,7 +121,7 @@ async def real(holds: Callable[[], bool]) -> None:
     await asyncio.wait_for(look(), PATIENCE_S)
 
 
-def test_words_go_both_ways_with_the_token() -> None:
+def test_messages_pass_both_ways_with_the_token() -> None:
     async def scenario() -> None:
         with pserver() as server:
             ear = Ear()

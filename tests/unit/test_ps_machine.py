@@ -248,7 +248,7 @@ def test_the_first_definition_of_a_table_counts() -> None:
     assert set(one.machine.state.tables) == {"users", "items"}
 
 
-def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
+def test_a_newer_placement_map_is_sent_to_clients_with_an_older_one() -> None:
     one = cluster()
     one.world("a")
     one.trainer("a")
@@ -259,7 +259,7 @@ def test_a_chart_is_told_to_whoever_has_an_older_one() -> None:
     assert len(one.heard("a", messages.Charted)) == told + 1
 
 
-def test_learning_rates_hold_from_a_step_that_nobody_has_reached() -> None:
+def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     one = cluster()
     one.world("a")
     number = one.trainer("a")
@@ -345,7 +345,7 @@ def test_who_does_not_stop_is_named() -> None:
     assert one.heard("a", messages.GoOn)
 
 
-def test_a_pserver_that_dies_in_the_middle_gives_the_checkpoint_up() -> None:
+def test_a_checkpoint_is_abandoned_when_a_pserver_dies() -> None:
     one = cluster("p", "q", "r")
     one.world("a")
     one.trainer("a")
@@ -411,7 +411,7 @@ def test_a_new_job_goes_on_from_the_newest_checkpoint() -> None:
     assert one.heard("a", messages.Halt) == [messages.Halt(8)], "numbers in the directory are not used again"
 
 
-def test_a_lost_bucket_takes_everybody_back() -> None:
+def test_a_lost_bucket_rolls_all_trainers_back() -> None:
     one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
     one.world("a")
     one.trainer("a", "n")
@@ -488,7 +488,7 @@ def test_a_pserver_that_cannot_restore_any_checkpoint_discards_none() -> None:
     assert "cut-7 cannot be restored" in one.failed and one.machine.state.found == (*FOUND.cuts, older)
 
 
-def test_who_waits_to_be_let_in_is_told_for_what() -> None:
+def test_trainers_that_wait_for_admission_learn_the_reason() -> None:
     one = Cluster()
     one.world("a")
     one.add("p")
@@ -566,7 +566,7 @@ def test_a_checkpoint_does_not_outlive_its_master() -> None:
     assert one.heard("a", messages.Halt)[-1] == messages.Halt(2)
 
 
-def test_what_cannot_be_read_ends_the_job() -> None:
+def test_an_unreadable_state_ends_the_job() -> None:
     one = cluster()
     one.store["chart"] = b"{}"
     one.new_machine()
@@ -576,7 +576,7 @@ def test_what_cannot_be_read_ends_the_job() -> None:
 # --- report ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_tells_what_people_want_to_know() -> None:
+def test_the_report_shows_progress() -> None:
     one = Cluster()
     assert "waiting for at least 2" in one.machine.report()[0].text
     one.started("p", "q")

@@ -188,7 +188,7 @@ def test_begin_and_rest_together(said: list[str]) -> None:
     one.forget()
 
 
-def test_who_waits_for_data_is_waited_for_by_nobody(part: Part, said: list[str]) -> None:
+def test_trainers_that_wait_for_data_hold_up_no_other_trainer(part: Part, said: list[str]) -> None:
     part.declare(spec())
     trainers.trainers.opening()
     part.pull("t", keys(1), insert=True)

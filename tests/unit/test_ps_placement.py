@@ -205,7 +205,7 @@ def test_the_giver_takes_back_when_the_new_owner_dies() -> None:
     assert grid.roles(0) == (1, 0, 0, 0)
 
 
-def test_words_about_what_has_changed_since_do_not_count() -> None:
+def test_outdated_messages_do_not_count() -> None:
     grid = Grid(2)
     for bucket in range(2):
         grid.put(bucket, 1, 0, 2)

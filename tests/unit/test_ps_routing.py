@@ -96,7 +96,7 @@ def test_several_parts_in_one_sub_request_and_none_too_large() -> None:
     assert sum(len(one.items) for one in huge) >= 1000  # a key at least
 
 
-def test_what_was_refused_is_split_by_the_newer_chart() -> None:
+def test_refused_requests_are_split_by_the_newer_placement_map() -> None:
     keys = [np.arange(100), np.arange(100, 150)]
     newer = a_route(np.arange(BUCKETS) % 3 + 1, version=2)
     places = np.array([3, 5, 99])
@@ -108,7 +108,7 @@ def test_what_was_refused_is_split_by_the_newer_chart() -> None:
             assert (newer.owner[hashing.buckets_of(keys[part][where])] == one.server).all()
 
 
-def test_whoever_is_not_listed_is_dead() -> None:
+def test_unlisted_pservers_count_as_dead() -> None:
     route = a_route(np.arange(BUCKETS) % 3 + 1, SERVERS[:2])
     assert route.owners == (0, 1, 2) and route.clocked == (1, 2)
     assert not (route.owner == 3).any()

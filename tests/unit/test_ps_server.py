@@ -314,7 +314,7 @@ def test_one_bad_push_of_a_step_does_not_spoil_the_others(made: Made) -> None:
     assert trainers[0].pull(SGD, [7], step=1)[0, 0] == 1
 
 
-def test_nobody_gets_too_far_ahead(made: Made) -> None:
+def test_no_trainer_gets_too_far_ahead(made: Made) -> None:
     one, _, _ = made({"training": Training(Mode.ASYNC, staleness=2), "members": (1, 2)})
     fast, slow = Trainer(place(one), 1), Trainer(place(one), 2)
     for step in range(3):
@@ -426,7 +426,7 @@ def test_scan_and_statistics(made: Made) -> None:
     assert told["load"]["pushes"] == 1
 
 
-def test_a_trainer_that_is_gone_without_a_word(made: Made) -> None:
+def test_a_trainer_that_vanishes_silently(made: Made) -> None:
     one, boss, _ = made({"members": (1, 2)})
     Trainer(place(one), 1).caller.close()
     staying = [Trainer(place(one), 2), Trainer(place(one), 2)]

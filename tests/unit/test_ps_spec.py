@@ -46,7 +46,7 @@ def test_the_learning_rate_may_differ() -> None:
     assert TableSpec("t", 8).difference(TableSpec("t", 8, Optimizer(lr=1.0))) == ""
 
 
-def test_differences_are_told_one_by_one() -> None:
+def test_differences_are_reported_one_by_one() -> None:
     told = TableSpec("t", 16).difference(TableSpec("t", 8, Optimizer(Rule.ADAM)))
     assert "dim 16 here, 8 there" in told
     assert "optimizer.rule sgd here, adam there" in told

@@ -322,7 +322,7 @@ def test_only_what_changed_since_a_mark(kernels: str) -> None:
 
 
 @both_kernels
-def test_what_has_gone_since_a_mark_is_told(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_removed_since_a_mark_are_reported(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TableSpec("t", 2, Optimizer(Rule.ADD), ZEROS, eviction=Eviction(unseen_steps=5))
     store = store_of(kernels, spec)
     push(store, MANY[:1000], 1.0, step=1)

@@ -151,7 +151,7 @@ def test_only_memory_that_stays_is_borrowed() -> None:
     assert bytes(borrowed.body(5)) == b"hello"
 
 
-def test_what_lies_in_lent_memory_is_told_by_where_it_lies() -> None:
+def test_shared_memory_is_referenced_by_its_position() -> None:
     lent = Lent()
     assert not lent.holds([memoryview(b"abc")])
     room = lent.room(1000)
@@ -164,7 +164,7 @@ def test_what_lies_in_lent_memory_is_told_by_where_it_lies() -> None:
 # --- words and connections -------------------------------------------------------------------------------------------
 
 
-def test_the_server_knows_how_long_somebody_waits() -> None:
+def test_the_server_knows_how_long_a_caller_waits() -> None:
     with echo() as made, contextlib.closing(call(made.tcp)) as caller:
         assert caller.request(Op.PULL, b"patience", deadline_s=17.5).json() == {"patience_s": 17.5}
 
@@ -180,7 +180,7 @@ def test_errors_of_a_handler_are_answers(caplog: pytest.LogCaptureFixture) -> No
         assert caller.request(Op.PULL, b"on", deadline_s=LONG_S).head == b"on"
 
 
-def test_words_come_unasked() -> None:
+def test_messages_arrive_unasked() -> None:
     with echo() as made, contextlib.closing(call(made.tcp)) as caller:
         heard: list[tuple[Op, int, bytes, bytes]] = []
         caller.heard = lambda frame: heard.append((frame.op, frame.request, frame.head, bytes(frame.body)))
@@ -257,7 +257,7 @@ def test_waiting_for_acknowledgements_in_vain_breaks_nothing() -> None:
         assert line.receive(deadline_s=LONG_S).request == number
 
 
-def test_whoever_waits_is_woken_when_the_line_is_given_up() -> None:
+def test_waiting_callers_are_woken_when_the_connection_is_aborted() -> None:
     with echo() as made:
         line = call(made.tcp, Hello(SERVER, 2))
         failed: list[Exception] = []
@@ -279,7 +279,7 @@ def test_whoever_waits_is_woken_when_the_line_is_given_up() -> None:
 # --- deadlines, deaths -----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(kind: str) -> None:
+def test_a_server_that_does_not_answer_fails_at_the_deadline(kind: str) -> None:
     with echo() as made:
         caller = call(place(made, kind))
         begun_s = now_s()
@@ -295,7 +295,7 @@ def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(kind: str) ->
         made.until(lambda: made.lost == [peer] and made.left == [peer])
 
 
-def test_a_server_that_takes_nothing_is_given_up_at_the_deadline(kind: str) -> None:
+def test_a_server_that_accepts_nothing_fails_at_the_deadline(kind: str) -> None:
     with echo() as made:
         caller = call(place(made, kind))
         number = caller.send(Op.PULL, b"wait", deadline_s=LONG_S)

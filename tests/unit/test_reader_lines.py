@@ -174,7 +174,7 @@ def test_keys_of_json_lines(tmp_path: Path) -> None:
     assert read_all(manifest, ["a"]).num_rows == 200_001  # who names columns does not want the others
 
 
-def test_json_lines_that_are_none(tmp_path: Path) -> None:
+def test_invalid_json_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n')
     with pytest.raises(DataError, match=r"a\.jsonl: cannot be parsed as JSON lines"):
         scan(str(tmp_path / "a.jsonl"))

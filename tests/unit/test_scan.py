@@ -222,7 +222,7 @@ def test_what_is_known_is_not_opened_again(tmp_path: Path) -> None:
         scan(str(tmp_path), known=known)
 
 
-def test_few_files_are_looked_at_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_files_are_scanned_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(300):
         lines(tmp_path / f"{number}.txt")
     monkeypatch.setattr(scanning, "AHEAD", 4)

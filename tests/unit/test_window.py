@@ -56,7 +56,7 @@ def test_an_offer_comes_through(offer: Offer) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b'["more",0,1,"",0]', b'["more",0,1,"",0,[[1,2]]]', b'["odd",0,1,"",0,[]]']
 )
-def test_what_is_no_offer_is_refused(data: bytes) -> None:
+def test_invalid_offers_are_refused(data: bytes) -> None:
     with pytest.raises(DataError, match="Do all workers run the same loop"):
         decode(data)
 
@@ -80,7 +80,7 @@ def test_dropping_ends_with_the_first_that_has_nothing() -> None:
 
 
 @pytest.mark.parametrize("tail", [Tail.PAD, Tail.JOIN])
-def test_an_epoch_is_over_when_the_master_says_so_and_nobody_has_anything(tail: Tail) -> None:
+def test_an_epoch_ends_when_the_master_says_so_and_no_worker_has_records(tail: Tail) -> None:
     assert not plan([Offer((), Supply.DRY), Offer((), Supply.DRY)], tail).over
     assert plan([Offer((), Supply.DRY), Offer((), Supply.FINISHED)], tail).over
     assert not plan([Offer(ready(1), Supply.MORE), Offer((), Supply.FINISHED)], tail).over

@@ -159,7 +159,7 @@ def test_the_first_one_dies_before_it_has_listed_the_shards(bench: Bench, files:
     assert sorted(found) == list(range(RECORDS))
 
 
-def test_a_stale_word_is_said_again_when_the_place_is_known(bench: Bench, files: str) -> None:
+def test_a_stale_message_is_repeated_when_the_place_is_known(bench: Bench, files: str) -> None:
     bench.begin(1)
     data = make(bench, files)
     steps = iter(data)
@@ -301,7 +301,7 @@ def test_settling_waits_for_the_master(bench: Bench, files: str) -> None:
     assert settled.wait(LIMIT_S) and ledger_records(bench) == 8
 
 
-def test_a_wait_that_only_this_worker_can_end_is_told(
+def test_a_wait_that_only_this_worker_can_end_is_reported(
     bench: Bench, files: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("data_service.loader.independent.SAY_S", 0.05)
